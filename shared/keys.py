@@ -1,0 +1,65 @@
+"""Every Redis key of Tessera. `m` is the model's tag; all keys of one model share it as hash tag, so they live in one slot.
+
+    t:{m}                         (never stored) the prefix handed to scripts as KEYS[1]
+    t:{m}:meta                    hash    run_id seen, live_tokens, tokens_per_s, takes
+    t:{m}:hold                    str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
+    t:{m}:live                    hash    rid -> cost in tokens, for every request reserved, waiting or running
+    t:{m}:resv                    zset    rid -> deadline (ms): in preprocessing, door passed, not yet admitted
+    t:{m}:tenants:<prio>          zset    tenant -> virtual time, only tenants with waiting work
+    t:{m}:w:<prio>:<tenant>       zset    rid -> rank (us of arrival): waiting; a returned request keeps its rank
+    t:{m}:scheds                  zset    sid -> lease deadline (ms)
+    t:{m}:load                    hash    sid -> GetLoadResponse, refreshed with the lease
+    t:{m}:own:<sid>               set     rids it owns
+    t:{m}:room:<room>             zset    instance id -> deadline (ms)
+    t:{m}:at:<room>               hash    instance id -> gRPC address
+    t:{m}:lease:<did>             hash    sid, lease: which scheduler a decoder is bound to
+    t:{m}:r:<rid>                 hash    spec, head, state queued|running|ended, owner, own_at, cancel, arrived_ms,
+                                          timeout_ms, tenant, prio, rank, cost, n, open, prompt_tokens, e0 .. e(n-1)
+    t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/token_log.py)
+    t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint
+    t:{m}:tok                     channel one LogBatch for each append call
+    t:{m}:ctl                     channel "q" (work arrived), "c<rid>" (cancelled while running)
+    t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/media_store.py)
+
+A request has an owner exactly while its state is `running`. The field `owner` is the only fence: every script that
+writes for a request compares it. All times are Redis TIME, never a service's clock.
+"""
+
+import hashlib
+import secrets
+
+
+def model_tag(model_name: str) -> str:
+    """8 hex digits that name a served model in keys and request ids."""
+    return hashlib.blake2b(model_name.encode(), digest_size=4).hexdigest()
+
+
+def new_request_id(tag: str) -> str:
+    """A request id from which any gateway finds the model's keys: `r_<tag>_<128 random bits>`."""
+    return f"r_{tag}_{secrets.token_hex(16)}"
+
+
+def new_instance_id() -> str:
+    """The name of one process incarnation; never used again."""
+    return secrets.token_hex(8)
+
+
+class Keys:
+    """The keys of one model that Python touches; those of the scripts are derived in `scripts/prelude.lua`."""
+
+    def __init__(self, model_name: str) -> None:
+        self.tag = model_tag(model_name)
+        self.prefix = f"t:{{{self.tag}}}"
+        self.token_channel = f"{self.prefix}:tok"
+        self.control_channel = f"{self.prefix}:ctl"
+        self.load = f"{self.prefix}:load"
+        self.live = f"{self.prefix}:live"
+        self.meta = f"{self.prefix}:meta"
+
+    def request(self, request_id: str) -> str:
+        """The hash of one request."""
+        return f"{self.prefix}:r:{request_id}"
+
+    def log(self, request_id: str, choice: int) -> str:
+        """The token log of one choice."""
+        return f"{self.prefix}:l:{request_id}:{choice}"

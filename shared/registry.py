@@ -1,0 +1,133 @@
+"""Who is alive: each process announces itself in Redis, each caller keeps a short list of those it may call."""
+
+import asyncio
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from typing import Self
+
+import structlog
+from redis.asyncio import Redis
+
+from shared.errors import Unavailable
+from shared.keys import Keys
+from shared.scripts import Scripts
+
+log = structlog.get_logger(__name__)
+
+_RENEW_S = 0.5
+_TTL_MS = 2_500
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """One live process: its incarnation and its gRPC target."""
+
+    instance_id: str
+    address: str
+
+
+class _Loop:
+    """A background task that does one thing every half second, and survives Redis being away."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def _once(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        with contextlib.suppress(Unavailable):
+            await self._once()
+        self._task = asyncio.create_task(self._repeat())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _repeat(self) -> None:
+        away = False
+        while True:
+            await asyncio.sleep(_RENEW_S)
+            try:
+                await self._once()
+                if away:
+                    log.info("redis is back")
+                away = False
+            except Unavailable as error:
+                if not away:
+                    log.warning("redis is away", error=error.message)
+                away = True
+
+
+class Announcement(_Loop):
+    """Keeps one process in the registry while it is entered, and takes it out at the end."""
+
+    def __init__(
+        self, redis: "Redis[bytes]", keys: Keys, room: str, instance_id: str, address: str
+    ) -> None:
+        super().__init__()
+        self._scripts = Scripts(redis, keys.prefix)
+        self._room = room
+        self._instance_id = instance_id
+        self._address = address
+
+    async def _once(self) -> None:
+        await self._scripts.call("announce", self._room, self._instance_id, self._address, _TTL_MS)
+
+    async def withdraw(self) -> None:
+        """Leaves the registry now: callers stop coming within half a second."""
+        await super().__aexit__()
+        with contextlib.suppress(Unavailable):
+            await self._scripts.call("announce", self._room, self._instance_id, "", 0)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.withdraw()
+
+
+class Directory(_Loop):
+    """The live members of one room, refreshed every half second; keeps the last list while Redis is away."""
+
+    def __init__(self, redis: "Redis[bytes]", keys: Keys, room: str) -> None:
+        super().__init__()
+        self._scripts = Scripts(redis, keys.prefix)
+        self._room = room
+        self._changed = asyncio.Event()
+        self.members: tuple[Member, ...] = ()
+
+    async def _once(self) -> None:
+        flat = await self._scripts.call("members", self._room)
+        members = tuple(
+            Member(str(i, "ascii"), str(a, "utf-8"))
+            for i, a in zip(flat[::2], flat[1::2], strict=True)
+        )
+        if members != self.members:
+            self.members = members
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Waits until the list changes."""
+        await self._changed.wait()
+
+    async def wait_for_one(self, timeout_s: float) -> Member:
+        """The first member, waiting for it if need be. Raises Unavailable when none comes."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.members:
+                    await self.changed()
+        except TimeoutError:
+            raise Unavailable(
+                f"NO_{self._room.upper()}", f"no {self._room} is running; start one and retry"
+            ) from None
+        return self.members[0]
+
+    def pick(self, digest: bytes) -> list[Member]:
+        """All members in the order in which `digest` prefers them (rendezvous hashing, Thaler and Ravishankar 1998)."""
+        return sorted(
+            self.members,
+            key=lambda m: hashlib.blake2b(digest + m.instance_id.encode(), digest_size=8).digest(),
+        )

@@ -1,0 +1,276 @@
+"""gRPC plumbing that is the same in every room: server, health, reflection, error mapping, channels, life cycle."""
+
+import asyncio
+import contextlib
+import functools
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import grpc
+import grpc.aio
+import structlog
+import uvloop
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from shared import errors
+from shared.errors import Internal, Overloaded, ServingError, Unavailable
+
+log = structlog.get_logger(__name__)
+
+DOMAIN = "tessera"
+MAX_MESSAGE_BYTES = 16 << 20
+
+# Pings find a peer that is frozen or cut off while TCP still looks alive: the kernel acknowledges for a stopped
+# process, so without the ping timeout every call to it waits for its whole deadline.
+_KEEPALIVE: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_ONLY: list[tuple[str, Any]] = [
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.so_reuseport", 0),
+]
+
+
+def channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """Opens a channel to `host:port` or `unix:/path`. Connects at the first call."""
+    return grpc.aio.insecure_channel(
+        address,
+        options=[
+            *_KEEPALIVE,
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+            # Names are resolved here and addresses are on loopback or in the cluster: never by a proxy.
+            ("grpc.enable_http_proxy", 0),
+        ],
+    )
+
+
+class RoomServer:
+    """The gRPC server of a room: up and NOT_SERVING at once, SERVING when the room says that it is ready.
+
+    `async with RoomServer(listen) as server:` binds and starts; then the room loads, calls `add` for each of its
+    services and `ready`. Leaving the block stops it: health says NOT_SERVING, calls in hand get `grace_s` to finish.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        advertise: str = "",
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_connection_age_s: float | None = None,
+        grace_s: float = 5.0,
+    ) -> None:
+        options = [
+            *_KEEPALIVE,
+            *_SERVER_ONLY,
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+        ]
+        if max_connection_age_s is not None:
+            # Clients resolve names again when a connection ends: this is how they find new replicas.
+            options.append(("grpc.max_connection_age_ms", int(max_connection_age_s * 1000)))
+            options.append(("grpc.max_connection_age_grace_ms", 60_000))
+        self.grpc = grpc.aio.server(interceptors=[_ErrorInterceptor()], options=options)
+        self.address = ""
+        self._listen = listen
+        self._advertise = advertise
+        self._grace_s = grace_s
+        self._health = health.aio.HealthServicer()
+        self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+
+    async def __aenter__(self) -> Self:
+        """Binds and starts. Raises Unavailable if the address is taken or not ours."""
+        try:
+            port = self.grpc.add_insecure_port(self._listen)
+        except RuntimeError as error:
+            raise Unavailable(
+                "ADDRESS_IN_USE", f"cannot listen on {self._listen}: {error}"
+            ) from error
+        self.address = self._advertise or self._bound_address(port)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.grpc.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self.grpc.stop(self._grace_s)
+
+    def add(self, name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: Any) -> None:
+        """Serves `servicer` under its full proto name; `register` is the generated function."""
+        register(servicer, self.grpc)
+        self._names.append(name)
+
+    async def ready(self) -> None:
+        """Says SERVING for the server and each of its services, and answers reflection."""
+        reflection.enable_server_reflection(self._names, self.grpc)
+        for name in ["", *self._names]:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def not_ready(self) -> None:
+        """Says NOT_SERVING, for a drain: calls are still answered."""
+        for name in ["", *self._names]:
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    def _bound_address(self, port: int) -> str:
+        if self._listen.startswith("unix:"):
+            return self._listen
+        host = self._listen.rsplit(":", 1)[0]
+        return f"{host}:{port}"
+
+
+def run(main: Callable[[asyncio.Event], Awaitable[int | None]]) -> NoReturn:
+    """Runs a room until SIGTERM or SIGINT sets the event, then exits with what `main` returned.
+
+    A `ServingError` that `main` raises is logged as one line and exits with status 1.
+    """
+
+    async def body() -> int:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            return await main(stop) or 0
+        except ServingError as error:
+            log.error("cannot go on", reason=error.reason, error=error.message)
+            return 1
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status = runner.run(body())
+    raise SystemExit(status)
+
+
+@contextlib.contextmanager
+def calling(peer: str) -> Iterator[None]:
+    """Translates the gRPC errors of calls made inside into our own; `peer` names who was called."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, peer) from error
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> ServingError:
+    """The `ServingError` that a server of ours raised, or the nearest one for a failure of the call itself."""
+    number = errors.status_number(error.code())
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    for detail in status.details if status else []:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
+            return errors.from_status_number(
+                number, info.reason, error.details() or "", dict(info.metadata)
+            )
+    return errors.from_status_number(
+        number, error.code().name, f"{peer}: {error.details() or error.code().name}", {}
+    )
+
+
+def to_status(error: ServingError) -> status_pb2.Status:
+    """google.rpc.Status with ErrorInfo, and RetryInfo or BadRequest where the error says so."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    details: list[Any] = [info]
+    if isinstance(error, Overloaded) and "retry_after_s" in error.metadata:
+        delay = duration_pb2.Duration(seconds=int(error.metadata["retry_after_s"]))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if "field" in error.metadata:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.metadata["field"], description=error.message
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    packed = []
+    for detail in details:
+        wrapped = any_pb2.Any()
+        wrapped.Pack(detail)
+        packed.append(wrapped)
+    return status_pb2.Status(
+        code=errors.status_number(error.status), message=error.message, details=packed
+    )
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
+    status = rpc_status.to_status(to_status(error))
+    context.set_trailing_metadata(status.trailing_metadata)
+    await context.abort(status.code, status.details)
+    raise AssertionError("abort returns never")
+
+
+def _as_serving_error(error: Exception) -> ServingError:
+    if isinstance(error, ServingError):
+        return error
+    log.exception("unexpected error in a handler")
+    return Internal("INTERNAL", f"internal error: {type(error).__name__}")
+
+
+class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Maps errors of unary and streaming handlers alike, so that servicers need no try."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        if handler.response_streaming:
+            wrapped, factory = _streaming, (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
+            inner = handler.stream_stream or handler.unary_stream
+        else:
+            wrapped, factory = _unary, (
+                grpc.stream_unary_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_unary_rpc_method_handler
+            )
+            inner = handler.stream_unary or handler.unary_unary
+        if not (asyncio.iscoroutinefunction(inner) or _is_async_generator(inner)):
+            return handler  # the libraries' own synchronous services map their errors themselves
+        return factory(
+            functools.partial(wrapped, inner),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _is_async_generator(function: Any) -> bool:
+    return bool(getattr(getattr(function, "__code__", None), "co_flags", 0) & 0x200)
+
+
+async def _unary(inner: Any, request: Any, context: Any) -> Any:
+    try:
+        return await inner(request, context)
+    except (grpc.aio.AbortError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        await _abort(context, _as_serving_error(error))
+
+
+async def _streaming(inner: Any, request: Any, context: Any) -> AsyncIterator[Any]:
+    try:
+        if _is_async_generator(inner):
+            async for response in inner(request, context):
+                yield response
+        else:  # a coroutine that writes to the context
+            await inner(request, context)
+    except (grpc.aio.AbortError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        await _abort(context, _as_serving_error(error))

@@ -1,0 +1,41 @@
+"""Records of the token log: a fixed size for each request, so that a length in bytes is a number of tokens.
+
+A record is the int32 token id; where log-probabilities were asked for, (1 + k) pairs of int32 id and float32
+log-probability follow, the sampled token's own first. Little-endian.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+def stride(logprobs: int | None) -> int:
+    """Bytes of a record; `logprobs` is the number of top log-probabilities, or None."""
+    return 4 if logprobs is None else 4 + 8 * (1 + logprobs)
+
+
+def encode_tokens(tokens: Sequence[int]) -> bytes:
+    """Records of a request that asked for no log-probabilities."""
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def decode_tokens(records: bytes, record_stride: int = 4) -> list[int]:
+    """Token ids of consecutive records. Ignores a cut-off record at the end."""
+    count = len(records) // record_stride
+    if record_stride == 4:
+        tokens: list[int] = np.frombuffer(records, "<i4", count).tolist()
+        return tokens
+    rows = np.frombuffer(records, np.uint8, count * record_stride).reshape(count, record_stride)
+    tokens = rows[:, :4].copy().view("<i4")[:, 0].tolist()
+    return tokens
+
+
+def encode_logprobs(
+    token: int, ids: Sequence[int], logprobs: Sequence[float] | npt.NDArray[np.float32]
+) -> bytes:
+    """One record with log-probabilities; `ids[0]` is the token itself, then the top ones."""
+    pairs = np.empty(len(ids), dtype=[("id", "<i4"), ("logprob", "<f4")])
+    pairs["id"] = ids
+    pairs["logprob"] = logprobs
+    return np.asarray([token], dtype="<i4").tobytes() + pairs.tobytes()
