@@ -1,4 +1,4 @@
-"""Every Redis key of Tessera. `m` is the model's tag; all keys of one model share it as hash tag, so they live in one slot.
+"""Every Redis key of Tessera. `m` is the model's tag and the keys' hash tag: all keys of one model live in one slot.
 
     t:{m}                         (never stored) the prefix handed to scripts as KEYS[1]
     t:{m}:meta                    hash    run_id seen, live_tokens, tokens_per_s, takes

@@ -1,5 +1,5 @@
 """The request queue and the token log in Redis: verbs for gateways (door, admit, cancel, read) and schedulers (take,
-append, renew, fence, give back). Every verb is one script of `shared/scripts/`; what a crash can leave half done, none does.
+append, renew, fence, give back). Every verb that writes is one script of `shared/scripts/`: it happens whole or not.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ _CANCELLED = CANCELLED.SerializeToString()
 _EXPIRED = EXPIRED.SerializeToString()
 
 
-def connect(url: str) -> "Redis[bytes]":
+def connect(url: str) -> Redis:
     """A Redis client for scripts and logs. Values are bytes; connects at the first command."""
-    client: Redis[bytes] = Redis.from_url(url, socket_connect_timeout=2, health_check_interval=0)
+    client: Redis = Redis.from_url(url, socket_connect_timeout=2, health_check_interval=0)
     return client
 
 
@@ -90,7 +90,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class RequestLog:
-    """The truth about a request: its head (the spec without prompt and media) and, for each choice, records and ending."""
+    """The truth about a request: its head (the spec without prompt and media); records and ending of each choice."""
 
     head: RequestSpec
     state: str
@@ -103,7 +103,7 @@ class RequestLog:
 class Queue:
     """The verbs, on one Redis client."""
 
-    def __init__(self, redis: "Redis[bytes]", keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
         self._scripts = Scripts(redis, keys.prefix)
@@ -155,7 +155,9 @@ class Queue:
                 )
         raise AssertionError(answer)
 
-    async def withdraw(self, request_id: str, *, tenant: str = "", idempotency_key: str = "") -> None:
+    async def withdraw(
+        self, request_id: str, *, tenant: str = "", idempotency_key: str = ""
+    ) -> None:
         """Gives a reservation back: preparing failed, or the client left before admission."""
         await self._scripts.call("withdraw", request_id, self._idem(tenant, idempotency_key))
 
@@ -227,7 +229,7 @@ class Queue:
     async def loads(self) -> list[GetLoadResponse]:
         """What the live schedulers hold, as of their last renewal."""
         try:
-            found: dict[bytes, bytes] = await self._redis.hgetall(self._keys.load)
+            found: Any = await self._redis.hgetall(self._keys.load)
         except RedisError as error:
             raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
         return [GetLoadResponse.FromString(load) for load in found.values()]
@@ -246,7 +248,12 @@ class Queue:
     # Schedulers
 
     async def renew(
-        self, scheduler_id: str, load: GetLoadResponse, *, register: bool, tokens_per_s: float | None
+        self,
+        scheduler_id: str,
+        load: GetLoadResponse,
+        *,
+        register: bool,
+        tokens_per_s: float | None,
     ) -> Renewal | None:
         """Renews the lease. None means that others have fenced this scheduler off: stop at once."""
         answer = await self._scripts.call(
@@ -290,6 +297,17 @@ class Queue:
         answer = await self._scripts.call("append", *arguments)
         return [AppendAnswer(AppendCode(code), int(length)) for code, length in _pairs(answer)]
 
+    async def cancelled(self, request_ids: Sequence[str]) -> list[str]:
+        """Those of the requests whose client has cancelled: catches what the control channel lost."""
+        pipe = self._redis.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipe.hget(self._keys.request(request_id), "cancel")
+        try:
+            flags = await pipe.execute()
+        except RedisError as error:
+            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+        return [rid for rid, flag in zip(request_ids, flags, strict=True) if flag == b"1"]
+
     async def give_back(self, scheduler_id: str, request_ids: Sequence[str]) -> int:
         """Puts requests back at the head of the queue with their logs. Returns how many were still owned."""
         return int(
@@ -326,7 +344,7 @@ class Queue:
 class TokenChannel:
     """Follows the token channel. A hint, not the truth: what is missed is read from the log."""
 
-    def __init__(self, redis: "Redis[bytes]", keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
 
@@ -339,7 +357,7 @@ class TokenChannel:
 class ControlChannel:
     """Follows the control channel: work arrived, a running request was cancelled."""
 
-    def __init__(self, redis: "Redis[bytes]", keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
 
@@ -354,7 +372,7 @@ def tokens_of(log: bytes, stride: int) -> list[int]:
     return token_log.decode_tokens(log, stride)
 
 
-async def _messages(redis: "Redis[bytes]", channel: str) -> AsyncIterator[bytes]:
+async def _messages(redis: Redis, channel: str) -> AsyncIterator[bytes]:
     try:
         async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
             await subscription.subscribe(channel)

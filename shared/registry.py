@@ -66,9 +66,7 @@ class _Loop:
 class Announcement(_Loop):
     """Keeps one process in the registry while it is entered, and takes it out at the end."""
 
-    def __init__(
-        self, redis: "Redis[bytes]", keys: Keys, room: str, instance_id: str, address: str
-    ) -> None:
+    def __init__(self, redis: Redis, keys: Keys, room: str, instance_id: str, address: str) -> None:
         super().__init__()
         self._scripts = Scripts(redis, keys.prefix)
         self._room = room
@@ -91,7 +89,7 @@ class Announcement(_Loop):
 class Directory(_Loop):
     """The live members of one room, refreshed every half second; keeps the last list while Redis is away."""
 
-    def __init__(self, redis: "Redis[bytes]", keys: Keys, room: str) -> None:
+    def __init__(self, redis: Redis, keys: Keys, room: str) -> None:
         super().__init__()
         self._scripts = Scripts(redis, keys.prefix)
         self._room = room

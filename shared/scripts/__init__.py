@@ -24,7 +24,7 @@ def source(name: str) -> str:
 class Scripts:
     """Calls scripts by their name: EVALSHA, with a reload when Redis has forgotten one."""
 
-    def __init__(self, redis: "Redis[bytes]", prefix: str) -> None:
+    def __init__(self, redis: Redis, prefix: str) -> None:
         self._redis = redis
         self._prefix = prefix
         self._scripts: dict[str, AsyncScript] = {}

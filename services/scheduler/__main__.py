@@ -1,0 +1,17 @@
+"""`python -m services.scheduler`: takes requests from the queue and plans the decoders' steps."""
+
+from services.scheduler.server import serve
+from services.scheduler.settings import SchedulerSettings
+from shared import rpc
+from shared.telemetry import configure_logs
+
+
+def main() -> None:
+    """Starts the scheduler and ends with its exit status."""
+    settings = SchedulerSettings.load(prog="tessera-scheduler")
+    configure_logs("scheduler", settings.log_level, settings.log_format)
+    rpc.run(lambda stop: serve(settings, stop))
+
+
+if __name__ == "__main__":
+    main()

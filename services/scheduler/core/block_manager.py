@@ -1,0 +1,106 @@
+"""KV blocks of one decoder: who holds them, and which content can be found again."""
+
+from collections.abc import Iterable, Mapping
+
+
+class BlockManager:
+    """Reference counts, the free list and the prefix cache. Block 0 is padding and never given out.
+
+    A block with a hash stays findable after its last holder released it, until it is needed for something else:
+    least recently released first.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.num_total = num_blocks - 1
+        self._refs = [0] * num_blocks
+        self._empty = list(range(num_blocks - 1, 0, -1))
+        self._reusable: dict[int, None] = {}  # hashed, held by nobody, oldest first
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self.queries = 0
+        self.hits = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be given out now, the findable ones included."""
+        return len(self._empty) + len(self._reusable)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that somebody holds."""
+        return self.num_total - self.num_free
+
+    def refs(self, block: int) -> int:
+        """How many hold a block."""
+        return self._refs[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """Gives out blocks with unknown content. The caller has checked `num_free`."""
+        blocks = []
+        for _ in range(count):
+            if self._empty:
+                block = self._empty.pop()
+            else:
+                block = next(iter(self._reusable))
+                del self._reusable[block]
+                self.forget(block)
+            self._refs[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """The longest run of leading blocks that are cached. Does not take hold of them."""
+        found = []
+        for content in hashes:
+            block = self._block_of.get(content)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Takes hold of blocks that `find` returned."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                del self._reusable[block]
+            self._refs[block] += 1
+
+    def release(self, blocks: list[int]) -> None:
+        """Lets blocks go, the last one first: the end of a prompt is less likely to be asked for than its beginning."""
+        for block in reversed(blocks):
+            self._refs[block] -= 1
+            if self._refs[block] > 0:
+                continue
+            if block in self._hash_of:
+                self._reusable[block] = None
+            else:
+                self._empty.append(block)
+
+    def register(self, block: int, content: bytes) -> None:
+        """Makes a held block findable. If the content is known elsewhere already, that block stays the one to find."""
+        if content not in self._block_of and block not in self._hash_of:
+            self._block_of[content] = block
+            self._hash_of[block] = content
+
+    def adopt(self, contents: Mapping[int, bytes]) -> None:
+        """Makes blocks findable whose content a decoder kept from an earlier binding. All blocks must be free."""
+        for block, content in contents.items():
+            if 0 < block < len(self._refs) and content not in self._block_of:
+                self._reusable[block] = None
+                self._block_of[content] = block
+                self._hash_of[block] = content
+        self._empty = [block for block in self._empty if block not in self._reusable]
+
+    def forget(self, block: int) -> None:
+        """Makes a block's content unfindable: it is about to change, or was never computed."""
+        content = self._hash_of.pop(block, None)
+        if content is not None:
+            del self._block_of[content]
+        if block in self._reusable:
+            del self._reusable[block]
+            self._empty.append(block)
+
+    def is_cached(self, block: int) -> bool:
+        """Whether `find` can return it."""
+        return block in self._hash_of

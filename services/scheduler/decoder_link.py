@@ -1,0 +1,257 @@
+"""One decoder under one lease: the step stream, the core that plans for it, and the moment when a plan leaves."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from services.scheduler import convert
+from services.scheduler.core.plan import Progress, StepPlan
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.sequence import MediaSpan, Sequence
+from services.scheduler.encoders import Encoders
+from services.scheduler.step_timer import StepTimer
+from shared.errors import ServingError, Superseded, Unavailable
+from shared.registry import Member
+from shared.rpc import calling, channel
+from tessera.decoder.v1 import decoder_pb2
+from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceStub
+from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
+
+log = structlog.get_logger(__name__)
+
+_HEARTBEAT_S = 0.5
+_SILENCE_S = 2.0
+_HELLO_S = 5.0
+
+
+class DecoderLink:
+    """A stream to a decoder with its own `Scheduler`. It is never resumed: after a break a new link is made.
+
+    `on_progress` gets what each step gave, after the next plan has left.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        lease: int,
+        scheduler_id: str,
+        encoders: Encoders,
+        *,
+        lead_s: float,
+        encoder_budget: int | None,
+        on_progress: Callable[["DecoderLink", list[Progress]], None],
+    ) -> None:
+        self.member = member
+        self.lease = lease
+        self.draining = False
+        self._scheduler_id = scheduler_id
+        self._encoders = encoders
+        self._lead_s = lead_s
+        self._encoder_budget = encoder_budget
+        self._on_progress = on_progress
+        self._channel = channel(member.address)
+        self._call: Any = None
+        self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
+        self._sent: deque[tuple[StepPlan, int, float]] = deque()  # plan, its tokens, when it began
+        self._timer = StepTimer()
+        self._wake: asyncio.TimerHandle | None = None
+        self._heard = 0.0
+        self._plans_in_flight = 1
+        self._encodes: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self.hello = decoder_pb2.Hello()
+        self.core: Scheduler
+
+    async def open(self) -> None:
+        """Binds the decoder and learns what it is. Raises Unavailable or the decoder's refusal."""
+        self._call = DecoderServiceStub(self._channel).Steps()
+        opening = decoder_pb2.Open(
+            decoder_id=self.member.instance_id,
+            scheduler_id=self._scheduler_id,
+            lease=self.lease,
+        )
+        try:
+            async with asyncio.timeout(_HELLO_S):
+                with calling("decoder"):
+                    await self._call.write(decoder_pb2.StepsRequest(open=opening))
+                    first = await self._call.read()
+        except TimeoutError:
+            raise Unavailable("DECODER_SILENT", "the decoder did not say hello") from None
+        if first is grpc.aio.EOF or first.WhichOneof("message") != "hello":
+            raise await self._reason()
+        self.hello = first.hello
+        self._plans_in_flight = max(1, self.hello.plans_in_flight)
+        self.core = Scheduler(convert.capacity_of(self.hello), self._encoder_budget)
+        self.core.blocks.adopt(convert.sealed_of(self.hello))
+
+    async def run(self) -> None:
+        """Reads results until the stream breaks, then raises why."""
+        self._heard = time.monotonic()
+        writer = asyncio.create_task(self._write())
+        watch = asyncio.create_task(self._watch())
+        try:
+            with calling("decoder"):
+                while True:
+                    response = await self._call.read()
+                    if response is grpc.aio.EOF:
+                        raise await self._reason()
+                    self._heard = time.monotonic()
+                    match response.WhichOneof("message"):
+                        case "result":
+                            self._on_result(response.result)
+                        case "heartbeat":
+                            self.draining = response.heartbeat.draining
+        except asyncio.CancelledError:
+            if self._stopped:
+                raise
+            raise Unavailable("DECODER_SILENT", "the decoder has been silent for 2 s") from None
+        finally:
+            self._stopped = True
+            if self._wake is not None:
+                self._wake.cancel()
+            for task in (writer, watch, *self._encodes):
+                task.cancel()
+            await asyncio.gather(writer, watch, *self._encodes, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Ends the stream."""
+        self._stopped = True
+        if self._call is not None:
+            self._call.cancel()
+        await self._channel.close()
+
+    async def finish_steps(self, timeout_s: float) -> None:
+        """Sends no more plans and waits for the answers to those under way."""
+        self._stopped = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.core.num_in_flight:
+                    await asyncio.sleep(0.005)
+
+    def pump(self) -> None:
+        """Sends the next plan if it is time, or arranges for it. Called after everything that may give work."""
+        while not self._stopped and self.core.num_in_flight < self._plans_in_flight:
+            if self._sent and (wait := self._until_lead()) > 0:
+                # Later is better: who arrives or leaves until then does not wait for two long steps.
+                if self._wake is None:
+                    self._wake = asyncio.get_running_loop().call_later(wait, self._on_wake)
+                break
+            plan = self.core.plan()
+            if plan is None:
+                break
+            self._send(plan)
+        self._care_for_media()
+
+    def load(self) -> DecoderLoad:
+        """What it is doing."""
+        core = self.core
+        return DecoderLoad(
+            decoder_id=self.member.instance_id,
+            address=self.member.address,
+            running=len(core.running),
+            waiting=len(core.waiting),
+            blocks_used=core.blocks.num_used,
+            blocks_total=core.blocks.num_total,
+            steps=core.steps,
+            prefix_queries=core.blocks.queries,
+            prefix_hits=core.blocks.hits,
+            preemptions=core.preemptions,
+        )
+
+    def find(self, request_id: str) -> Sequence | None:
+        """The request's sequence, if it has not ended."""
+        return self.core.find(request_id)
+
+    # Steps
+
+    def _send(self, plan: StepPlan) -> None:
+        self._outbox.put_nowait(convert.plan_message(plan, self.lease))
+        self._sent.append((plan, plan.num_tokens, time.monotonic()))
+
+    def _until_lead(self) -> float:
+        plan, tokens, began = self._sent[0]
+        if not plan.rows:
+            return 0.0
+        return began + self._timer.predict(tokens) - self._lead_s - time.monotonic()
+
+    def _on_wake(self) -> None:
+        self._wake = None
+        self.pump()
+
+    def _on_result(self, result: decoder_pb2.StepResult) -> None:
+        if result.lease != self.lease:
+            return
+        progress: list[Progress] = []
+        if result.step:  # 0 answers no plan: it only says what became of artifacts
+            _, tokens, began = self._sent.popleft()
+            now = time.monotonic()
+            if tokens:
+                self._timer.observe(tokens, now - began)
+            if self._sent:  # the next one begins now
+                plan, tokens, _ = self._sent[0]
+                self._sent[0] = (plan, tokens, now)
+            progress = self.core.complete(convert.output_of(result))
+        for digest in result.artifacts_ready:
+            self.core.embeddings_ready(digest)
+        for digest in result.artifacts_lost:
+            progress += self.core.embeddings_lost(digest)
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        self.pump()
+        self._on_progress(self, progress)
+
+    # Media
+
+    def _care_for_media(self) -> None:
+        for span in self.core.media.take_wanted():
+            task = asyncio.create_task(self._encode(span))
+            self._encodes.add(task)
+            task.add_done_callback(self._encodes.discard)
+        released = self.core.media.take_released()
+        if released:
+            self._encoders.release(released)
+
+    async def _encode(self, span: MediaSpan) -> None:
+        try:
+            artifact = await self._encoders.encode(span.payload)
+        except ServingError as error:
+            failed = self.core.embeddings_failed(span.digest, (error.reason, error.message))
+            self.pump()
+            self._on_progress(self, failed)
+        else:
+            self.core.embeddings_encoded(span.digest, artifact)
+            self.pump()
+
+    # Stream
+
+    async def _write(self) -> None:
+        while True:
+            await self._call.write(await self._outbox.get())
+
+    async def _watch(self) -> None:
+        """Says that this side is alive, and ends the stream when the other has been silent too long."""
+        while time.monotonic() - self._heard < _SILENCE_S:
+            self._outbox.put_nowait(
+                decoder_pb2.StepsRequest(heartbeat=decoder_pb2.Heartbeat(draining=False))
+            )
+            await asyncio.sleep(_HEARTBEAT_S)
+        self._call.cancel()
+
+    async def _reason(self) -> ServingError:
+        """Why the decoder ended the stream."""
+        try:
+            with calling("decoder"):
+                code = await self._call.code()
+                details = await self._call.details()
+        except ServingError as error:
+            return error
+        if code is grpc.StatusCode.ABORTED:
+            return Superseded("LEASE_LOST", details or "a newer scheduler has the decoder")
+        return Unavailable("DECODER_GONE", details or f"the stream ended: {code}")

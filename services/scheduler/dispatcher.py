@@ -1,0 +1,307 @@
+"""Takes requests from the queue, gives them to decoders, and writes what they generate to the log."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence as Items
+
+import structlog
+
+from services.scheduler import convert
+from services.scheduler.core.plan import Progress
+from services.scheduler.core.router import least_loaded
+from services.scheduler.core.sequence import Ending, EndReason, Sequence
+from services.scheduler.decoder_link import DecoderLink
+from services.scheduler.encoders import Encoders
+from services.scheduler.log_writer import LogWriter
+from shared import token_log
+from shared.errors import ServingError, Superseded, Unavailable
+from shared.queue import Append, ControlChannel, Queue, TakenRequest
+from shared.registry import Directory, Member
+from shared.text import TokenBytes
+from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
+
+log = structlog.get_logger(__name__)
+
+_SWEEP_S = 1.0
+_RETRY_LEASE_S = 0.2
+_READY_TO_START = 16  # requests beyond those running that are taken at a time; the rest stay in the queue for others
+_NO_LIMIT = 1 << 40
+
+
+class Dispatcher:
+    """Everything between the queue and the decoders. One event loop, no locks: each callback leaves it consistent."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        control: ControlChannel,
+        decoders: Directory,
+        encoders: Encoders,
+        table: TokenBytes,
+        scheduler_id: str,
+        *,
+        lead_s: float,
+        encoder_budget: int | None,
+    ) -> None:
+        self._queue = queue
+        self._control = control
+        self._decoders = decoders
+        self._encoders = encoders
+        self._table = table
+        self._scheduler_id = scheduler_id
+        self._lead_s = lead_s
+        self._encoder_budget = encoder_budget
+        self._links: dict[str, DecoderLink] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._owners: dict[str, DecoderLink] = {}  # request -> link
+        self._wake = asyncio.Event()
+        self._taking = True
+        self._tokens = 0  # committed since the last measurement
+        self._measured_at = 0.0
+        self._model: tuple[bytes, int] | None = (
+            None  # fingerprint and block size that all decoders share
+        )
+        self._log = LogWriter(
+            queue,
+            scheduler_id,
+            on_refused=self._on_refused,
+            on_cancel=self._on_cancel,
+            on_gap=self._on_gap,
+        )
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._log.run())
+            group.create_task(self._follow_decoders())
+            group.create_task(self._follow_control())
+            group.create_task(self._take())
+            group.create_task(self._sweep())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing more, finishes the steps under way, logs them, and gives the rest back to the queue."""
+        self._taking = False
+        links = list(self._links.values())
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        await asyncio.gather(*(link.finish_steps(timeout_s) for link in links))
+        with contextlib.suppress(TimeoutError, Unavailable):
+            async with asyncio.timeout(timeout_s):
+                await self._log.flush()
+                if self._owners:
+                    await self._queue.give_back(self._scheduler_id, list(self._owners))
+                for link in links:
+                    await self._queue.free_decoder(link.member.instance_id, self._scheduler_id)
+                await self._queue.leave(self._scheduler_id)
+        for link in links:
+            await link.close()
+
+    def load(self) -> GetLoadResponse:
+        """What this scheduler holds."""
+        return GetLoadResponse(
+            scheduler_id=self._scheduler_id, decoders=[link.load() for link in self._links.values()]
+        )
+
+    def tokens_per_s(self) -> float | None:
+        """Tokens committed a second since the last call, or None while idle or too soon to say."""
+        now = asyncio.get_running_loop().time()
+        elapsed = now - self._measured_at
+        if elapsed < 1.0 or not self._tokens:
+            return None
+        rate = self._tokens / elapsed if self._measured_at else None
+        self._tokens, self._measured_at = 0, now
+        return rate
+
+    # Requests
+
+    async def _take(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SWEEP_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            room = self._room()
+            if room <= 0 or not self._taking:
+                continue
+            try:
+                taken = await self._queue.take(
+                    self._scheduler_id, max_requests=room, max_tokens=_NO_LIMIT
+                )
+            except Unavailable as error:
+                log.warning("queue is away", error=error.message)
+                continue
+            if taken:
+                self._start(taken)
+                self._wake.set()
+
+    def _room(self) -> int:
+        room = 0
+        for link in self._links.values():
+            if not link.draining:
+                free_slots = link.core.capacity.max_slots - link.core.num_sequences
+                room += max(0, min(free_slots, _READY_TO_START - len(link.core.waiting)))
+        return room
+
+    def _start(self, taken: Items[TakenRequest]) -> None:
+        """Gives requests to decoders. One that cannot be read ends with an error: it must not take others along."""
+        touched = []
+        for request in taken:
+            link = least_loaded(
+                [link for link in self._links.values() if not link.draining]
+                or list(self._links.values())
+            )
+            sequence = convert.sequence_of(request, self._table)
+            if request.spec.sampling.n != 1:
+                reason = ("N_NOT_SUPPORTED", "n must be 1: parallel samples are not supported")
+                ending: Ending | None = Ending(EndReason.ERROR, error=reason)
+            else:
+                ending = link.core.add(sequence)
+            if ending is not None:
+                self._log.submit([_append(sequence, sequence.num_output_tokens, None, ending)])
+                continue
+            self._owners[sequence.request_id] = link
+            touched.append(link)
+        for link in dict.fromkeys(touched):
+            link.pump()
+
+    def _on_progress(self, link: DecoderLink, progress: list[Progress]) -> None:
+        appends = []
+        for p in progress:
+            if p.token is not None:
+                self._tokens += 1
+            if p.ending is not None:
+                self._owners.pop(p.sequence.request_id, None)
+                self._wake.set()
+            appends.append(_append(p.sequence, p.start, p.token, p.ending))
+        self._log.submit(appends)
+
+    # What others say of a request
+
+    def _on_cancel(self, request_id: str) -> None:
+        link = self._owners.pop(request_id, None)
+        sequence = link.core.cancel(request_id) if link is not None else None
+        if link is None or sequence is None:
+            return
+        ending = Ending(EndReason.CANCELLED)
+        self._log.submit([_append(sequence, sequence.num_output_tokens, None, ending)])
+        link.pump()
+        self._wake.set()
+
+    def _on_refused(self, request_id: str) -> None:
+        link = self._owners.pop(request_id, None)
+        if link is not None and link.core.cancel(request_id) is not None:
+            log.warning("request has another owner", request=request_id)
+            link.pump()
+
+    def _on_gap(self, append: Append, length: int) -> Append | None:
+        link = self._owners.get(append.request_id)
+        sequence = link.find(append.request_id) if link is not None else None
+        if sequence is None:
+            log.error("log is shorter than what was written", request=append.request_id)
+            return None
+        records = token_log.encode_tokens(sequence.output[length:])
+        return Append(append.request_id, append.choice, length, append.stride, records)
+
+    async def _follow_control(self) -> None:
+        while True:
+            self._wake.set()  # work may have come while nobody listened
+            try:
+                async for cancelled in self._control.messages():
+                    if cancelled is None:
+                        self._wake.set()
+                    else:
+                        self._on_cancel(cancelled)
+            except Unavailable as error:
+                log.warning("control channel is away", error=error.message)
+                await asyncio.sleep(_RETRY_LEASE_S)
+
+    async def _sweep(self) -> None:
+        """Once a second, looks for cancels of requests that log nothing and so would not hear of them."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            waiting = [s.request_id for link in self._links.values() for s in link.core.waiting]
+            with contextlib.suppress(Unavailable):
+                for request_id in await self._queue.cancelled(waiting):
+                    self._on_cancel(request_id)
+
+    # Decoders
+
+    async def _follow_decoders(self) -> None:
+        while True:
+            for member in self._decoders.members:
+                if member.instance_id not in self._keepers:
+                    keeper = asyncio.create_task(self._keep(member))
+                    self._keepers[member.instance_id] = keeper
+            await self._decoders.changed()
+
+    async def _keep(self, member: Member) -> None:
+        """Keeps a link to a decoder for as long as it is in the registry."""
+        try:
+            while member in self._decoders.members:
+                try:
+                    lease = await self._queue.lease_decoder(member.instance_id, self._scheduler_id)
+                    if lease:
+                        await self._serve(member, lease)
+                except Superseded as error:
+                    log.warning("decoder lost", decoder=member.instance_id, error=error.message)
+                except ServingError as error:
+                    log.warning("decoder failed", decoder=member.instance_id, error=error.message)
+                await asyncio.sleep(_RETRY_LEASE_S)
+        finally:
+            self._keepers.pop(member.instance_id, None)
+
+    async def _serve(self, member: Member, lease: int) -> None:
+        link = DecoderLink(
+            member,
+            lease,
+            self._scheduler_id,
+            self._encoders,
+            lead_s=self._lead_s,
+            encoder_budget=self._encoder_budget,
+            on_progress=self._on_progress,
+        )
+        try:
+            await link.open()
+            self._check_model(link)
+            log.info(
+                "decoder bound",
+                decoder=member.instance_id,
+                host=link.hello.host,
+                blocks=link.hello.num_blocks,
+                max_model_len=link.hello.max_model_len,
+                kept_blocks=len(link.hello.sealed_blocks) // 4,
+            )
+            self._links[member.instance_id] = link
+            self._wake.set()
+            await link.run()
+        finally:
+            self._links.pop(member.instance_id, None)
+            await asyncio.shield(self._abandon(link))
+
+    async def _abandon(self, link: DecoderLink) -> None:
+        """What a lost decoder ran goes back to the head of the queue, with everything that it generated logged."""
+        await link.close()
+        orphans = [rid for rid, owner in self._owners.items() if owner is link]
+        if not orphans or not self._taking:
+            return
+        await self._log.flush()  # a late append would meet the request under its next owner
+        for request_id in orphans:
+            self._owners.pop(request_id, None)
+        log.warning("giving back", requests=len(orphans), decoder=link.member.instance_id)
+        await self._queue.give_back(self._scheduler_id, orphans)
+
+    def _check_model(self, link: DecoderLink) -> None:
+        found = (link.hello.model_fingerprint, link.hello.block_size)
+        if self._model is None or not self._links:
+            self._model = found
+        if found != self._model:
+            raise Unavailable(
+                "DECODERS_DIFFER",
+                "this decoder has another model, dtype or block size than those in service",
+            )
+
+
+def _append(sequence: Sequence, start: int, token: int | None, ending: Ending | None) -> Append:
+    records = b"" if token is None else token_log.encode_tokens([token])
+    message = None if ending is None else convert.ending_message(ending, sequence.num_cached_tokens)
+    return Append(sequence.request_id, sequence.choice, start, 4, records, message)

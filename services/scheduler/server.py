@@ -1,0 +1,87 @@
+"""The life of a scheduler process: connect, register, work, drain."""
+
+import asyncio
+import contextlib
+import gc
+
+import structlog
+
+from services.scheduler.dispatcher import Dispatcher
+from services.scheduler.encoders import Encoders
+from services.scheduler.ownership import Ownership
+from services.scheduler.servicer import SchedulerServicer
+from services.scheduler.settings import SchedulerSettings
+from shared.keys import Keys, new_instance_id
+from shared.queue import ControlChannel, Queue, connect
+from shared.registry import Announcement, Directory
+from shared.rpc import RoomServer
+from shared.text import TokenBytes
+from tessera.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+
+log = structlog.get_logger(__name__)
+
+_DRAIN_S = 2.0
+FENCED = 3  # exit status: another scheduler took over; start a new incarnation
+
+
+async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
+    """Runs until `stop` is set (0) or until this incarnation is fenced off (3)."""
+    keys = Keys(settings.model_name)
+    scheduler_id = new_instance_id()
+    redis = connect(settings.redis_url)
+    queue = Queue(redis, keys)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(redis.aclose)
+        server = await stack.enter_async_context(
+            RoomServer(settings.listen, advertise=settings.advertise)
+        )
+        table = TokenBytes.from_tokenizer_json(settings.model / "tokenizer.json")
+        decoders = Directory(redis, keys, "decoder")
+        encoders = Directory(redis, keys, "vision_encoder")
+        dispatcher = Dispatcher(
+            queue,
+            ControlChannel(redis, keys),
+            decoders,
+            Encoders(encoders),
+            table,
+            scheduler_id,
+            lead_s=settings.lead_ms / 1000,
+            encoder_budget=settings.encoder_budget or None,
+        )
+        ownership = Ownership(queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s)
+        await ownership.register()
+        await stack.enter_async_context(decoders)
+        await stack.enter_async_context(encoders)
+        await stack.enter_async_context(
+            Announcement(redis, keys, "scheduler", scheduler_id, server.address)
+        )
+        server.add(
+            "tessera.scheduler.v1.SchedulerService",
+            add_SchedulerServiceServicer_to_server,
+            SchedulerServicer(dispatcher),
+        )
+        await server.ready()
+        log.info("ready", scheduler=scheduler_id, model=settings.model_name)
+        gc.collect()
+        gc.freeze()
+        return await _work(dispatcher, ownership, stop)
+
+
+async def _work(dispatcher: Dispatcher, ownership: Ownership, stop: asyncio.Event) -> int:
+    work = asyncio.create_task(dispatcher.run())
+    lease = asyncio.create_task(ownership.run())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait((work, lease, stopped), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if work.done():
+            work.result()  # raises what broke it
+        if lease.done():
+            lease.result()
+            return FENCED
+        log.info("draining")
+        await dispatcher.drain(_DRAIN_S)
+        return 0
+    finally:
+        for task in (work, lease, stopped):
+            task.cancel()
+        await asyncio.gather(work, lease, stopped, return_exceptions=True)

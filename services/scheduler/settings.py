@@ -1,0 +1,24 @@
+"""Settings of the scheduler."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from shared.settings import RoomSettings
+
+
+class SchedulerSettings(RoomSettings):
+    """Flags, and `TESSERA_SCHEDULER_*` in the environment."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_SCHEDULER_", "TESSERA_")
+
+    encoder_budget: int = Field(
+        0,
+        ge=0,
+        description="Embedding rows on their way to one decoder; 0 is four steps' worth of tokens.",
+    )
+    lead_ms: float = Field(
+        2.0,
+        ge=0,
+        description="A plan leaves this long before the running step is predicted to end.",
+    )

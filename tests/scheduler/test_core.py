@@ -1,0 +1,389 @@
+"""The core against a decoder played by arithmetic: what it plans is what the real one would have to obey."""
+
+import random
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.core.plan import Progress, StepOutput, StepPlan
+from services.scheduler.core.scheduler import Capacity, Scheduler
+from services.scheduler.core.sequence import EndReason, MediaSpan, Sequence
+
+
+def next_token(tokens: list[int]) -> int:
+    """A model: the next token is a function of all before it."""
+    return (sum(tokens) * 31 + len(tokens)) % 97 + 1
+
+
+def generate(prompt: list[int], count: int) -> list[int]:
+    """What a sequence must give, whatever the schedule."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class ArithmeticDecoder:
+    """Obeys plans and keeps, for every block position, the tokens whose KV it would hold."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.tokens: dict[int, list[int]] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.content: dict[int, list[tuple[int, ...] | None]] = defaultdict(
+            lambda: [None] * capacity.block_size
+        )
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        size = self.capacity.block_size
+        for slot in plan.drop:
+            del self.tokens[slot], self.tables[slot]
+        for slot, sequence in plan.new:
+            assert slot not in self.tokens
+            self.tokens[slot] = list(sequence.tokens)
+            self.tables[slot] = []
+        at = 0
+        for slot, index, count in zip(plan.edit_slot, plan.edit_index, plan.edit_len, strict=True):
+            blocks = plan.edit_blocks[at : at + count]
+            at += count
+            assert all(0 < b < self.capacity.num_blocks for b in blocks)
+            assert index <= len(self.tables[slot])
+            self.tables[slot][index:] = blocks
+        assert plan.num_tokens <= self.capacity.max_batched_tokens
+        slots = [row.slot for row in plan.rows]
+        assert len(set(slots)) == len(slots)
+        for slot, row in zip(slots, plan.rows, strict=True):  # all KV is written first
+            for position in range(row.start, row.start + row.count):
+                history = tuple(self.tokens[slot][: position + 1])
+                self.content[self.tables[slot][position // size]][position % size] = history
+        for slot, row in zip(slots, plan.rows, strict=True):  # then attention reads all of it
+            for position in range(row.start + row.count):
+                history = tuple(self.tokens[slot][: position + 1])
+                assert self.content[self.tables[slot][position // size]][position % size] == history
+        sampled = []
+        for sample in plan.samples:
+            tokens = self.tokens[sample.slot]
+            row = plan.rows[sample.row]
+            assert row.start + row.count == len(tokens)
+            token = next_token(tokens)
+            tokens.append(token)
+            sampled.append(token)
+        return StepOutput(sampled)
+
+
+def capacity(**changes: int) -> Capacity:
+    values = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_slots": 8,
+        "max_model_len": 200,
+        "max_batched_tokens": 32,
+    }
+    return Capacity(**{**values, **changes})
+
+
+def sequence(name: str, prompt: list[int], max_tokens: int, arrival: int = 0, **more: object) -> Sequence:
+    return Sequence(name, list(prompt), len(prompt), max_tokens, arrival=arrival, **more)  # type: ignore[arg-type]
+
+
+class Drive:
+    """Runs scheduler and decoder with plans one ahead, collecting outputs and endings."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.decoder = ArithmeticDecoder(scheduler.capacity)
+        self.in_flight: list[StepPlan] = []
+        self.outputs: dict[str, list[int]] = defaultdict(list)
+        self.endings: dict[str, EndReason] = {}
+
+    def send(self) -> bool:
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        self.in_flight.append(plan)
+        return True
+
+    def answer(self) -> list[Progress]:
+        plan = self.in_flight.pop(0)
+        progress = self.scheduler.complete(self.decoder.run(plan))
+        for p in progress:
+            name = p.sequence.request_id
+            assert name not in self.endings
+            if p.token is not None:
+                assert p.start == len(self.outputs[name])
+                self.outputs[name].append(p.token)
+            if p.ending is not None:
+                self.endings[name] = p.ending.reason
+        return progress
+
+    def finish(self) -> None:
+        for _ in range(5000):
+            while len(self.in_flight) < 2 and self.send():
+                pass
+            if not self.in_flight:
+                return
+            self.answer()
+        raise AssertionError("it never ended")
+
+
+def test_outputs_are_those_of_an_undisturbed_run() -> None:
+    drive = Drive(Scheduler(capacity()))
+    prompts = {f"r{i}": [i + 1] * (3 + 7 * i) for i in range(8)}
+    for arrival, (name, prompt) in enumerate(prompts.items()):
+        assert drive.scheduler.add(sequence(name, prompt, 10 + arrival, arrival)) is None
+    drive.finish()
+    for arrival, (name, prompt) in enumerate(prompts.items()):
+        assert drive.outputs[name] == generate(prompt, 10 + arrival)
+        assert drive.endings[name] is EndReason.LENGTH
+    assert drive.scheduler.blocks.num_used == 0
+
+
+def test_a_prompt_longer_than_a_step_is_computed_in_chunks() -> None:
+    drive = Drive(Scheduler(capacity(max_batched_tokens=8)))
+    prompt = list(range(1, 60))
+    drive.scheduler.add(sequence("long", prompt, 5))
+    drive.finish()
+    assert drive.outputs["long"] == generate(prompt, 5)
+
+
+def test_generating_sequences_go_on_while_a_long_prompt_is_computed() -> None:
+    drive = Drive(Scheduler(capacity(max_batched_tokens=8)))
+    drive.scheduler.add(sequence("short", [1, 2, 3], 40, arrival=0))
+    drive.send()
+    drive.answer()
+    drive.scheduler.add(sequence("long", list(range(1, 100)), 2, arrival=1))
+    while "long" not in drive.outputs:
+        before = len(drive.outputs["short"])
+        drive.send()
+        drive.answer()
+        assert len(drive.outputs["short"]) == before + 1
+
+
+def test_equal_prefixes_share_blocks_also_when_they_arrive_together() -> None:
+    drive = Drive(Scheduler(capacity(max_batched_tokens=64)))
+    prefix = list(range(1, 33))
+    for i in range(4):
+        drive.scheduler.add(sequence(f"r{i}", [*prefix, 50 + i], 3, i))
+    plan = drive.scheduler.plan()
+    assert plan is not None
+    drive.in_flight.append(plan)
+    assert [row.count for row in plan.rows] == [33, 1, 1, 1]
+    drive.finish()
+    for i in range(4):
+        assert drive.outputs[f"r{i}"] == generate([*prefix, 50 + i], 3)
+
+
+def test_a_repeated_prompt_is_computed_from_its_last_block_on() -> None:
+    drive = Drive(Scheduler(capacity()))
+    prompt = list(range(1, 31))
+    drive.scheduler.add(sequence("first", prompt, 4))
+    drive.finish()
+    drive.scheduler.add(sequence("again", prompt, 4))
+    drive.send()
+    assert drive.in_flight[-1].rows[0].start == 28
+    drive.finish()
+    assert drive.outputs["again"] == drive.outputs["first"]
+
+
+def test_placeholders_of_different_images_do_not_share_blocks() -> None:
+    drive = Drive(Scheduler(capacity()))
+    prompt = [1, *[9] * 20, 2]
+    for name, digest in (("cat", b"c" * 16), ("dog", b"d" * 16)):
+        span = MediaSpan(digest, 1, 20, 20)
+        drive.scheduler.add(sequence(name, prompt, 2, media=(span,)))
+        drive.finish()  # computes the text before the image
+        drive.scheduler.media.take_wanted()
+        drive.scheduler.embeddings_encoded(digest, "artifact")
+        drive.send()
+        assert drive.in_flight[-1].fetch == ["artifact"]
+        drive.answer()
+        drive.scheduler.embeddings_ready(digest)
+        drive.send()
+        assert drive.in_flight[-1].rows[-1].start <= 1
+        drive.finish()
+        assert len(drive.outputs[name]) == 2
+
+
+def test_a_repeated_image_needs_no_encode() -> None:
+    scheduler = Scheduler(capacity())
+    drive = Drive(scheduler)
+    span = MediaSpan(b"c" * 16, 1, 20, 20)
+    prompt = [1, *[9] * 20, *range(2, 12)]
+    scheduler.add(sequence("first", prompt, 2, media=(span,)))
+    drive.finish()
+    assert [s.digest for s in scheduler.media.take_wanted()] == [span.digest]
+    scheduler.embeddings_encoded(span.digest, "artifact")
+    drive.finish()
+    scheduler.embeddings_ready(span.digest)
+    drive.finish()
+    assert drive.endings["first"] is EndReason.LENGTH
+    assert scheduler.media.take_released() == [span.digest]
+    scheduler.add(sequence("again", prompt, 2, media=(span,)))
+    drive.send()
+    assert scheduler.media.take_wanted() == []
+    drive.finish()
+    assert drive.outputs["again"] == drive.outputs["first"]
+
+
+def test_text_before_an_image_is_computed_while_it_is_encoded() -> None:
+    scheduler = Scheduler(capacity())
+    span = MediaSpan(b"i" * 16, 10, 4, 4)
+    scheduler.add(sequence("r", list(range(1, 31)), 2, media=(span,)))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [(row.start, row.count) for row in plan.rows] == [(0, 10)]
+    assert plan.samples == []
+
+
+def test_encodes_stay_within_the_budget_but_one_always_goes() -> None:
+    scheduler = Scheduler(capacity(), encoder_budget=50)
+    for i, rows in enumerate((60, 20, 20, 20)):
+        span = MediaSpan(bytes([i]) * 16, 0, 8, rows)
+        scheduler.add(sequence(f"r{i}", [1] * 12, 2, i, media=(span,)))
+    assert [s.digest[0] for s in scheduler.media.take_wanted()] == [0]
+    scheduler.cancel("r0")
+    assert [s.digest[0] for s in scheduler.media.take_wanted()] == [1, 2]
+
+
+def test_out_of_blocks_the_youngest_is_computed_again_and_nothing_changes() -> None:
+    drive = Drive(Scheduler(capacity(num_blocks=16, max_batched_tokens=16)))
+    prompts = {f"r{i}": [10 * i + j for j in range(1, 13)] for i in range(4)}
+    for arrival, (name, prompt) in enumerate(prompts.items()):
+        drive.scheduler.add(sequence(name, prompt, 30, arrival))
+    drive.finish()
+    assert drive.scheduler.preemptions > 0
+    for name, prompt in prompts.items():
+        assert drive.outputs[name] == generate(prompt, 30)
+
+
+def test_a_stop_id_ends_the_sequence_and_the_token_in_flight_is_dropped() -> None:
+    drive = Drive(Scheduler(capacity()))
+    prompt = [5, 6, 7]
+    expected = generate(prompt, 20)
+    stop = expected[4]
+    drive.scheduler.add(sequence("r", prompt, 20, stop_token_ids=frozenset({stop})))
+    drive.finish()
+    assert drive.outputs["r"] == expected[: expected.index(stop) + 1]
+    assert drive.endings["r"] is EndReason.STOP
+    assert drive.scheduler.blocks.num_used == 0
+
+
+def test_cancel_frees_blocks_in_the_next_plan() -> None:
+    drive = Drive(Scheduler(capacity()))
+    drive.scheduler.add(sequence("r", [1] * 30, 100))
+    drive.send()
+    drive.send()
+    assert drive.scheduler.cancel("r") is not None
+    assert drive.scheduler.cancel("r") is None
+    assert drive.scheduler.blocks.num_used == 0
+    drive.finish()
+    assert drive.decoder.tokens == {}
+    assert drive.outputs["r"] == []
+
+
+def test_a_prompt_that_never_fits_is_refused_with_both_numbers() -> None:
+    ending = Scheduler(capacity(num_blocks=5)).add(sequence("r", [1] * 16, 1))
+    assert ending is not None and ending.reason is EndReason.ERROR and ending.error is not None
+    assert ending.error[0] == "PROMPT_TOO_LONG"
+    assert "16 tokens" in ending.error[1]
+
+
+def test_who_shares_a_block_of_a_failed_row_computes_it_itself() -> None:
+    drive = Drive(Scheduler(capacity(max_batched_tokens=64)))
+    prefix = list(range(1, 33))
+    for i in range(3):
+        drive.scheduler.add(sequence(f"r{i}", [*prefix, 50 + i], 4, i))
+    drive.send()
+    plan = drive.in_flight.pop(0)
+    drive.decoder.run(plan)
+    drive.decoder.content.clear()  # the leader's row wrote nothing
+    drive.send()
+    late = drive.in_flight.pop(0)
+    progress = drive.scheduler.complete(
+        StepOutput([1] * len(plan.samples), {0: ("NAN_LOGITS", "not a number")})
+    )
+    assert [(p.sequence.request_id, p.token) for p in progress] == [("r0", None)]
+    assert drive.scheduler.complete(StepOutput([1] * len(late.samples))) == []
+    drive.finish()
+    for i in (1, 2):
+        assert drive.outputs[f"r{i}"] == generate([*prefix, 50 + i], 4)
+
+
+def test_lost_embeddings_are_encoded_again_three_times() -> None:
+    scheduler = Scheduler(capacity())
+    span = MediaSpan(b"i" * 16, 0, 4, 4)
+    scheduler.add(sequence("r", [1] * 8, 2, media=(span,)))
+    for loss in range(3):
+        assert [s.digest for s in scheduler.media.take_wanted()] == [span.digest]
+        scheduler.embeddings_encoded(span.digest, loss)
+        plan = scheduler.plan()
+        assert plan is not None and plan.fetch == [loss]
+        ended = scheduler.embeddings_lost(span.digest)
+        scheduler.complete(StepOutput([]))
+        assert bool(ended) == (loss == 2)
+    assert ended[0].ending is not None and ended[0].ending.error is not None
+    assert ended[0].ending.error[0] == "MEDIA_LOST"
+
+
+def test_sealed_blocks_are_full_committed_and_findable() -> None:
+    drive = Drive(Scheduler(capacity()))
+    drive.scheduler.add(sequence("r", list(range(1, 12)), 12))
+    sealed: dict[int, bytes] = {}
+    for _ in range(40):
+        while len(drive.in_flight) < 2 and drive.send():
+            plan = drive.in_flight[-1]
+            sealed.update(zip(plan.sealed_blocks, plan.sealed_hashes, strict=True))
+        if not drive.in_flight:
+            break
+        drive.answer()
+    fresh = Drive(Scheduler(capacity()))
+    fresh.scheduler.blocks.adopt(sealed)
+    fresh.decoder.content = drive.decoder.content
+    fresh.scheduler.add(sequence("again", list(range(1, 12)), 12))
+    fresh.send()
+    assert fresh.in_flight[0].rows[0].start == 8
+    fresh.finish()
+    assert fresh.outputs["again"] == drive.outputs["r"]
+
+
+@pytest.mark.timeout(60)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(12, 40), budget=st.integers(4, 40))
+def test_any_mix_of_events_ends_with_the_right_tokens_and_no_block_lost(
+    seed: int, blocks: int, budget: int
+) -> None:
+    rng = random.Random(seed)
+    drive = Drive(Scheduler(capacity(num_blocks=blocks, max_slots=4, max_batched_tokens=budget)))
+    prompts: dict[str, tuple[list[int], int]] = {}
+    cancelled: set[str] = set()
+    prefix = [rng.randrange(1, 90) for _ in range(16)]
+    for event in range(80):
+        kind = rng.random()
+        if kind < 0.15:
+            name = f"r{event}"
+            tail = [rng.randrange(1, 90) for _ in range(rng.randrange(1, 12))]
+            prompt = prefix[: rng.choice((0, 8, 16))] + tail
+            count = min(rng.randrange(1, 12), (blocks - 1) * 4 - len(prompt))
+            prompts[name] = (prompt, count)
+            assert drive.scheduler.add(sequence(name, prompt, count, event)) is None
+        elif kind < 0.2 and prompts:
+            name = rng.choice(list(prompts))
+            if drive.scheduler.cancel(name) is not None:
+                cancelled.add(name)
+        elif kind < 0.6 and len(drive.in_flight) < 2:
+            drive.send()
+        elif drive.in_flight:
+            drive.answer()
+        held = sum(len(s.blocks) for s in drive.scheduler.running)
+        refs = sum(drive.scheduler.blocks.refs(b) for b in range(blocks))
+        assert held == refs
+    drive.finish()
+    for name, (prompt, count) in prompts.items():
+        if name in cancelled:
+            assert drive.outputs[name] == generate(prompt, len(drive.outputs[name]))
+        else:
+            assert drive.outputs[name] == generate(prompt, count)
+    assert drive.scheduler.blocks.num_used == 0
+    assert drive.scheduler.num_sequences == 0
