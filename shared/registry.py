@@ -9,6 +9,7 @@ from typing import Self
 import structlog
 from redis.asyncio import Redis
 
+from shared import tasks
 from shared.errors import Unavailable
 from shared.keys import Keys
 from shared.scripts import Scripts
@@ -43,10 +44,7 @@ class _Loop:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await tasks.end(self._task)
 
     async def _repeat(self) -> None:
         away = False

@@ -16,6 +16,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import MediaSpan, Sequence
 from services.scheduler.encoders import Encoders
 from services.scheduler.step_timer import StepTimer
+from shared import tasks
 from shared.errors import ServingError, Superseded, Unavailable
 from shared.registry import Member
 from shared.rpc import calling, channel
@@ -115,9 +116,7 @@ class DecoderLink:
             self._stopped = True
             if self._wake is not None:
                 self._wake.cancel()
-            for task in (writer, watch, *self._encodes):
-                task.cancel()
-            await asyncio.gather(writer, watch, *self._encodes, return_exceptions=True)
+            await tasks.end(writer, watch, *self._encodes)
 
     async def close(self) -> None:
         """Ends the stream."""

@@ -11,6 +11,7 @@ from services.scheduler.encoders import Encoders
 from services.scheduler.ownership import Ownership
 from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
+from shared import tasks
 from shared.keys import Keys, new_instance_id
 from shared.queue import ControlChannel, Queue, connect
 from shared.registry import Announcement, Directory
@@ -82,6 +83,4 @@ async def _work(dispatcher: Dispatcher, ownership: Ownership, stop: asyncio.Even
         await dispatcher.drain(_DRAIN_S)
         return 0
     finally:
-        for task in (work, lease, stopped):
-            task.cancel()
-        await asyncio.gather(work, lease, stopped, return_exceptions=True)
+        await tasks.end(work, lease, stopped)

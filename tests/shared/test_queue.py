@@ -1,0 +1,278 @@
+"""The queue's scripts on a real Redis: who may write, what a request costs, and that each ends once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from shared import token_log
+from shared.errors import Conflict, Overloaded
+from shared.keys import Keys, new_request_id
+from shared.queue import Append, AppendCode, ControlChannel, Queue, TokenChannel, connect
+from shared.registry import Announcement, Directory
+from tessera.common.v1 import ending_pb2
+from tessera.common.v1.ending_pb2 import Ending
+from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.scheduler.v1.queue_pb2 import LogBatch, RequestSpec
+from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
+
+NO_LOAD = GetLoadResponse()
+STOP = Ending(reason=ending_pb2.FINISH_REASON_STOP)
+
+
+class Desk:
+    """A queue with short names for what the tests do again and again."""
+
+    def __init__(self, url: str) -> None:
+        self.keys = Keys("model")
+        self.redis = connect(url)
+        self.queue = Queue(self.redis, self.keys)
+
+    def spec(self, tenant: str = "", timeout_ms: int = 0) -> RequestSpec:
+        return RequestSpec(
+            request_id=new_request_id(self.keys.tag),
+            prompt=token_log.encode_tokens([1, 2, 3]),
+            sampling=SamplingParams(n=1, max_tokens=5),
+            tenant=tenant,
+            timeout_ms=timeout_ms,
+        )
+
+    async def door(self, rid: str, cost: int = 10, **more: Any) -> str:
+        limits = {"max_requests": 3, "max_tokens": 100, **more}
+        return await self.queue.door(rid, cost=cost, **limits)
+
+    async def admit(self, **more: Any) -> str:
+        options = {"cost": 8, **{k: more.pop(k) for k in ("cost", "prio") if k in more}}
+        spec = self.spec(**more)
+        await self.queue.admit(spec, **options)
+        return spec.request_id
+
+    async def scheduler(self, sid: str) -> str:
+        await self.queue.renew(sid, NO_LOAD, register=True, tokens_per_s=None)
+        return sid
+
+    async def take(self, sid: str, count: int = 10, tokens: int = 1000) -> list[str]:
+        taken = await self.queue.take(sid, max_requests=count, max_tokens=tokens)
+        assert taken is not None
+        return [t.spec.request_id for t in taken]
+
+    async def append(
+        self, sid: str, rid: str, start: int, tokens: list[int], ending: Ending | None = None
+    ) -> tuple[AppendCode, int]:
+        records = token_log.encode_tokens(tokens)
+        (answer,) = await self.queue.append(sid, [Append(rid, 0, start, 4, records, ending)])
+        return answer.code, answer.length
+
+
+@pytest.fixture
+async def desk(redis_url: str) -> AsyncIterator[Desk]:
+    desk = Desk(redis_url)
+    yield desk
+    await desk.redis.aclose()
+
+
+async def test_a_reservation_counts_until_it_is_withdrawn_or_admitted(desk: Desk) -> None:
+    spec = desk.spec()
+    assert await desk.door(spec.request_id, cost=50) == spec.request_id
+    assert await desk.queue.depth() == (1, 50)
+    await desk.queue.admit(spec, cost=8)
+    assert await desk.queue.depth() == (1, 8)
+    other = desk.spec()
+    await desk.door(other.request_id)
+    await desk.queue.withdraw(other.request_id)
+    assert await desk.queue.depth() == (1, 8)
+
+
+async def test_a_full_door_says_which_limit_and_when_to_come_back(desk: Desk) -> None:
+    for _ in range(3):
+        await desk.door(desk.spec().request_id, cost=30)
+    with pytest.raises(Overloaded, match=r"requests: limit 3") as caught:
+        await desk.door(desk.spec().request_id)
+    assert int(caught.value.metadata["retry_after_s"]) >= 1
+    await desk.scheduler("s")
+    await desk.queue.renew("s", NO_LOAD, register=False, tokens_per_s=5)
+    with pytest.raises(Overloaded, match=r"tokens: limit 100") as caught:
+        await desk.door(desk.spec().request_id, cost=30, max_requests=10)
+    assert caught.value.metadata["retry_after_s"] == "4"
+
+
+async def test_a_request_larger_than_the_limit_may_run_alone(desk: Desk) -> None:
+    await desk.door(desk.spec().request_id, cost=1000)
+
+
+async def test_an_expired_reservation_frees_its_place(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.queue.RESERVATION_MS", 1)
+    for _ in range(3):
+        await desk.door(desk.spec().request_id)
+    await asyncio.sleep(0.01)
+    await desk.door(desk.spec().request_id)
+    assert await desk.queue.depth() == (1, 10)
+
+
+async def test_an_idempotency_key_finds_the_running_request(desk: Desk) -> None:
+    spec = desk.spec()
+    key: dict[str, Any] = {"idempotency_key": "k", "fingerprint": b"body"}
+    await desk.door(spec.request_id, **key)
+    assert await desk.door("other", **key) == spec.request_id
+    with pytest.raises(Conflict):
+        await desk.door("other", idempotency_key="k", fingerprint=b"another body")
+    await desk.queue.admit(spec, cost=8, idempotency_key="k")
+    await desk.queue.cancel(spec.request_id)
+    assert await desk.door("other", **key) == "other"
+
+
+async def test_only_the_owner_writes_and_only_what_follows(desk: Desk) -> None:
+    rid = await desk.admit()
+    await desk.scheduler("a")
+    assert await desk.take("a") == [rid]
+    assert await desk.append("a", rid, 0, [1, 2]) == (AppendCode.OK, 2)
+    assert await desk.append("b", rid, 2, [3]) == (AppendCode.REFUSED, 0)
+    assert await desk.append("a", rid, 1, [2, 3]) == (AppendCode.OK, 3)
+    assert await desk.append("a", rid, 5, [6]) == (AppendCode.GAP, 3)
+    assert await desk.append("a", rid, 3, [4], STOP) == (AppendCode.OK, 4)
+    assert await desk.append("a", rid, 4, [5]) == (AppendCode.REFUSED, 0)
+    found = await desk.queue.read(rid, 1)
+    assert found is not None and found.state == "ended"
+    assert token_log.decode_tokens(found.records[0]) == [1, 2, 3, 4]
+    assert found.endings == (STOP,)
+    assert found.head.request_id == rid and not found.head.prompt and found.prompt_tokens == 3
+    assert await desk.queue.depth() == (0, 0)
+    later = await desk.queue.read(rid, 1, after=[3])
+    assert later is not None and token_log.decode_tokens(later.records[0]) == [4]
+
+
+async def test_a_request_goes_back_to_the_head_with_its_log(desk: Desk) -> None:
+    first, second = await desk.admit(), await desk.admit()
+    await desk.scheduler("a")
+    assert await desk.take("a", 1) == [first]
+    await desk.append("a", first, 0, [1, 2])
+    assert await desk.queue.give_back("a", [first, second]) == 1
+    await desk.scheduler("b")
+    taken = await desk.queue.take("b", max_requests=2, max_tokens=1000)
+    assert taken is not None and [t.spec.request_id for t in taken] == [first, second]
+    assert token_log.decode_tokens(taken[0].logs[0]) == [1, 2]
+
+
+async def test_cancel_ends_what_waits_and_flags_what_runs(desk: Desk) -> None:
+    waiting = await desk.admit(tenant="t")
+    heard: list[LogBatch] = []
+
+    async def listen() -> None:
+        async for batch in TokenChannel(desk.redis, desk.keys).batches():
+            heard.append(batch)
+
+    listener = asyncio.create_task(listen())
+    await asyncio.sleep(0.1)
+    assert await desk.queue.cancel(waiting, "somebody else") == "UNKNOWN"
+    assert await desk.queue.cancel(waiting, "t") == "CANCELLED"
+    assert await desk.queue.cancel(waiting, "t") == "ENDED"
+    await asyncio.sleep(0.1)
+    listener.cancel()
+    (event,) = heard[0].events
+    assert event.request_id == waiting
+    assert event.ending.reason == ending_pb2.FINISH_REASON_CANCELLED
+    running = await desk.admit()
+    await desk.scheduler("a")
+    assert await desk.take("a") == [running]
+    told = asyncio.create_task(anext(ControlChannel(desk.redis, desk.keys).messages()))
+    await asyncio.sleep(0.1)
+    assert await desk.queue.cancel(running) == "FLAGGED"
+    assert await told == running
+    assert await desk.queue.cancelled([running]) == [running]
+    assert await desk.append("a", running, 0, [1]) == (AppendCode.CANCEL, 1)
+    assert await desk.queue.give_back("a", [running]) == 1
+    found = await desk.queue.read(running, 1)
+    assert found is not None and found.endings[0] is not None
+    assert found.endings[0].reason == ending_pb2.FINISH_REASON_CANCELLED
+
+
+async def test_expired_requests_are_not_taken(desk: Desk) -> None:
+    late = await desk.admit(timeout_ms=1)
+    await asyncio.sleep(0.02)
+    await desk.scheduler("a")
+    assert await desk.take("a") == []
+    found = await desk.queue.read(late, 1)
+    assert found is not None and found.endings[0] is not None
+    assert found.endings[0].failure.reason == "QUEUE_TIMEOUT"
+
+
+async def test_a_busy_tenant_does_not_starve_another(desk: Desk) -> None:
+    flood = [await desk.admit(tenant="flood") for _ in range(20)]
+    await desk.scheduler("a")
+    assert await desk.take("a", 5) == flood[:5]
+    modest = await desk.admit(tenant="modest")
+    assert modest in await desk.take("a", 2)
+
+
+async def test_batch_work_gets_every_tenth_turn(desk: Desk) -> None:
+    batch = await desk.admit(prio="batch", tenant="b")
+    for _ in range(20):
+        await desk.admit()
+    await desk.scheduler("a")
+    assert batch in await desk.take("a", 10)
+
+
+async def test_a_dead_scheduler_is_fenced_only_after_its_deadline(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.queue.LEASE_MS", 100)
+    rid = await desk.admit()
+    await desk.scheduler("dead")
+    assert await desk.take("dead") == [rid]
+    renewal = await desk.queue.renew("live", NO_LOAD, register=True, tokens_per_s=None)
+    assert renewal is not None
+    deadline = renewal.others["dead"]
+    assert await desk.queue.fence("dead", deadline) == -1
+    await asyncio.sleep(0.15)
+    assert await desk.queue.fence("dead", deadline - 1) == -1
+    assert await desk.queue.fence("dead", deadline) == 1
+    assert await desk.queue.renew("dead", NO_LOAD, register=False, tokens_per_s=None) is None
+    assert await desk.queue.take("dead", max_requests=1, max_tokens=100) is None
+    await desk.scheduler("live")
+    assert await desk.take("live") == [rid]
+    assert await desk.append("dead", rid, 0, [1]) == (AppendCode.REFUSED, 0)
+
+
+async def test_nothing_is_taken_or_fenced_while_redis_recovers(desk: Desk) -> None:
+    await desk.admit()
+    await desk.scheduler("a")
+    await desk.redis.set(f"{desk.keys.prefix}:hold", "1", px=3000)
+    assert await desk.take("a") == []
+    assert await desk.queue.lease_decoder("d", "a") == 0
+    assert await desk.queue.fence("a", 0) == -1
+
+
+async def test_decoder_leases_grow_and_belong_to_one_live_scheduler(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.queue.LEASE_MS", 100)
+    await desk.scheduler("a")
+    first = await desk.queue.lease_decoder("d", "a")
+    assert await desk.queue.lease_decoder("d", "b") == 0
+    await desk.queue.free_decoder("d", "b")
+    assert await desk.queue.lease_decoder("d", "b") == 0
+    await desk.queue.free_decoder("d", "a")
+    second = await desk.queue.lease_decoder("d", "b")
+    assert second > first > 0
+
+
+async def test_the_registry_lists_the_living(desk: Desk) -> None:
+    member = ("decoder", "i1", "unix:/somewhere")
+    async with Directory(desk.redis, desk.keys, "decoder") as directory:
+        assert directory.members == ()
+        async with Announcement(desk.redis, desk.keys, *member):
+            found = await directory.wait_for_one(5)
+            assert (found.instance_id, found.address) == member[1:]
+            assert directory.pick(b"digest") == [found]
+        async with asyncio.timeout(5):
+            while directory.members:
+                await directory.changed()
+
+
+def test_log_records_with_logprobs_have_a_fixed_size() -> None:
+    record = token_log.encode_logprobs(7, [7, 8], [-0.5, -1.5])
+    assert len(record) == token_log.stride(1)
+    assert token_log.decode_tokens(record * 3 + record[:5], token_log.stride(1)) == [7, 7, 7]
