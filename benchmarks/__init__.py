@@ -1,0 +1,1 @@
+"""Measurements: `make bench` lists them, `benchmarks/README.md` keeps the figures."""

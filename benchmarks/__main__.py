@@ -1,0 +1,26 @@
+"""`make bench ARGS=overhead`: runs one measurement, each a module of this folder with a `main()`."""
+
+import importlib
+import sys
+
+MEASUREMENTS = {
+    "overhead": "what the path through all rooms adds to the model itself, one stream",
+    "throughput": "tokens per second of many streams, and where the processor time goes",
+    "startup": "seconds from `tessera serve` to ready",
+    "scheduler": "microseconds of a decision for each sequence and step",
+}
+
+
+def main() -> int:
+    """Runs the measurement that is named, or lists them."""
+    if len(sys.argv) < 2 or sys.argv[1] not in MEASUREMENTS:
+        for name, what in MEASUREMENTS.items():
+            print(f"  make bench ARGS={name:<11} {what}")
+        return 0 if len(sys.argv) < 2 else 2
+    module = importlib.import_module(f"benchmarks.{sys.argv[1]}")
+    module.main(sys.argv[2:])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,200 @@
+"""Greedy float32 output of the whole system, token for token that of transformers.
+
+Each case is a random checkpoint, sixteen requests at once with prompts of mixed lengths and, for LLaVA, no, one or
+several pictures; prompt ids and generated ids both come back through the REST door.
+"""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from openai import AsyncOpenAI
+from PIL import Image
+from support.checkpoints import load_reference, make_checkpoint, tokenizer
+from support.greedy_reference import assert_same_up_to_ties
+from support.pictures import data_url, png
+from support.system import System
+from transformers import LlavaProcessor, PreTrainedModel
+
+NEW_TOKENS = 24
+WORDS = ["the", "red", "circle", "is", "left", "of", "a", "blue", "square", "图中有一个圆形", "and"]
+    "the",
+    "red",
+    "circle",
+    "is",
+    "left",
+    "of",
+    "a",
+    "blue",
+    "square",
+    "and",
+    "图中有一个圆形",
+    "in",
+    "the",
+    "picture",
+]
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama-gqa-tied-llama3-rope": {
+        "family": "llama",
+        "text": {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    },
+    "qwen2-linear-rope-sharded": {
+        "family": "qwen2",
+        "shard_bytes": 40_000,
+        "text": {
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+        },
+    },
+    "llava-clip-llama-old-names": {"family": "llava", "spelling": "old", "shard_bytes": 60_000},
+    "llava-siglip-qwen2-new-names": {
+        "family": "llava",
+        "tower": "siglip",
+        "language": "qwen2",
+        "spelling": "new",
+    },
+}
+
+
+def conversations(with_images: bool) -> list[list[dict[str, Any]]]:
+    """Sixteen: short and long, system prompts, several turns, pictures before, after and between words."""
+    chats = []
+    for i in range(16):
+        text = " ".join(WORDS[j % len(WORDS)] for j in range(1 + i * i % 47))
+        parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        if with_images:
+            for j in range(i % 4):
+                size = (144, 144) if j else (40 + 30 * i, 200)
+                parts.insert(
+                    (i + j) % (len(parts) + 1), {"type": "image", "png": png(3 * i + j, size)}
+                )
+        chat: list[dict[str, Any]] = [{"role": "user", "content": parts}]
+        if i % 5 == 0:
+            chat.insert(0, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]})
+        if i % 3 == 0:
+            chat.append({"role": "assistant", "content": [{"type": "text", "text": "A circle."}]})
+            chat.append({"role": "user", "content": [{"type": "text", "text": "And then?"}]})
+        chats.append(chat)
+    return chats
+
+
+def for_openai(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def part(p: dict[str, Any]) -> dict[str, Any]:
+        if p["type"] == "text":
+            return p
+        return {"type": "image_url", "image_url": {"url": data_url(p["png"])}}
+
+    return [{"role": t["role"], "content": [part(p) for p in t["content"]]} for t in chat]
+
+
+async def ask(
+    client: AsyncOpenAI, chat: list[dict[str, Any]], stream: bool
+) -> tuple[list[int], list[int]]:
+    """Prompt ids and generated ids, by a stream or in one piece."""
+    request: dict[str, Any] = {
+        "model": "under-test",
+        "messages": for_openai(chat),
+        "max_tokens": NEW_TOKENS,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True, "return_token_ids": True},
+    }
+    if not stream:
+        answer: Any = await client.chat.completions.create(**request)
+        return answer.prompt_token_ids, answer.choices[0].token_ids
+    prompt: list[int] = []
+    generated: list[int] = []
+    async for chunk in await client.chat.completions.create(**request, stream=True):
+        prompt = getattr(chunk, "prompt_token_ids", None) or prompt
+        for choice in chunk.choices:
+            generated += getattr(choice, "token_ids", None) or []
+    return prompt, generated
+
+
+class Reference:
+    """transformers, asked the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: PreTrainedModel = load_reference(folder)
+        self.processor = LlavaProcessor.from_pretrained(folder) if has_images(self.model) else None
+
+    def __call__(self, chat: list[dict[str, Any]]) -> tuple[list[int], list[int], torch.Tensor]:
+        words = tokenizer()
+        text = words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        if self.processor is None:
+            inputs = words(text, return_tensors="pt", add_special_tokens=False)
+            inputs = {"input_ids": inputs["input_ids"]}
+        else:
+            parts = [p for turn in chat for p in turn["content"] if p["type"] == "image"]
+            images = [Image.open(io.BytesIO(p["png"])).convert("RGB") for p in parts]
+            found = self.processor(images=images or None, text=text, return_tensors="pt")
+            inputs = {k: found[k] for k in ("input_ids", "pixel_values") if k in found}
+        with torch.no_grad():
+            output = self.model.generate(
+                **inputs,
+                attention_mask=torch.ones_like(inputs["input_ids"]),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+        prompt = inputs["input_ids"][0].tolist()
+        return prompt, output.sequences[0, len(prompt) :].tolist(), torch.cat(output.scores)
+
+
+def has_images(model: PreTrainedModel) -> bool:
+    return hasattr(model.config, "vision_config")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", CASES)
+def test_sixteen_at_once_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = make_checkpoint(tmp_path / "model", **CASES[name])
+    reference = Reference(folder)
+    chats = conversations(has_images(reference.model))
+
+    async def ask_all(url: str) -> list[tuple[list[int], list[int]]]:
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            asked = [ask(client, chat, stream=i % 2 == 0) for i, chat in enumerate(chats)]
+            return await asyncio.gather(*asked)
+
+    with System(folder, "--served-model-name", "under-test") as system:
+        answers = asyncio.run(ask_all(system.base_url))
+        again = asyncio.run(ask_all(system.base_url))
+    ties = 0
+    for chat, (prompt, generated) in zip(chats, answers, strict=True):
+        expected_prompt, expected, logits = reference(chat)
+        assert prompt == expected_prompt
+        assert len(generated) == NEW_TOKENS
+        assert_same_up_to_ties(generated, expected, logits)
+        ties += generated != expected
+    assert ties <= 1  # a tie is rare, not an excuse
+    # Cached prefixes and another batch change nothing: float32 on a CPU is invariant.
+    assert again == answers
+
+
+def test_pictures_are_seen(tmp_path: Path) -> None:
+    """The comparison above would pass if neither side looked at the pictures; this one would not."""
+    folder = make_checkpoint(tmp_path / "model", "llava")
+    reference = Reference(folder)
+    outputs = []
+    for number in (1, 5):
+        parts = [{"type": "image", "png": png(number)}, {"type": "text", "text": "the"}]
+        outputs.append(reference([{"role": "user", "content": parts}])[2][0])
+    assert not torch.allclose(outputs[0], outputs[1], atol=1e-3)
