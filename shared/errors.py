@@ -2,6 +2,7 @@
 
     ServingError(reason, message, **metadata)
     ├─ InvalidRequest     INVALID_ARGUMENT     400   the caller must change the request
+    ├─ Unauthenticated    UNAUTHENTICATED      401   no API key, or a wrong one
     ├─ NotFound           NOT_FOUND            404
     ├─ Conflict           ALREADY_EXISTS       409   the same key with another body
     ├─ Overloaded         RESOURCE_EXHAUSTED   429   retry after a delay
@@ -50,6 +51,13 @@ class InvalidRequest(ServingError):
 
     status = grpc.StatusCode.INVALID_ARGUMENT
     http_status = 400
+
+
+class Unauthenticated(ServingError):
+    """No API key, or a wrong one."""
+
+    status = grpc.StatusCode.UNAUTHENTICATED
+    http_status = 401
 
 
 class NotFound(ServingError):
@@ -114,6 +122,7 @@ class Internal(ServingError):
 
 _CLASSES: tuple[type[ServingError], ...] = (
     InvalidRequest,
+    Unauthenticated,
     NotFound,
     Conflict,
     Overloaded,
@@ -128,7 +137,7 @@ _CLASSES: tuple[type[ServingError], ...] = (
 
 def status_number(status: grpc.StatusCode) -> int:
     """The number of a gRPC status code."""
-    number: int = status.value[0]  # type: ignore[index]
+    number: int = status.value[0]
     return number
 
 
@@ -137,9 +146,7 @@ _BY_NUMBER = {status_number(cls.status): cls for cls in _CLASSES}
 
 def from_failure(failure: Failure) -> ServingError:
     """The error that `to_failure` wrote down, as the same class."""
-    return from_status_number(
-        failure.code, failure.reason, failure.message, dict(failure.metadata)
-    )
+    return from_status_number(failure.code, failure.reason, failure.message, dict(failure.metadata))
 
 
 def from_status_number(

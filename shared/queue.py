@@ -100,6 +100,14 @@ class RequestLog:
     endings: tuple[Ending | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LogNews:
+    """What the log of one choice holds from some index on."""
+
+    records: bytes
+    ending: Ending | None
+
+
 class Queue:
     """The verbs, on one Redis client."""
 
@@ -225,6 +233,26 @@ class Queue:
             records=tuple(records),
             endings=tuple(Ending.FromString(e) if e else None for e in endings),
         )
+
+    async def read_news(
+        self, wanted: Sequence[tuple[str, int, int]], *, stride: int = 4
+    ) -> list[LogNews | None]:
+        """Reads many choices in one round trip, each given as (request id, choice, index to read from).
+
+        None where there is no such request. The ending is read before the log, so a log with an ending is whole.
+        """
+        pipe = self._redis.pipeline(transaction=False)
+        for request_id, choice, after in wanted:
+            pipe.hmget(self._keys.request(request_id), ["state", f"e{choice}"])
+            pipe.getrange(self._keys.log(request_id, choice), stride * after, -1)
+        try:
+            found = await pipe.execute()
+        except RedisError as error:
+            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+        return [
+            LogNews(records, Ending.FromString(ending) if ending else None) if state else None
+            for (state, ending), records in _pairs(found)
+        ]
 
     async def loads(self) -> list[GetLoadResponse]:
         """What the live schedulers hold, as of their last renewal."""

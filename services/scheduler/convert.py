@@ -54,7 +54,10 @@ def sequence_of(taken: TakenRequest, table: TokenBytes) -> Sequence:
     search = None
     if sampling.stop:
         search = StopFinder(
-            table, list(sampling.stop), include_stop=sampling.include_stop_str_in_output
+            table,
+            list(sampling.stop),
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=spec.reply.skip_special_tokens,
         )
         for token in generated:
             search.push(token)

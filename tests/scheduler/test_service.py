@@ -30,7 +30,7 @@ from tessera.decoder.v1.decoder_pb2_grpc import (
     DecoderServiceServicer,
     add_DecoderServiceServicer_to_server,
 )
-from tessera.scheduler.v1.queue_pb2 import LogBatch, RequestSpec
+from tessera.scheduler.v1.queue_pb2 import LogBatch, ReplyFormat, RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
@@ -148,6 +148,7 @@ class Bench:
             model=MODEL,
             prompt=token_log.encode_tokens(prompt),
             sampling=SamplingParams(**options),
+            reply=ReplyFormat(skip_special_tokens=True),
         )
         await self.queue.admit(spec, cost=len(prompt) + options["max_tokens"])
         return rid

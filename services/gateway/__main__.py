@@ -1,0 +1,23 @@
+"""`python -m services.gateway`."""
+
+import asyncio
+
+from services.gateway.gateway import run_gateway
+from services.gateway.settings import GatewaySettings
+from shared import rpc
+from shared.telemetry import configure_logs
+
+
+def main() -> None:
+    """Loads settings and runs until SIGTERM."""
+    settings = GatewaySettings.load(prog="python -m services.gateway")
+    configure_logs("gateway", settings.log_level, settings.log_format)
+
+    async def body(stop: asyncio.Event) -> None:
+        await run_gateway(settings, stop)
+
+    rpc.run(body)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""One gateway process: both doors on one way in, and the order in which it starts and stops."""
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import structlog
+
+from services.gateway.admission import Admission, Limits
+from services.gateway.answers import Answers
+from services.gateway.api_keys import ApiKeys
+from services.gateway.app import App
+from services.gateway.follower import Follower
+from services.gateway.grpc_chat import ChatServicer
+from services.gateway.health import Health
+from services.gateway.http_server import HttpServer
+from services.gateway.information import Information
+from services.gateway.metrics import Metrics
+from services.gateway.model import ServedModel
+from services.gateway.preprocess_pool import PreprocessPool
+from services.gateway.settings import GatewaySettings
+from shared.keys import Keys, new_instance_id
+from shared.queue import Queue, TokenChannel, connect
+from shared.registry import Announcement, Directory
+from shared.rpc import RoomServer
+from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+_SERVICE = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
+# A body may be this much smaller in bytes than the message made of it.
+_MESSAGE_EXTRA = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A running gateway: where it listens, and its parts for those who look inside."""
+
+    url: str
+    grpc_address: str
+    model: ServedModel
+    admission: Admission
+    follower: Follower
+    health: Health
+
+
+async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
+    """Runs until `stop` is set, then drains."""
+    async with open_gateway(settings) as gateway:
+        gc.collect()
+        # What lives as long as the process need not be looked at again; young objects die by
+        # reference counts.
+        gc.freeze()
+        gc.set_threshold(20_000, 50, 100)
+        log.info("ready", url=gateway.url, grpc=gateway.grpc_address, model=gateway.model.name)
+        await stop.wait()
+        log.info("draining", open_answers=len(gateway.follower))
+
+
+@contextlib.asynccontextmanager
+async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
+    """Starts a gateway; leaving the block drains it within `shutdown_timeout`.
+
+    Raises ServingError if an address is taken or the model cannot be read. Redis may be away: it is
+    not ready then.
+    """
+    limit = settings.max_body_bytes + _MESSAGE_EXTRA
+    grpc_server = RoomServer(
+        _join(settings.host, settings.grpc_port), max_message_bytes=limit, grace_s=0.5
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(grpc_server)
+        http_server = HttpServer(settings.host, settings.port, settings.shutdown_timeout)
+        stack.callback(http_server.unbind)
+        model = await asyncio.to_thread(
+            ServedModel.load, settings.model, settings.model_name, settings.max_model_len
+        )
+        redis = connect(settings.redis_url)
+        stack.push_async_callback(redis.aclose)
+        keys = Keys(model.name)
+        queue = Queue(redis, keys)
+        preprocess = await stack.enter_async_context(Directory(redis, keys, "preprocess"))
+        decoder = await stack.enter_async_context(Directory(redis, keys, "decoder"))
+        health = await stack.enter_async_context(Health(queue, preprocess, decoder))
+        follower = await stack.enter_async_context(Follower(queue, TokenChannel(redis, keys)))
+        pool = PreprocessPool(preprocess, limit)
+        stack.push_async_callback(pool.close)
+        metrics = Metrics(model.name)
+        limits = Limits(settings.max_waiting_requests, settings.max_waiting_tokens)
+        admission = Admission(model, queue, pool, follower, metrics, limits)
+        stack.push_async_callback(admission.settled)
+
+        api_keys = ApiKeys(settings.api_keys)
+        body_limit = settings.max_body_bytes
+        app = App(
+            Answers(model, admission, metrics, body_limit),
+            Information(model, queue, pool, health, metrics, body_limit),
+            api_keys,
+            keys.tag,
+        )
+        grpc_server.add(
+            _SERVICE,
+            chat_pb2_grpc.add_ChatServiceServicer_to_server,
+            ChatServicer(model, admission, metrics, api_keys),
+        )
+        http_server.start(app)
+        await grpc_server.ready()
+        url = f"http://{_join(settings.host, http_server.port)}"
+        instance = Announcement(redis, keys, "gateway", new_instance_id(), url)
+        await stack.enter_async_context(instance)
+        gateway = Gateway(url, grpc_server.address, model, admission, follower, health)
+        try:
+            yield gateway
+        finally:
+            health.drain()
+            await grpc_server.not_ready()
+            await instance.withdraw()
+            await asyncio.gather(
+                http_server.stop(), grpc_server.grpc.stop(settings.shutdown_timeout)
+            )
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,57 @@
+"""Whether this gateway can serve: Redis answered lately, and somebody prepares and somebody
+decodes.
+"""
+
+import asyncio
+import contextlib
+import time
+from typing import Self
+
+from shared import tasks
+from shared.errors import Unavailable
+from shared.queue import Queue
+from shared.registry import Directory
+
+_PING_S = 1.0
+_PING_TIMEOUT_S = 2.0
+_REDIS_LATELY_S = 10.0
+
+
+class Health:
+    """Readiness. Liveness is no question of it: a process that answers is alive, whatever Redis
+    does.
+    """
+
+    def __init__(self, queue: Queue, preprocess: Directory, decoder: Directory) -> None:
+        self._queue = queue
+        self._rooms = {"preprocess": preprocess, "decoder": decoder}
+        self._redis_at = float("-inf")
+        self._draining = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._ping())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await tasks.end(self._task)
+
+    def drain(self) -> None:
+        """Not ready from now on."""
+        self._draining = True
+
+    def missing(self) -> list[str]:
+        """What keeps it from being ready, in words; empty if it is ready."""
+        reasons = ["shutting down"] if self._draining else []
+        if time.monotonic() - self._redis_at > _REDIS_LATELY_S:
+            reasons.append("no answer from Redis")
+        reasons += [f"no {room} running" for room, who in self._rooms.items() if not who.members]
+        return reasons
+
+    async def _ping(self) -> None:
+        while True:
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout(_PING_TIMEOUT_S):
+                    await self._queue.depth()
+                self._redis_at = time.monotonic()
+            await asyncio.sleep(_PING_S)

@@ -1,0 +1,202 @@
+"""The few things that raw ASGI leaves to the application: bodies in, bodies out, and knowing when
+the client has left.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+from services.gateway.openai_errors import (
+    BodyTooLarge,
+    WrongMediaType,
+    error_body,
+    error_headers,
+)
+from shared.errors import Cancelled, Expired, ServingError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_BODY_TIMEOUT_S = 60.0
+_BLOCKED_S = 60.0
+_DISCARD_S = 2.0
+_CHECK_S = 10.0
+JSON = b"application/json"
+
+
+class Exchange:
+    """One HTTP request and its response."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.request_id = request_id
+        self.started = False
+        # Since when a chunk waits for the client to read; 0 while none does.
+        self.blocked_since = 0.0
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._receive = receive
+        self._send = send
+        self._complete = False
+
+    def header(self, name: bytes) -> str:
+        """A request header by its lower-case name; empty if absent."""
+        for key, value in self._headers:
+            if key == name:
+                return value.decode("latin-1")
+        return ""
+
+    async def json_body(self, limit: int) -> bytes:
+        """The body of a JSON request. Raises BodyTooLarge, WrongMediaType, Expired, or Cancelled if
+        the client left.
+        """
+        kind = self.header(b"content-type").partition(";")[0].strip().lower()
+        if kind and kind != "application/json" and not kind.endswith("+json"):
+            raise WrongMediaType(
+                "UNSUPPORTED_MEDIA_TYPE", f"the body must be application/json, not {kind[:64]}"
+            )
+        if self.header(b"content-encoding").lower() not in ("", "identity"):
+            raise WrongMediaType("UNSUPPORTED_MEDIA_TYPE", "the body must not be compressed")
+        declared = self.header(b"content-length")
+        if declared.isdigit() and int(declared) > limit:
+            # Who waits for leave to send is told no; who sends anyway must be heard out a little.
+            if not self.header(b"expect"):
+                await self._discard(limit)
+            raise _too_large(limit)
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                return await self._read(limit)
+        except TimeoutError:
+            raise Expired(
+                "BODY_TIMEOUT", f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} s"
+            ) from None
+
+    async def _read(self, limit: int) -> bytes:
+        pieces, size = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Cancelled("CLIENT_GONE", "the client left before its request was complete")
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > limit:
+                await self._discard(limit)
+                raise _too_large(limit)
+            if not message.get("more_body"):
+                return b"".join(pieces)
+
+    async def _discard(self, limit: int) -> None:
+        """Reads on for a moment: to close on a client that is still sending resets its connection,
+        and it never sees the answer.
+        """
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_S):
+                while size < limit:
+                    message = await self._receive()
+                    size += len(message.get("body", b""))
+                    if not message.get("more_body"):
+                        return
+
+    async def respond(
+        self,
+        status: int,
+        body: bytes,
+        kind: bytes = JSON,
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        """A whole response."""
+        self.started = self._complete = True
+        await self._send(
+            self._start(status, kind, [(b"content-length", b"%d" % len(body))], headers)
+        )
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def fail(self, error: ServingError) -> None:
+        """A whole response that is an error. What is left unread of the body ends the connection."""
+        headers = error_headers(error)
+        if isinstance(error, BodyTooLarge | Expired):
+            headers.append((b"connection", b"close"))
+        await self.respond(error.http_status, error_body(error), JSON, headers)
+
+    async def start_stream(self) -> None:
+        """The head of a stream of events."""
+        self.started = True
+        # Proxies such as nginx would collect events otherwise.
+        extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await self._send(self._start(200, b"text/event-stream; charset=utf-8", extra, None))
+
+    async def write(self, chunk: bytes) -> None:
+        """More of a stream. Waits while the client does not read."""
+        self.blocked_since = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self.blocked_since = 0.0
+
+    async def end_stream(self, chunk: bytes = b"") -> None:
+        """The end of a stream, after one last chunk."""
+        self._complete = True
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
+
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Raises Cancelled inside the block as soon as the client leaves. Entered when the body has
+        been read.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            await self._left()
+            if not self._complete:
+                gone = True
+                task.cancel()
+
+        watcher = loop.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not gone or task.uncancel() > 0:
+                raise
+            raise Cancelled("CLIENT_GONE", "the client left") from None
+        finally:
+            watcher.cancel()
+
+    async def _left(self) -> None:
+        """Returns when the client has closed the connection, or has not read anything for too long."""
+        closed = asyncio.ensure_future(self._closed())
+        try:
+            while not (await asyncio.wait([closed], timeout=_CHECK_S))[0]:
+                now = asyncio.get_running_loop().time()
+                if self.blocked_since and now - self.blocked_since > _BLOCKED_S:
+                    return
+        finally:
+            closed.cancel()
+
+    async def _closed(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def _start(
+        self,
+        status: int,
+        kind: bytes,
+        first: list[tuple[bytes, bytes]],
+        more: list[tuple[bytes, bytes]] | None,
+    ) -> Message:
+        headers = [
+            (b"content-type", kind),
+            (b"x-request-id", self.request_id.encode()),
+            *first,
+            *(more or ()),
+        ]
+        return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge("BODY_TOO_LARGE", f"the body is larger than the limit of {limit} bytes")

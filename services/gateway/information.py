@@ -1,0 +1,135 @@
+"""The cold routes: models, health, metrics, version, tokenizing, and the page for people."""
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from services.gateway.admission import Caller
+from services.gateway.fields import Fields
+from services.gateway.health import Health
+from services.gateway.http import Exchange
+from services.gateway.metrics import Metrics
+from services.gateway.model import ServedModel
+from services.gateway.openai_requests import parse_body, read_conversation, refuse_unsupported
+from services.gateway.preprocess_pool import PreprocessPool
+from shared.errors import Unavailable
+from shared.queue import Queue
+from shared.token_log import decode_tokens
+from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
+
+_PAGE = Path(__file__).with_name("page.html")
+_HTML = b"text/html; charset=utf-8"
+_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Information:
+    """The handlers that do not generate."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        queue: Queue,
+        pool: PreprocessPool,
+        health: Health,
+        metrics: Metrics,
+        max_body_bytes: int,
+    ) -> None:
+        self._model = model
+        self._queue = queue
+        self._pool = pool
+        self._health = health
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._page = _PAGE.read_bytes()
+        self._version = _version()
+
+    async def page(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /: a page to try the model on."""
+        await exchange.respond(200, self._page, _HTML)
+
+    async def live(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /health/live: this process answers."""
+        await _json(exchange, {"status": "alive"})
+
+    async def ready(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /health/ready: it can serve; 503 with the reasons if not."""
+        missing = self._health.missing()
+        content = {"status": "not ready" if missing else "ready", "missing": missing}
+        await _json(exchange, content, 503 if missing else 200)
+
+    async def metrics(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /metrics. While Redis is away the schedulers' load is the last one known."""
+        try:
+            loads = await self._queue.loads()
+            live, _ = await self._queue.depth()
+            self._metrics.load.update(loads, live)
+        except Unavailable:
+            pass
+        await exchange.respond(200, self._metrics.text(), _PROMETHEUS)
+
+    async def version(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /version."""
+        await _json(exchange, {"version": self._version})
+
+    async def models(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v1/models."""
+        await _json(exchange, {"object": "list", "data": [self._card()]})
+
+    async def one_model(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v1/models/{id}."""
+        self._model.check_name(exchange.path.removeprefix("/v1/models/"))
+        await _json(exchange, self._card())
+
+    async def tokenize(self, exchange: Exchange, caller: Caller) -> None:
+        """POST /tokenize: `prompt`, or `messages` with the chat template."""
+        fields = await self._fields(exchange)
+        if "messages" in fields:
+            refuse_unsupported(fields)
+            conversation, _ = read_conversation(fields, self._model)
+            prepare = PrepareRequest(conversation=conversation)
+        else:
+            if "prompt" not in fields:
+                raise fields.wrong("prompt", "is missing")
+            prepare = PrepareRequest(text=fields.string("prompt"))
+        prepare.request_id = caller.request_id
+        async with exchange.while_connected():
+            prepared = await self._pool.prepare(prepare)
+            tokens = decode_tokens(prepared.token_ids)
+            limit = self._model.max_model_len
+            await _json(exchange, {"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+    async def detokenize(self, exchange: Exchange, caller: Caller) -> None:
+        """POST /detokenize: `tokens` to `prompt`."""
+        fields = await self._fields(exchange)
+        if "tokens" not in fields:
+            raise fields.wrong("tokens", "is missing")
+        tokens = fields.integers("tokens", 0, self._model.vocab_size - 1)
+        text = self._model.table.text(tokens, skip_special_tokens=False)
+        await _json(exchange, {"prompt": text})
+
+    async def _fields(self, exchange: Exchange) -> Fields:
+        fields = Fields(parse_body(await exchange.json_body(self._max_body_bytes)))
+        if "model" in fields:
+            self._model.check_name(fields.string("model"))
+        return fields
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created_unix_s,
+            "owned_by": "tessera",
+            "max_model_len": self._model.max_model_len,
+        }
+
+
+async def _json(exchange: Exchange, content: dict[str, Any], status: int = 200) -> None:
+    await exchange.respond(status, json.dumps(content, ensure_ascii=False).encode())
+
+
+def _version() -> str:
+    try:
+        return version("tessera-serve")
+    except PackageNotFoundError:  # run from a checkout
+        return "0.1.0+checkout"

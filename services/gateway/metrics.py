@@ -1,0 +1,152 @@
+"""Prometheus metrics under the names of vLLM where they mean the same, so that dashboards and
+autoscalers work.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tessera.common.v1.ending_pb2 import Ending, FinishReason
+from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
+
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 80)
+_ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_E2E_S = (0.05, 0.1, 0.3, 0.5, 1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600)
+_STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+_REASONS = {
+    FinishReason.FINISH_REASON_STOP: "stop",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+    FinishReason.FINISH_REASON_CANCELLED: "abort",
+    FinishReason.FINISH_REASON_ERROR: "error",
+}
+
+
+class Metrics:
+    """All series of one gateway, with its own registry."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self.load = SchedulerLoad(model_name)
+        self.registry.register(self.load)
+        self._model_name = model_name
+        self._prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of ended requests."
+        )
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens given out.")
+        self._success = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._ttft = self._histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT_S
+        )
+        self._itl = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between one token and the next.", _ITL_S
+        )
+        self._e2e = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the end.", _E2E_S
+        )
+        self._stages = Histogram(
+            "tessera_stage_duration_seconds",
+            "Time in each stage of a request.",
+            ["stage"],
+            buckets=_STAGE_S,
+            registry=self.registry,
+        )
+        self._rejections = Counter(
+            "tessera_rejections",
+            "Requests refused before they were accepted, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.first_token = self._ttft.observe
+        self.inter_token = self._itl.observe
+
+    def stage(self, name: str, seconds: float) -> None:
+        """One stage of one request took this long."""
+        self._stages.labels(name).observe(seconds)
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused before it was accepted."""
+        self._rejections.labels(reason.lower()).inc()
+
+    def ended(
+        self,
+        ending: Ending | None,
+        *,
+        prompt_tokens: int,
+        generation_tokens: int,
+        duration_s: float,
+    ) -> None:
+        """An accepted request is over; without an ending the client left."""
+        reason = "abort" if ending is None else _REASONS.get(ending.reason, "error")
+        self._success.labels(self._model_name, reason).inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._generation_tokens.inc(generation_tokens)
+        self._e2e.observe(duration_s)
+
+    def text(self) -> bytes:
+        """The page in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(name, text, ["model_name"], registry=self.registry)
+        return counter.labels(self._model_name)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
+        return histogram.labels(self._model_name)
+
+
+class SchedulerLoad(Collector):
+    """What the schedulers published in Redis. The same at every gateway: take the maximum over
+    gateways, not the sum.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._decoders: list[DecoderLoad] = []
+        self._live_requests = 0
+
+    def update(self, loads: Sequence[GetLoadResponse], live_requests: int) -> None:
+        """Keeps what was read just now. `live_requests` counts all that are reserved, waiting or
+        running.
+        """
+        self._decoders = [decoder for load in loads for decoder in load.decoders]
+        self._live_requests = live_requests
+
+    def collect(self) -> Iterable[Metric]:
+        """The series, for the registry."""
+        decoders = self._decoders
+        running = sum(decoder.running for decoder in decoders)
+        total = sum(decoder.blocks_total for decoder in decoders)
+        used = sum(decoder.blocks_used for decoder in decoders)
+        yield self._gauge("vllm:num_requests_running", "Sequences being computed.", running)
+        yield self._gauge(
+            "vllm:num_requests_waiting",
+            "Requests that wait for room or for media, the queue's included.",
+            max(0, self._live_requests - running),
+        )
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc",
+            "KV blocks in use; 1 is all.",
+            used / total if total else 0.0,
+        )
+        for name, value in (
+            ("vllm:prefix_cache_queries", sum(d.prefix_queries for d in decoders)),
+            ("vllm:prefix_cache_hits", sum(d.prefix_hits for d in decoders)),
+            ("vllm:num_preemptions", sum(d.preemptions for d in decoders)),
+        ):
+            counter = CounterMetricFamily(name, "Of the present leases.", labels=["model_name"])
+            counter.add_metric([self._model_name], value)
+            yield counter
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(name, text, labels=["model_name"])
+        gauge.add_metric([self._model_name], value)
+        return gauge

@@ -1,0 +1,64 @@
+"""Errors as OpenAI's JSON: {"error": {"message", "type", "param", "code"}}."""
+
+import json
+
+from shared.errors import InvalidRequest, NotFound, ServingError
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
+
+
+class BodyTooLarge(InvalidRequest):
+    """More bytes than the limit."""
+
+    http_status = 413
+
+
+class WrongMediaType(InvalidRequest):
+    """A body that is not JSON."""
+
+    http_status = 415
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The route exists, for another method; `allow` in the metadata says which."""
+
+    http_status = 405
+
+
+class NoRoute(NotFound):
+    """No such path."""
+
+
+def error_object(error: ServingError) -> dict[str, object]:
+    """The value of `error` in a reply."""
+    default = "server_error" if error.http_status >= 499 else "invalid_request_error"
+    return {
+        "message": error.message,
+        "type": _TYPES.get(error.http_status, default),
+        "param": error.metadata.get("field"),
+        "code": error.reason.lower(),
+    }
+
+
+def error_body(error: ServingError) -> bytes:
+    """A whole JSON body."""
+    return json.dumps({"error": error_object(error)}, ensure_ascii=False).encode()
+
+
+def error_headers(error: ServingError) -> list[tuple[bytes, bytes]]:
+    """Headers that say more: when to come back, what is allowed."""
+    names = {"retry_after_s": b"retry-after", "allow": b"allow"}
+    headers = [
+        (header, error.metadata[name].encode())
+        for name, header in names.items()
+        if name in error.metadata
+    ]
+    if error.http_status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+def error_event(error: ServingError) -> bytes:
+    """The last event of a stream that failed after it had begun."""
+    content = json.dumps({"error": error_object(error)}, ensure_ascii=False)
+    return f"data: {content}\n\n".encode()

@@ -1,0 +1,250 @@
+"""OpenAI's request bodies, checked field by field and turned into our own types.
+
+Fields that are unknown to us are ignored, since clients send many; fields that would change the
+answer and are not supported are refused, since an answer that silently ignores them is wrong.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.gateway.fields import Fields
+from services.gateway.media import read_image_bytes, read_image_url
+from services.gateway.model import ServedModel
+from services.gateway.request import ValidRequest
+from services.gateway.sampling import read_sampling
+from shared.errors import InvalidRequest
+from shared.token_log import encode_tokens
+from tessera.preprocess.v1.preprocess_pb2 import (
+    Conversation,
+    Media,
+    Message,
+    Part,
+    PrepareRequest,
+)
+from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
+
+# Tokens that a chat template may add for each message, far on the safe side.
+_TEMPLATE_TOKENS = 64
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_DETAILS = ("", "auto", "low", "high")
+_LONGEST_USER = 512
+
+# Each with the values that mean "off": they are what many clients send anyway.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "suffix": ("",),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "web_search_options": (),
+}
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The JSON object in a request body. Raises InvalidRequest."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest("INVALID_JSON", f"the body is not valid JSON: {detail}") from None
+    if not isinstance(content, dict):
+        raise InvalidRequest("INVALID_JSON", "the body must be a JSON object")
+    return content
+
+
+def read_chat(content: Mapping[str, Any], model: ServedModel) -> ValidRequest:
+    """POST /v1/chat/completions."""
+    fields = Fields(content)
+    conversation, bound = read_conversation(fields, model)
+    return _request(
+        fields, model, ReplyKind.REPLY_KIND_CHAT, PrepareRequest(conversation=conversation), bound
+    )
+
+
+def read_conversation(fields: Fields, model: ServedModel) -> tuple[Conversation, int]:
+    """The messages and template settings, with an upper bound of the tokens they make."""
+    if not isinstance(fields.raw("messages"), list) or not fields.raw("messages"):
+        raise fields.wrong("messages", "must be a list of at least one message")
+    messages = [_message(message) for message in fields.objects("messages")]
+    conversation = Conversation(
+        messages=messages,
+        chat_template_kwargs_json=_template_kwargs(fields),
+        add_generation_prompt=fields.boolean("add_generation_prompt", True),
+    )
+    return conversation, conversation_bound(conversation, model)
+
+
+def conversation_bound(conversation: Conversation, model: ServedModel) -> int:
+    """More tokens than a conversation makes: one for each byte of text; a picture may fill the
+    model.
+    """
+    bound = len(conversation.chat_template_kwargs_json) + _TEMPLATE_TOKENS
+    for message in conversation.messages:
+        bound += _TEMPLATE_TOKENS
+        for part in message.content:
+            is_text = part.WhichOneof("part") == "text"
+            bound += len(part.text.encode()) if is_text else model.max_model_len
+    return bound
+
+
+def read_completion(content: Mapping[str, Any], model: ServedModel) -> ValidRequest:
+    """POST /v1/completions."""
+    fields = Fields(content)
+    prepare, bound, text = _prompt(fields, model)
+    echo = fields.boolean("echo", False)
+    return _request(
+        fields,
+        model,
+        ReplyKind.REPLY_KIND_COMPLETION,
+        prepare,
+        bound,
+        ReplyFormat(echo=echo, prompt_text=text() if echo else ""),
+    )
+
+
+def _request(
+    fields: Fields,
+    model: ServedModel,
+    kind: "ReplyKind.ValueType",
+    prepare: PrepareRequest,
+    bound: int,
+    reply: ReplyFormat | None = None,
+) -> ValidRequest:
+    refuse_unsupported(fields)
+    if "model" in fields:
+        model.check_name(fields.string("model"))
+    stream = fields.boolean("stream", False)
+    options = fields.mapping("stream_options")
+    if "stream_options" in fields and not stream:
+        raise fields.wrong("stream_options", "is only allowed when stream is true")
+    reply = reply or ReplyFormat()
+    reply.kind = kind
+    reply.include_usage = options.boolean("include_usage", False)
+    reply.continuous_usage = options.boolean("continuous_usage_stats", False)
+    reply.return_token_ids = fields.boolean("return_token_ids", False)
+    reply.skip_special_tokens = fields.boolean("skip_special_tokens", True)
+    prepare.max_prompt_tokens = model.max_model_len - 1
+    return ValidRequest(
+        prepare=prepare,
+        sampling=read_sampling(fields, model),
+        reply=reply,
+        stream=stream,
+        user=fields.string("user", longest=_LONGEST_USER),
+        prompt_bound=bound,
+    )
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Raises InvalidRequest for a field that asks for something that is not offered yet."""
+    for name, off in _UNSUPPORTED.items():
+        value = fields.raw(name)
+        # `is`-like comparison of types: 1 == True, but "n": true is no number.
+        if value is None or any(type(value) is type(o) and value == o for o in off):
+            continue
+        raise fields.wrong(
+            name, "asks for something that this server does not offer", "UNSUPPORTED_PARAMETER"
+        )
+
+
+def _message(fields: Fields) -> Message:
+    role = fields.string("role")
+    if role not in _ROLES:
+        raise fields.wrong("role", f"must be one of {', '.join(_ROLES)}, not {role[:32]!r}")
+    if fields.raw("tool_calls"):
+        raise fields.wrong("tool_calls", "is not offered", "UNSUPPORTED_PARAMETER")
+    content = fields.raw("content")
+    if isinstance(content, str):
+        parts = [Part(text=fields.string("content"))]
+    elif isinstance(content, list) and content:
+        parts = [_part(part) for part in fields.objects("content")]
+    else:
+        raise fields.wrong("content", "must be a string or a list of at least one part")
+    return Message(role=_ROLES[role], content=parts, name=fields.string("name", longest=256))
+
+
+def _part(fields: Fields) -> Part:
+    match fields.raw("type"):
+        case "text":
+            if "text" not in fields:
+                raise fields.wrong("text", "is missing")
+            return Part(text=fields.string("text"))
+        case "image_url":
+            return Part(image=_image(fields))
+        case other:
+            raise fields.wrong("type", f"must be text or image_url, not {str(other)[:32]!r}")
+
+
+def _image(fields: Fields) -> Media:
+    path, value = fields.path("image_url"), fields.raw("image_url")
+    if isinstance(value, bytes):  # never from JSON: the gRPC door has the file itself
+        return read_image_bytes(value, path)
+    return read_image_url(_image_url(fields), path)
+
+
+def _image_url(fields: Fields) -> str:
+    if isinstance(fields.raw("image_url"), str):
+        return fields.string("image_url")
+    if "image_url" not in fields:
+        raise fields.wrong("image_url", "is missing")
+    image = fields.mapping("image_url")
+    if image.string("detail") not in _DETAILS:
+        raise image.wrong("detail", "must be auto, low or high")
+    if "url" not in image:
+        raise image.wrong("url", "is missing")
+    return image.string("url")
+
+
+def _template_kwargs(fields: Fields) -> str:
+    kwargs = fields.mapping("chat_template_kwargs")
+    if not kwargs.items():
+        return ""
+    try:
+        return json.dumps(dict(kwargs.items()), allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise fields.wrong("chat_template_kwargs", f"cannot be passed on: {error}") from None
+
+
+def _prompt(fields: Fields, model: ServedModel) -> tuple[PrepareRequest, int, Callable[[], str]]:
+    """What to prepare, an upper bound of its tokens, and how to get its text."""
+    prompt = fields.raw("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        text = Fields({"prompt": prompt}).string("prompt")
+        return (
+            PrepareRequest(text=text),
+            len(text.encode()) + _TEMPLATE_TOKENS,
+            lambda: text,
+        )
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
+        ids = Fields({"prompt": prompt}).integers("prompt", 0, model.vocab_size - 1)
+        return (
+            PrepareRequest(token_ids=encode_tokens(ids)),
+            len(ids),
+            lambda: model.table.text(ids, skip_special_tokens=False),
+        )
+    if isinstance(prompt, list) and len(prompt) > 1:
+        raise fields.wrong("prompt", "must be one prompt; send several as several requests")
+    raise fields.wrong("prompt", "must be a string, or a list of token ids")

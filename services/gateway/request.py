@@ -1,0 +1,74 @@
+"""One validated request, the same whichever door it came in by."""
+
+from dataclasses import dataclass
+
+from services.gateway.model import ServedModel
+from shared.errors import InvalidRequest
+from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
+from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """What to prepare, how to sample, how to answer.
+
+    `prompt_bound` is more tokens than the prompt can have; the door counts with it before anything
+    is tokenized.
+    """
+
+    prepare: PrepareRequest
+    sampling: SamplingParams
+    reply: ReplyFormat
+    stream: bool
+    user: str
+    prompt_bound: int
+
+    def cost_bound(self, model: ServedModel) -> int:
+        """Tokens that it costs at the very most."""
+        most = self.sampling.max_tokens or model.max_model_len
+        return min(model.max_model_len, self.prompt_bound + most)
+
+
+def make_spec(
+    request: ValidRequest,
+    prepared: PrepareResponse,
+    model: ServedModel,
+    *,
+    request_id: str,
+    tenant: str,
+    created_unix_s: int,
+    traceparent: str = "",
+) -> RequestSpec:
+    """The request as it stands in the queue, with every default filled in.
+
+    Raises InvalidRequest if prompt and answer do not fit into the model's length together.
+    """
+    prompt_tokens = len(prepared.token_ids) // 4
+    if prompt_tokens == 0:
+        raise InvalidRequest("EMPTY_PROMPT", "the prompt has no tokens", field="prompt")
+    sampling = SamplingParams()
+    sampling.CopyFrom(request.sampling)
+    room = model.max_model_len - prompt_tokens
+    wanted = max(1, sampling.max_tokens)
+    if wanted > room:
+        raise InvalidRequest(
+            "CONTEXT_LENGTH_EXCEEDED",
+            f"the model's length is {model.max_model_len} tokens; this prompt has {prompt_tokens} "
+            f"and asks for {wanted} more: shorten it, or lower max_tokens",
+            field="max_tokens" if room > 0 else "messages",
+        )
+    sampling.max_tokens = sampling.max_tokens or room
+    sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
+    spec = RequestSpec(
+        request_id=request_id,
+        model=model.name,
+        prompt=prepared.token_ids,
+        media=prepared.media,
+        sampling=sampling,
+        tenant=tenant,
+        created_unix_s=created_unix_s,
+        reply=request.reply,
+        traceparent=traceparent,
+    )
+    return spec

@@ -1,0 +1,40 @@
+"""What the gateway can be told."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from shared.settings import RoomSettings
+
+
+class GatewaySettings(RoomSettings):
+    """The public doors. Flags have vLLM's names where they mean the same."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_GATEWAY_", "TESSERA_")
+
+    host: str = Field("127.0.0.1", description="Address of the REST and gRPC doors.")
+    port: int = Field(8000, ge=0, le=65535, description="Port of the REST door; 0 takes any.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of the gRPC door; 0 takes any.")
+    api_key: str = Field(
+        "", description="Keys, separated by commas, of which every request must carry one."
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
+    )
+    max_body_bytes: int = Field(
+        32 << 20, ge=1024, le=1 << 30, description="Largest request body; a larger one is a 413."
+    )
+    max_waiting_requests: int = Field(
+        1024, ge=1, description="Requests in all (preparing, waiting, running) before a 429."
+    )
+    max_waiting_tokens: int = Field(
+        4 << 20, ge=1, description="Tokens that all those may cost together before a 429."
+    )
+    shutdown_timeout: float = Field(
+        30.0, ge=0, le=86400, description="Seconds that open answers may run on after SIGTERM."
+    )
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys, one by one."""
+        return tuple(key for part in self.api_key.split(",") if (key := part.strip()))

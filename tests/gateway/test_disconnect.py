@@ -1,0 +1,140 @@
+"""A client that goes away takes its request with it, at whatever moment."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from support.gateway_stage import Stage
+from support.neighbours import Played
+
+from services.gateway.http import Exchange
+from shared.errors import Cancelled
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+STREAM = json.dumps({"messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()
+
+
+@contextlib.asynccontextmanager
+async def posted(stage: Stage, body: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """A raw connection on which a request has been sent; closed at the end."""
+    port = int(stage.gateway.url.rsplit(":", 1)[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    try:
+        yield reader
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def empty(stage: Stage) -> None:
+    """Waits until nothing is reserved, waiting or running, and nothing is followed."""
+    async with asyncio.timeout(5):
+        while await stage.scheduler.queue.depth() != (0, 0) or len(stage.gateway.follower):
+            await asyncio.sleep(0.01)
+
+
+def endless(stage: Stage) -> None:
+    async def slowly(rid: str, index: int) -> None:
+        await asyncio.sleep(0.02)
+
+    stage.scheduler.step = slowly
+    tokens = stage.tokenizer.encode("word").ids
+    stage.scheduler.answer = lambda spec: (tokens for _ in range(400))
+
+
+async def test_while_the_body_is_on_its_way(stage: Stage) -> None:
+    port = int(stage.gateway.url.rsplit(":", 1)[1])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+    await empty(stage)
+    assert not stage.preprocess.seen
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_while_it_is_prepared(stage: Stage, body: bytes) -> None:
+    stage.preprocess.gate.clear()
+    async with posted(stage, body):
+        async with asyncio.timeout(5):
+            while not stage.preprocess.seen:
+                await asyncio.sleep(0.01)
+        assert (await stage.scheduler.queue.depth())[0] == 1
+    await empty(stage)
+    stage.preprocess.gate.set()
+    await asyncio.sleep(0.1)
+    assert not stage.scheduler.played
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_while_it_waits(stage: Stage, body: bytes) -> None:
+    stage.scheduler.taking = False
+    async with posted(stage, body):
+        async with asyncio.timeout(5):
+            while not len(stage.gateway.follower):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+    await empty(stage)
+    stage.scheduler.taking = True
+    await asyncio.sleep(0.1)
+    assert not stage.scheduler.played
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_while_it_runs(stage: Stage, body: bytes) -> None:
+    endless(stage)
+    async with posted(stage, body) as reader:
+        played: Played = await stage.scheduler.taken()
+        if body is STREAM:
+            await reader.readuntil(b"word")
+    async with asyncio.timeout(5):
+        await played.ended.wait()
+    assert played.cancelled
+    await empty(stage)
+
+
+async def test_others_go_on(stage: Stage) -> None:
+    endless(stage)
+    staying = asyncio.create_task(stage.chat(max_tokens=40))
+    await stage.scheduler.taken()
+    async with posted(stage, STREAM) as reader:
+        await reader.readuntil(b"word")
+    reply = (await staying).json()
+    assert reply["usage"]["completion_tokens"] == 40
+    assert sorted(played.cancelled for played in stage.scheduler.played.values()) == [False, True]
+
+
+async def test_left_requests_are_counted_as_aborted(stage: Stage) -> None:
+    endless(stage)
+    async with posted(stage, STREAM) as reader:
+        await reader.readuntil(b"word")
+    await empty(stage)
+    page = (await stage.http.get("/metrics")).text
+    assert 'vllm:request_success_total{finished_reason="abort",model_name="tiny-vl"} 1.0' in page
+
+
+async def test_a_client_that_stops_reading_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.http._BLOCKED_S", 0.05)
+    monkeypatch.setattr("services.gateway.http._CHECK_S", 0.02)
+    never = asyncio.Event()
+
+    async def receive() -> dict[str, str]:
+        await never.wait()
+        return {}
+
+    async def send(message: object) -> None:
+        if isinstance(message, dict) and message.get("more_body"):
+            await never.wait()
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    exchange = Exchange(scope, receive, send, "r_x")
+    with pytest.raises(Cancelled) as caught:
+        async with asyncio.timeout(5), exchange.while_connected():
+            await exchange.start_stream()
+            await exchange.write(b"never read")
+    assert caught.value.reason == "CLIENT_GONE"

@@ -1,0 +1,98 @@
+"""Models, health, metrics, tokenizing, and the page."""
+
+import asyncio
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from support.gateway_stage import ANSWER, MODEL, Stage, open_stage, until_ready
+from tokenizers import Tokenizer
+
+from services.launcher.embedded_redis import EmbeddedRedis
+
+
+async def test_models_are_listed(stage: Stage) -> None:
+    models = [model async for model in stage.openai.models.list()]
+    assert [model.id for model in models] == [MODEL]
+    card = (await stage.http.get(f"/v1/models/{MODEL}")).json()
+    assert card["max_model_len"] == 512 and card["object"] == "model"
+
+
+async def test_metrics_have_vllm_names(stage: Stage) -> None:
+    tokens = stage.says(ANSWER)
+    await stage.chat()
+    await stage.chat(stream=True)
+    await stage.chat(temperature=9)
+    page = (await stage.http.get("/metrics")).text
+    samples = {
+        (sample.name, sample.labels.get("finished_reason") or sample.labels.get("stage"), ""): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+    values = {(name, label): value for (name, label, _), value in samples.items()}
+    assert values["vllm:num_requests_running", None] == 3
+    assert values["vllm:num_requests_waiting", None] == 0
+    assert values["vllm:kv_cache_usage_perc", None] == 0.25
+    assert values["vllm:prompt_tokens_total", None] == 22
+    assert values["vllm:generation_tokens_total", None] == 2 * len(tokens)
+    assert values["vllm:request_success_total", "stop"] == 2
+    assert values["vllm:time_to_first_token_seconds_count", None] == 2
+    assert values["vllm:e2e_request_latency_seconds_count", None] == 2
+    assert values["vllm:inter_token_latency_seconds_count", None] > 0
+    assert values["tessera_stage_duration_seconds_count", "preprocess"] == 2
+    assert 'tessera_rejections_total{reason="invalid_value"} 1.0' in page
+    labelled = re.findall(r'^vllm:\w+\{.*model_name="tiny-vl"', page, re.M)
+    assert len(labelled) == len(re.findall(r"^vllm:", page, re.M))
+
+
+async def test_tokenize_and_back(stage: Stage) -> None:
+    ids = stage.tokenizer.encode("The red 🦊").ids
+    reply = (await stage.http.post("/tokenize", json={"prompt": "The red 🦊"})).json()
+    assert reply == {"count": len(ids), "max_model_len": 512, "tokens": ids}
+    back = (await stage.http.post("/detokenize", json={"tokens": ids})).json()
+    assert back == {"prompt": "The red 🦊"}
+    messages = [{"role": "user", "content": "hello"}]
+    reply = (await stage.http.post("/tokenize", json={"messages": messages})).json()
+    assert reply["count"] > 0
+    assert (await stage.http.post("/tokenize", json={})).status_code == 400
+    assert (await stage.http.post("/detokenize", json={"tokens": [9999]})).status_code == 400
+
+
+async def test_the_page_needs_nothing_from_elsewhere(stage: Stage) -> None:
+    reply = await stage.http.get("/")
+    assert reply.headers["content-type"].startswith("text/html")
+    assert "/v1/chat/completions" in reply.text
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", reply.text)
+    head = await stage.http.head("/")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+async def test_version_and_liveness(stage: Stage) -> None:
+    assert (await stage.http.get("/version")).json()["version"]
+    assert (await stage.http.get("/health/live")).json() == {"status": "alive"}
+    assert (await stage.http.get("/health")).status_code == 200
+
+
+async def test_not_ready_without_its_neighbours(stage: Stage) -> None:
+    await stage.preprocess.__aexit__(None)
+    async with asyncio.timeout(10):
+        while (reply := await stage.http.get("/health/ready")).status_code != 503:
+            await asyncio.sleep(0.05)
+    assert reply.json()["missing"] == ["no preprocess running"]
+
+
+async def test_a_gateway_starts_without_redis_and_lives(
+    model_folder: Path, tokenizer: Tokenizer, private_redis: EmbeddedRedis
+) -> None:
+    url = private_redis.url
+    async with open_stage(url, model_folder, tokenizer) as stage:
+        private_redis.kill()
+        assert (await stage.http.get("/health/live")).status_code == 200
+        reply = await stage.chat()
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "redis_unavailable")
+        assert (await stage.http.get("/metrics")).status_code == 200
+        await asyncio.to_thread(private_redis.start)
+        await until_ready(stage.http)

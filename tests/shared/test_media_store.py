@@ -1,0 +1,77 @@
+"""Raw media: what is stored comes back, the total is bounded and never drifts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from shared import media_store
+from shared.errors import NotFound, Overloaded
+from shared.media_store import MediaStore, media_digest
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = Redis.from_url(redis_url)
+    yield client
+    await client.aclose()
+
+
+async def total(redis: Redis) -> int:
+    return int(await redis.get("t:{media}:total") or 0)
+
+
+async def test_bytes_come_back_in_pieces(redis: Redis) -> None:
+    store = MediaStore(redis)
+    for data in (b"x", bytes(range(256)) * 9000):  # one piece, three pieces
+        digest = media_digest(data)
+        await asyncio.gather(*(store.put(digest, data) for _ in range(3)))
+        assert await store.get(digest) == data
+        assert 0 < await redis.pttl(f"t:media:{{{digest.hex()}}}") <= media_store.TTL_MS
+    assert await total(redis) == 1 + 256 * 9000
+    with pytest.raises(NotFound):
+        await store.get(media_digest(b"never stored"))
+
+
+async def test_the_limit_holds_and_room_comes_back(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_store, "TTL_MS", 150)
+    monkeypatch.setattr(media_store, "_COUNTED_LONGER_MS", 50)
+    store = MediaStore(redis, limit_bytes=100)
+    first, second = b"a" * 60, b"b" * 60
+    await store.put(media_digest(first), first)
+    with pytest.raises(Overloaded):
+        await store.put(media_digest(second), second)
+    assert await total(redis) == 60
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await store.put(media_digest(second), second)
+                break
+            except Overloaded:
+                await asyncio.sleep(0.05)
+    assert await total(redis) == 60
+
+
+async def test_renewal_keeps_what_is_there_and_names_what_is_not(redis: Redis) -> None:
+    store = MediaStore(redis)
+    digest, gone = media_digest(b"here"), media_digest(b"gone")
+    await store.put(digest, b"here")
+    key = f"t:media:{{{digest.hex()}}}"
+    await redis.pexpire(key, 1000)
+    assert await store.renew([digest, gone, digest]) == [gone]
+    assert await redis.pttl(key) > 1000
+    assert await store.renew([]) == []
+    assert await redis.zcard("t:{media}:expiry") == 1
+
+
+async def test_bytes_that_expired_early_are_written_again(redis: Redis) -> None:
+    store = MediaStore(redis)
+    digest = media_digest(b"here")
+    await store.put(digest, b"here")
+    await redis.delete(f"t:media:{{{digest.hex()}}}")
+    await store.put(digest, b"here")
+    assert await store.get(digest) == b"here"
+    assert await total(redis) == 4
