@@ -20,6 +20,7 @@
     t:{m}:tok                     channel one LogBatch for each append call
     t:{m}:ctl                     channel "q" (work arrived), "c<rid>" (cancelled while running)
     t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/media_store.py)
+    t:{media}:expiry|sizes|total          what the media store holds in all
 
 A request has an owner exactly while its state is `running`. The field `owner` is the only fence: every script that
 writes for a request compares it. All times are Redis TIME, never a service's clock.

@@ -12,11 +12,12 @@ async def end(*tasks: "asyncio.Task[Any] | None") -> None:
     A single cancel may be lost: the Redis client swallows one that arrives together with its reply, and a loop around
     it would go on. So it is repeated.
     """
-    pending = {task for task in tasks if task is not None and not task.done()}
+    started = [task for task in tasks if task is not None]
+    pending = {task for task in started if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
-    for task in tasks:
-        if task is not None and not task.cancelled():
+    for task in started:
+        if not task.cancelled():
             task.exception()

@@ -15,6 +15,7 @@ from services.scheduler.encoders import Encoders
 from services.scheduler.log_writer import LogWriter
 from shared import token_log
 from shared.errors import ServingError, Superseded, Unavailable
+from shared.media_store import MediaStore
 from shared.queue import Append, ControlChannel, Queue, TakenRequest
 from shared.registry import Directory, Member
 from shared.text import TokenBytes
@@ -23,6 +24,7 @@ from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 log = structlog.get_logger(__name__)
 
 _SWEEP_S = 1.0
+_RENEW_MEDIA_S = 300.0  # raw media expire after 15 minutes
 _RETRY_LEASE_S = 0.2
 _READY_TO_START = 16  # requests beyond those running that are taken at a time; the rest stay in the queue for others
 _NO_LIMIT = 1 << 40
@@ -37,6 +39,7 @@ class Dispatcher:
         control: ControlChannel,
         decoders: Directory,
         encoders: Encoders,
+        media_store: MediaStore,
         table: TokenBytes,
         scheduler_id: str,
         *,
@@ -47,6 +50,7 @@ class Dispatcher:
         self._control = control
         self._decoders = decoders
         self._encoders = encoders
+        self._media_store = media_store
         self._table = table
         self._scheduler_id = scheduler_id
         self._lead_s = lead_s
@@ -77,6 +81,7 @@ class Dispatcher:
             group.create_task(self._follow_control())
             group.create_task(self._take())
             group.create_task(self._sweep())
+            group.create_task(self._renew_media())
 
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing more, finishes the steps under way, logs them, and gives the rest back to the queue."""
@@ -223,6 +228,19 @@ class Dispatcher:
             with contextlib.suppress(Unavailable):
                 for request_id in await self._queue.cancelled(waiting):
                     self._on_cancel(request_id)
+
+    async def _renew_media(self) -> None:
+        """Keeps the raw media of live requests: whoever loses pixels or embeddings begins there."""
+        while True:
+            await asyncio.sleep(_RENEW_MEDIA_S)
+            digests = {
+                item.source_digest
+                for link in self._links.values()
+                for sequence in link.core.sequences()
+                for item in sequence.payload.media
+            }
+            with contextlib.suppress(Unavailable):
+                await self._media_store.renew(digests)
 
     # Decoders
 

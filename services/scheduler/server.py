@@ -13,6 +13,7 @@ from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
 from shared import tasks
 from shared.keys import Keys, new_instance_id
+from shared.media_store import MediaStore
 from shared.queue import ControlChannel, Queue, connect
 from shared.registry import Announcement, Directory
 from shared.rpc import RoomServer
@@ -44,6 +45,7 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             ControlChannel(redis, keys),
             decoders,
             Encoders(encoders),
+            MediaStore(redis),
             table,
             scheduler_id,
             lead_s=settings.lead_ms / 1000,

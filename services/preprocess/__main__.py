@@ -1,0 +1,25 @@
+"""`python -m services.preprocess`: prompts to token ids and pixel values."""
+
+from functools import partial
+
+from services.preprocess.settings import PreprocessSettings
+from shared.settings import set_process_environment
+from shared.telemetry import configure_logs
+
+
+def main() -> None:
+    """Runs the room until it is told to stop."""
+    settings = PreprocessSettings.load(prog="python -m services.preprocess")
+    configure_logs("preprocess", settings.log_level, settings.log_format)
+    # Read when the libraries are imported. Requests run side by side already: threads inside one tokenization would
+    # fight for the same cores. The image workers are programs of their own and know nothing of this process's gRPC.
+    set_process_environment(TOKENIZERS_PARALLELISM="false", GRPC_ENABLE_FORK_SUPPORT="0")
+
+    from services.preprocess.room import serve
+    from shared import rpc
+
+    rpc.run(partial(serve, settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""From a client's conversation to what its chat template is given."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from services.preprocess.chat_template import ROLES, ChatTemplate
+from services.preprocess.prompt_tokenizer import PromptTokenizer
+from shared.errors import InvalidRequest
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
+
+
+def images(conversation: Conversation) -> list[Media]:
+    """The images in the order of the prompt."""
+    return [
+        part.image
+        for message in conversation.messages
+        for part in message.content
+        if part.WhichOneof("part") == "image"
+    ]
+
+
+def template_messages(
+    conversation: Conversation, template: ChatTemplate, tokenizer: PromptTokenizer, marker: str
+) -> list[dict[str, Any]]:
+    """The messages in the shape that the template expects, the client's words guarded.
+
+    Where the template has no words of its own for an image, `marker` stands in the text at the
+    image's place.
+    Raises InvalidRequest for an unknown role or an empty part.
+    """
+    if not conversation.messages:
+        raise InvalidRequest("NO_MESSAGES", "messages: at least one is needed", field="messages")
+    as_parts = bool(marker) and template.renders_images(marker)
+    messages = []
+    for index, message in enumerate(conversation.messages):
+        role = _role(message, index, template)
+        parts = list(_parts(message, index, tokenizer, marker, as_parts and role == "user"))
+        if not template.takes_parts[role]:
+            # vLLM's way of writing several parts as one string.
+            content: Any = "\n".join(part["text"] for part in parts)
+        else:
+            content = parts
+        written: dict[str, Any] = {"role": role, "content": content}
+        if message.name:
+            written["name"] = tokenizer.guard(message.name)
+        messages.append(written)
+    return messages
+
+
+def template_variables(conversation: Conversation, tokenizer: PromptTokenizer) -> dict[str, Any]:
+    """The request's own template variables, their strings guarded. Raises InvalidRequest."""
+    if not conversation.chat_template_kwargs_json:
+        return {}
+    field = "chat_template_kwargs"
+    try:
+        variables = json.loads(conversation.chat_template_kwargs_json)
+    except ValueError as error:
+        raise InvalidRequest("BAD_JSON", f"{field} is not JSON: {error}", field=field) from error
+    if not isinstance(variables, dict):
+        raise InvalidRequest("BAD_JSON", f"{field} is not a JSON object", field=field)
+    taken = {"messages", "add_generation_prompt"} & variables.keys()
+    if taken:
+        raise InvalidRequest("BAD_JSON", f"{field} cannot set {sorted(taken)[0]}", field=field)
+    guarded: dict[str, Any] = _guard_all(variables, tokenizer)
+    return guarded
+
+
+def _role(message: Message, index: int, template: ChatTemplate) -> str:
+    if message.role not in ROLES:
+        field = f"messages[{index}].role"
+        raise InvalidRequest(
+            "BAD_ROLE",
+            f"{field}: {message.role!r} is not one of {', '.join(ROLES)}",
+            field=field,
+        )
+    if message.role == "developer" and not template.knows_developer:
+        return "system"  # what the role is called since OpenAI's newer models
+    return message.role
+
+
+def _parts(
+    message: Message, index: int, tokenizer: PromptTokenizer, marker: str, image_parts: bool
+) -> Iterator[dict[str, str]]:
+    texts = [part.text for part in message.content if part.WhichOneof("part") == "text"]
+    guarded = iter(tokenizer.guard_parts(texts))
+    for number, part in enumerate(message.content):
+        kind = part.WhichOneof("part")
+        if kind == "text":
+            yield {"type": "text", "text": next(guarded)}
+        elif kind == "image":
+            yield {"type": "image"} if image_parts else {"type": "text", "text": marker}
+        else:
+            field = f"messages[{index}].content[{number}]"
+            raise InvalidRequest("EMPTY_PART", f"{field} is empty", field=field)
+
+
+def _guard_all(value: Any, tokenizer: PromptTokenizer) -> Any:
+    if isinstance(value, str):
+        return tokenizer.guard(value)
+    if isinstance(value, dict):
+        return {key: _guard_all(inner, tokenizer) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_guard_all(inner, tokenizer) for inner in value]
+    return value

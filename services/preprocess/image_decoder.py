@@ -1,0 +1,71 @@
+"""Image files to upright RGB pictures. Runs in the image worker, where a crash takes nobody along."""
+
+import io
+import warnings
+
+import numpy as np
+import PIL.BmpImagePlugin
+import PIL.GifImagePlugin
+import PIL.Image
+import PIL.ImageOps
+import PIL.JpegImagePlugin
+import PIL.PngImagePlugin
+import PIL.TiffImagePlugin
+import PIL.WebPImagePlugin
+
+from services.preprocess.image_limits import ImageLimits, UnreadableImage
+
+# Pillow's other decoders are not loaded: each is one more that a stranger's file could reach.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+
+# The limit of pixels below replaces Pillow's warning.
+PIL.Image.MAX_IMAGE_PIXELS = None
+
+
+def decode(data: bytes, limits: ImageLimits) -> PIL.Image.Image:
+    """The picture as RGB: first frame, EXIF orientation applied, transparency over white.
+
+    Raises UnreadableImage.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+            limits.check(*image.size)
+            image.load()
+    except UnreadableImage:
+        raise
+    except PIL.UnidentifiedImageError as error:
+        raise UnreadableImage(
+            "IMAGE_FORMAT", "this is not an image file (PNG, JPEG, WebP, GIF, BMP and TIFF are)"
+        ) from error
+    except Exception as error:  # Pillow's decoders raise anything on damaged files
+        raise UnreadableImage("IMAGE_DAMAGED", f"the image file is damaged: {error}") from error
+    return _rgb(_upright(image))
+
+
+def _upright(image: PIL.Image.Image) -> PIL.Image.Image:
+    try:
+        return PIL.ImageOps.exif_transpose(image)
+    except Exception:  # damaged EXIF says nothing about the orientation
+        return image
+
+
+def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    if image.mode.startswith("I"):
+        image = _from_16_bits(image)
+    if image.mode == "F":
+        raise UnreadableImage(
+            "IMAGE_FORMAT", "images of floating-point numbers are not taken; save 8 or 16 bits"
+        )
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = PIL.Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = PIL.Image.alpha_composite(white, image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _from_16_bits(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Keeps the upper 8 of 16 bits; Pillow's own conversion cuts values above 255 off."""
+    values = np.asarray(image).astype(np.int64).clip(0, 65535) >> 8
+    return PIL.Image.fromarray(values.astype(np.uint8))

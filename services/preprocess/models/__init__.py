@@ -1,0 +1,48 @@
+"""Families by the architecture that config.json names. A new family is a file here and a line below."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.preprocess.models import llava
+from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan, PromptRule
+from services.preprocess.models.text import TextRule
+from shared.checkpoint import Checkpoint
+from shared.errors import Unavailable
+
+
+class _Maker(Protocol):
+    def __call__(
+        self, checkpoint: Checkpoint, processing: ImageProcessing, marker: str
+    ) -> PromptRule: ...
+
+
+class _MarkerId(Protocol):
+    def __call__(self, config: dict[str, Any]) -> int: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family with images: which token marks an image, and the rule that expands it."""
+
+    image_token_id: _MarkerId
+    rule: _Maker
+
+
+FAMILIES: dict[str, Family] = {
+    "LlavaForConditionalGeneration": Family(llava.image_token_id, llava.LlavaRule),
+}
+
+
+def find_family(checkpoint: Checkpoint) -> Family | None:
+    """The family of a checkpoint; None for a text-only model. Raises Unavailable for an unknown one."""
+    family = FAMILIES.get(checkpoint.architecture)
+    if family is None and checkpoint.vision_config is not None:
+        raise Unavailable(
+            "UNSUPPORTED_MODEL",
+            f"{checkpoint.architecture} is not supported; these are: {', '.join(FAMILIES)}"
+            " and text-only models",
+        )
+    return family
+
+
+__all__ = ["Family", "ImageProcessing", "MediaSpan", "PromptRule", "TextRule", "find_family"]

@@ -1,0 +1,42 @@
+"""The settings of a checkpoint's image processor, wherever its version of transformers wrote them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shared.errors import Unavailable
+
+
+def read_processor_config(folder: Path) -> dict[str, Any]:
+    """preprocessor_config.json, or the part of processor_config.json that newer versions write instead.
+
+    Raises Unavailable if the checkpoint has neither.
+    """
+    combined = _read(folder / "processor_config.json").get("image_processor")
+    if isinstance(combined, dict):
+        return combined
+    alone = _read(folder / "preprocessor_config.json")
+    if not alone:
+        raise Unavailable(
+            "BAD_CHECKPOINT", f"{folder} has no preprocessor_config.json for its images"
+        )
+    return alone
+
+
+def processor_class_name(config: dict[str, Any]) -> str:
+    """The image processor's name without the suffix of its implementation ("CLIPImageProcessor")."""
+    name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    if not name:
+        raise Unavailable("BAD_CHECKPOINT", "preprocessor_config.json has no image_processor_type")
+    name = name.removesuffix("Fast").removesuffix("Pil")
+    return name.replace("FeatureExtractor", "ImageProcessor")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Unavailable("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
+    return config

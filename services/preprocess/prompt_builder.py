@@ -1,0 +1,174 @@
+"""From a request's input to token ids: template, tokenizer, placeholders, limits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.preprocess import conversation as conversations
+from services.preprocess.chat_template import ChatTemplate, TemplateRefusal, refused
+from services.preprocess.models import MediaSpan, PromptRule
+from services.preprocess.prompt_tokenizer import GUARD, Ids, PromptTokenizer
+from shared.errors import InvalidRequest
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A prompt with one marker for each image. `field` is what the client calls it."""
+
+    ids: Ids
+    text: str
+    field: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with its placeholders: ids, and the offset of each media span."""
+
+    ids: Ids
+    offsets: tuple[int, ...]
+
+
+class PromptBuilder:
+    """Everything that is known of a model's prompts. Its methods are pure; they may run in any thread."""
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        template: ChatTemplate | None,
+        rule: PromptRule,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        processor_adds_special_tokens: bool,
+        trust_request_template: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._rule = rule
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        # transformers: a tokenizer's apply_chat_template adds none, a processor's adds them to a
+        # text without them.
+        self._adds_special_tokens = processor_adds_special_tokens
+        self._trusts = trust_request_template
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model has eyes."""
+        return self._rule.marker is not None
+
+    def span(self, width: int, height: int) -> MediaSpan:
+        """The placeholder tokens of an image."""
+        return self._rule.span(width, height)
+
+    def draft(self, request: PrepareRequest) -> Draft:
+        """Renders and tokenizes. Raises InvalidRequest naming the field."""
+        kind = request.WhichOneof("input")
+        if kind == "conversation":
+            return self._chat(request.conversation)
+        if kind == "text":
+            return self._text(request.text)
+        if kind == "token_ids":
+            return self._token_ids(request.token_ids)
+        raise InvalidRequest("NO_PROMPT", "the request has no prompt", field="prompt")
+
+    def expand(self, draft: Draft, spans: Sequence[MediaSpan]) -> Prompt:
+        """Puts each span in its marker's place. Raises InvalidRequest when markers and images differ in number."""
+        if not spans:
+            return Prompt(draft.ids, ())
+        places = np.flatnonzero(draft.ids == self._rule.marker_id)
+        if len(places) != len(spans):
+            raise InvalidRequest(
+                "IMAGE_MARKERS",
+                f"{draft.field}: the chat template wrote {len(places)} places for {len(spans)} images",
+                field=draft.field,
+            )
+        pieces: list[Ids] = []
+        offsets: list[int] = []
+        length = start = 0
+        for place, span in zip(places.tolist(), spans, strict=True):
+            text, image = draft.ids[start:place], np.array(span.token_ids, np.int32)
+            offsets.append(length + len(text))
+            pieces += [text, image]
+            length += len(text) + len(image)
+            start = place + 1
+        return Prompt(np.concatenate([*pieces, draft.ids[start:]]), tuple(offsets))
+
+    def check_length(self, tokens: int, limit: int, field: str, at_least: bool = False) -> None:
+        """Raises InvalidRequest when a prompt is over the request's or the model's limit."""
+        limit = min(limit or self._max_model_len, self._max_model_len)
+        if tokens <= limit:
+            return
+        more = "at least " if at_least else ""
+        raise InvalidRequest(
+            "CONTEXT_LENGTH_EXCEEDED",
+            f"{field}: the prompt has {more}{tokens} tokens, the limit is {limit}; shorten it",
+            field=field,
+            tokens=str(tokens),
+            limit=str(limit),
+        )
+
+    def _chat(self, conversation: Conversation) -> Draft:
+        template = self._template_for(conversation)
+        marker = self._rule.marker or ""
+        messages = conversations.template_messages(conversation, template, self._tokenizer, marker)
+        variables = conversations.template_variables(conversation, self._tokenizer)
+        opens = conversation.add_generation_prompt
+        if not conversation.HasField("add_generation_prompt"):
+            opens = True
+        try:
+            text = template.render(messages, opens, variables)
+        except TemplateRefusal as error:
+            raise refused(error) from error
+        bos = self._tokenizer.special_tokens.get("bos_token")
+        add = self._adds_special_tokens and not (bos and text.startswith(bos))
+        return self._encoded(text, "messages", add)
+
+    def _template_for(self, conversation: Conversation) -> ChatTemplate:
+        if conversation.chat_template:
+            field = "chat_template"
+            if not self._trusts:
+                raise InvalidRequest(
+                    "CHAT_TEMPLATE",
+                    f"{field}: requests may bring none here (--trust-request-chat-template)",
+                    field=field,
+                )
+            try:
+                return ChatTemplate(conversation.chat_template, self._tokenizer.special_tokens)
+            except TemplateRefusal as error:
+                raise InvalidRequest("CHAT_TEMPLATE", str(error), field=field) from error
+        if self._template is None:
+            raise InvalidRequest(
+                "CHAT_TEMPLATE",
+                "messages: this model has no chat template; send a prompt, or start the service"
+                " with --chat-template",
+                field="messages",
+            )
+        return self._template
+
+    def _text(self, text: str) -> Draft:
+        return self._encoded(self._tokenizer.guard_marker(text), "prompt", True)
+
+    def _encoded(self, text: str, field: str, add_special_tokens: bool) -> Draft:
+        # Hopeless lengths are refused before they are tokenized.
+        self.check_length(len(text) // self._tokenizer.longest_token, 0, field, at_least=True)
+        ids = self._tokenizer.encode(text, add_special_tokens)
+        if len(ids) == 0:
+            raise InvalidRequest("EMPTY_PROMPT", f"{field}: the prompt has no tokens", field=field)
+        return Draft(ids, text.replace(GUARD, ""), field)
+
+    def _token_ids(self, data: bytes) -> Draft:
+        field = "prompt"
+        if not data or len(data) % 4:
+            raise InvalidRequest("EMPTY_PROMPT", f"{field}: no whole token ids", field=field)
+        ids: Ids = np.frombuffer(data, "<i4").astype(np.int32)
+        wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
+        if len(wrong):
+            raise InvalidRequest(
+                "BAD_TOKEN_ID",
+                f"{field}: token id {wrong[0]} is outside the vocabulary of {self._vocab_size}",
+                field=field,
+            )
+        return Draft(ids, "", field)

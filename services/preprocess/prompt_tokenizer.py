@@ -1,0 +1,183 @@
+"""The checkpoint's tokenizer, with a guard: what a user writes never becomes a control token.
+
+Equal to transformers' `AutoTokenizer` on the same folder (tested), without importing it.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from shared.errors import Unavailable
+
+Ids = npt.NDArray[np.int32]
+
+# Put inside a control token that a user wrote. The text is cut there before it is tokenized, so the
+# token's two halves stay plain text. A private-use character: no tokenizer or template gives it a
+# meaning.
+GUARD = "\U000f5a1d"
+_SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class PromptTokenizer:
+    """Text to token ids, for one checkpoint folder. Raises Unavailable if it has no tokenizer.json."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise Unavailable(
+                "BAD_CHECKPOINT",
+                f"{path} is missing: save the tokenizer with AutoTokenizer.save_pretrained",
+            )
+        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.config = _read_config(folder)
+        self.special_tokens = _special_tokens(self.config)
+        self._prefix, self._suffix = self._added_around()
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._special = {token.content for token in added if token.special}
+        self._control = _pattern(self._special)
+        self._marker = _pattern(())
+        self._longest_control = max(map(len, self._special), default=1)
+        self._continues = self._continuation_prefix()
+        self.longest_token = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
+
+    def protect(self, marker: str) -> None:
+        """Makes a token one that users cannot write, whether the tokenizer calls it special or not."""
+        self._control = _pattern({*self._special, marker})
+        self._marker = _pattern((marker,))
+        self._longest_control = max(self._longest_control, len(marker))
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids below this have a token, added ones included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def token_text(self, number: int) -> str:
+        """A token's text, by its id. Raises Unavailable for an id without a token."""
+        text: str | None = self._tokenizer.id_to_token(number)
+        if text is None:
+            raise Unavailable(
+                "BAD_CHECKPOINT", f"tokenizer.json has no token {number}, which config.json names"
+            )
+        return text
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, by its text."""
+        return self._tokenizer.token_to_id(token)
+
+    def guard(self, text: str) -> str:
+        """User text that `encode` will not read control tokens in."""
+        return _guarded(text, self._control)
+
+    def guard_parts(self, texts: Sequence[str]) -> list[str]:
+        """`guard` for texts that a template may put together without anything between them."""
+        guarded = [self.guard(text) for text in texts]
+        reach = self._longest_control - 1
+        for index in range(len(guarded) - 1):
+            joint = guarded[index][-reach:] + guarded[index + 1][:reach]
+            if self._control is not None and self._control.search(joint):
+                guarded[index] += GUARD
+        return guarded
+
+    def guard_marker(self, text: str) -> str:
+        """User text in which only the image placeholder means nothing; other control tokens are read."""
+        return _guarded(text, self._marker)
+
+    def encode(self, text: str, add_special_tokens: bool) -> Ids:
+        """Token ids of a text; control tokens are read where they are not guarded. Runs without the GIL.
+
+        `add_special_tokens` puts the checkpoint's own begin and end tokens around it.
+        """
+        pieces = text.split(GUARD)
+        ids = self._ids(pieces[0])
+        for piece in pieces[1:]:
+            ids += self._continued(piece)
+        if add_special_tokens:
+            ids = [*self._prefix, *ids, *self._suffix]
+        return np.array(ids, np.int32)
+
+    def _ids(self, text: str) -> list[int]:
+        # A batch of one: the library gives the GIL away for batches only, and only they can do without offsets.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _continued(self, piece: str) -> list[int]:
+        """Ids of a piece from the middle of a text: without the space that some tokenizers put before a text."""
+        if not piece:
+            return []
+        if self._continues:
+            ids = self._ids("\n" + piece)
+            if ids[: len(self._continues)] == self._continues:
+                return ids[len(self._continues) :]
+        return self._ids(piece)
+
+    def _continuation_prefix(self) -> list[int]:
+        """What stands before a text behind a newline, where the tokenizer changes the beginning of a text."""
+        alone, behind = self._ids("a"), self._ids("\na")
+        changes = behind[-len(alone) :] != alone
+        return self._ids("\n") if changes else []
+
+    def _added_around(self) -> tuple[list[int], list[int]]:
+        """Ids that go before and after a text that stands alone.
+
+        tokenizer.json decides; transformers ignores `add_bos_token` in tokenizer_config.json beside it.
+        """
+        bare = self._ids("a")
+        full: list[int] = self._tokenizer.encode("a", add_special_tokens=True).ids
+        for start in range(len(full) - len(bare) + 1):
+            if full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+        return [], []
+
+
+def _pattern(words: Iterable[str]) -> re.Pattern[str] | None:
+    # A token of one character cannot be cut; none is a control token in practice.
+    longest_first = sorted((word for word in words if len(word) > 1), key=len, reverse=True)
+    if not longest_first:
+        return None
+    # Whatever the case: a template may lower the client's words before they are tokenized.
+    return re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
+
+
+def _guarded(text: str, control: re.Pattern[str] | None) -> str:
+    text = text.replace(GUARD, "")
+    # Again and again, because what is behind a cut may be a control token as well.
+    while control is not None and control.search(text):
+        text = control.sub(lambda match: match[0][0] + GUARD + match[0][1:], text)
+    return text
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return config
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """The special tokens that have names, as templates know them."""
+    named = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):  # an AddedToken written out
+            value = value.get("content")
+        if isinstance(value, str):
+            named[name] = value
+    return named

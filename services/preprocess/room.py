@@ -1,0 +1,178 @@
+"""The life of the preprocess room: bind, load, serve, drain."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from services.preprocess.chat_template import ChatTemplate, TemplateRefusal, read_template
+from services.preprocess.image_limits import ImageLimits
+from services.preprocess.media_fetch import FetchPolicy, MediaFetcher
+from services.preprocess.media_intake import MediaIntake
+from services.preprocess.models import ImageProcessing, PromptRule, TextRule, find_family
+from services.preprocess.pixel_cache import PixelCache
+from services.preprocess.prompt_builder import PromptBuilder
+from services.preprocess.prompt_tokenizer import PromptTokenizer
+from services.preprocess.servicer import PreprocessServicer
+from services.preprocess.settings import PreprocessSettings
+from services.preprocess.worker_pool import ImageWorkerPool
+from shared import artifacts
+from shared.artifacts import ArtifactServicer, ArtifactStore, remove_abandoned
+from shared.checkpoint import Checkpoint
+from shared.errors import Unavailable
+from shared.keys import Keys, new_instance_id
+from shared.media_store import MediaStore
+from shared.queue import connect
+from shared.registry import Announcement
+from shared.rpc import RoomServer
+from shared.telemetry import Stopwatch
+from tessera.artifact.v1 import artifact_pb2_grpc
+from tessera.preprocess.v1 import preprocess_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+_MAX_MESSAGE_BYTES = 64 << 20
+_MAX_CONNECTION_AGE_S = 30.0
+_SERVICE_NAME = "tessera.preprocess.v1.PreprocessService"
+
+
+async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
+    """Runs until `stop` is set. Raises ServingError when the room cannot start."""
+    watch = Stopwatch()
+    server = RoomServer(
+        settings.listen,
+        advertise=settings.advertise,
+        max_message_bytes=_MAX_MESSAGE_BYTES,
+        max_connection_age_s=_MAX_CONNECTION_AGE_S,
+    )
+    # Resources are left after the server: calls in hand finish before what they use is closed.
+    async with AsyncExitStack() as resources, server:
+        log.info("loading", model=str(settings.model), address=server.address)
+        redis = connect(settings.redis_url)
+        resources.push_async_callback(redis.aclose)
+        instance_id = new_instance_id()
+        remove_abandoned(settings.artifact_dir)
+        store = ArtifactStore(settings.artifact_dir, instance_id, server.address)
+        resources.callback(store.close)
+        executor = ThreadPoolExecutor(4, "tokenize")
+        resources.callback(executor.shutdown, cancel_futures=True)
+
+        checkpoint = Checkpoint(settings.model)
+        # The tokenizer loads while the first image worker starts.
+        loading = asyncio.ensure_future(asyncio.to_thread(PromptTokenizer, settings.model))
+        pool = await _image_pool(settings, checkpoint, resources)
+        builder = _build(settings, checkpoint, await loading, pool)
+        intake = None
+        if pool is not None:
+            cache = PixelCache(pool, store, settings.pixel_cache_bytes)
+            resources.push_async_callback(cache.close)
+            intake = MediaIntake(
+                await resources.enter_async_context(MediaFetcher(_policy(settings))),
+                cache,
+                MediaStore(redis, settings.media_store_bytes),
+                settings.max_image_bytes,
+            )
+        servicer = PreprocessServicer(
+            builder,
+            intake,
+            executor,
+            model_name=settings.model_name,
+            max_images=settings.max_images,
+        )
+        server.add(
+            _SERVICE_NAME,
+            preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server,
+            servicer,
+        )
+        server.add(
+            artifacts.SERVICE_NAME,
+            artifact_pb2_grpc.add_ArtifactServiceServicer_to_server,
+            ArtifactServicer(store),
+        )
+        await server.ready()
+        keys = Keys(settings.model_name)
+        async with Announcement(redis, keys, "preprocess", instance_id, server.address):
+            log.info(
+                "serving",
+                model=settings.model_name,
+                address=server.address,
+                images=builder.takes_images,
+                start_ms=watch.lap_us() // 1000,
+            )
+            await stop.wait()
+        log.info("draining")
+        await server.not_ready()
+
+
+async def _image_pool(
+    settings: PreprocessSettings, checkpoint: Checkpoint, resources: AsyncExitStack
+) -> ImageWorkerPool | None:
+    """The image workers, for a model that takes images."""
+    if find_family(checkpoint) is None:
+        return None
+    limits = ImageLimits(max_pixels=settings.max_image_pixels)
+    pool = ImageWorkerPool(settings.model, limits, settings.worker_count, settings.image_timeout_s)
+    return await resources.enter_async_context(pool)
+
+
+def _build(
+    settings: PreprocessSettings,
+    checkpoint: Checkpoint,
+    tokenizer: PromptTokenizer,
+    pool: ImageWorkerPool | None,
+) -> PromptBuilder:
+    family = find_family(checkpoint)
+    rule: PromptRule = TextRule()
+    if family is not None and pool is not None:
+        marker = tokenizer.token_text(family.image_token_id(checkpoint.config))
+        tokenizer.protect(marker)
+        processing = ImageProcessing(pool.info.settings, pool.info.shape)
+        rule = family.rule(checkpoint, processing, marker)
+    return PromptBuilder(
+        tokenizer,
+        _load_template(settings, tokenizer),
+        rule,
+        vocab_size=max(tokenizer.vocab_size, int(checkpoint.text_config.get("vocab_size", 0))),
+        max_model_len=_max_model_len(settings, checkpoint),
+        processor_adds_special_tokens=family is not None,
+        trust_request_template=settings.trust_request_chat_template,
+    )
+
+
+def _load_template(settings: PreprocessSettings, tokenizer: PromptTokenizer) -> ChatTemplate | None:
+    source = read_template(settings.model)
+    if settings.chat_template:
+        try:
+            source = Path(settings.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unavailable(
+                "CHAT_TEMPLATE", f"--chat-template {settings.chat_template}: {error}"
+            ) from error
+    if source is None:
+        log.warning("the model has no chat template; only prompts are taken")
+        return None
+    try:
+        return ChatTemplate(source, tokenizer.special_tokens)
+    except TemplateRefusal as error:
+        raise Unavailable("BAD_CHECKPOINT", f"{settings.model}: {error}") from error
+
+
+def _max_model_len(settings: PreprocessSettings, checkpoint: Checkpoint) -> int:
+    length = settings.max_model_len or checkpoint.text_config.get("max_position_embeddings")
+    if not length:
+        raise Unavailable(
+            "BAD_CHECKPOINT",
+            f"{settings.model}/config.json has no max_position_embeddings: give --max-model-len",
+        )
+    return int(length)
+
+
+def _policy(settings: PreprocessSettings) -> FetchPolicy:
+    return FetchPolicy(
+        max_bytes=settings.max_image_bytes,
+        timeout_s=settings.media_timeout_s,
+        allowed_domains=settings.media_domains,
+        allow_private=settings.allow_private_media,
+    )

@@ -1,0 +1,94 @@
+"""Settings of the preprocess room."""
+
+import json
+import os
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from shared.settings import RoomSettings
+
+
+class PreprocessSettings(RoomSettings):
+    """Flags `--max-image-bytes` and so on; variables `TESSERA_PREPROCESS_MAX_IMAGE_BYTES` and so on."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_PREPROCESS_", "TESSERA_")
+
+    max_model_len: int = Field(
+        0, ge=0, description="Longest prompt in tokens; 0 takes the model's own length."
+    )
+    chat_template: str = Field(
+        "", description="File with a chat template (Jinja) to use instead of the model's own."
+    )
+    trust_request_chat_template: bool = Field(
+        False, description="Renders chat templates that come with a request."
+    )
+    limit_mm_per_prompt: str = Field(
+        "image=16",
+        description='Largest number of images in a prompt: 16, image=16 or {"image": 16}.',
+    )
+    max_image_bytes: int = Field(
+        20 << 20, ge=1, le=48 << 20, description="Largest image file in bytes."
+    )
+    max_image_pixels: int = Field(
+        50_000_000, ge=16, description="Largest image in pixels, checked before it is decoded."
+    )
+    image_timeout_s: float = Field(
+        20.0, gt=0, description="Longest time in seconds that decoding one image may take."
+    )
+    media_workers: int = Field(
+        0, ge=0, le=64, description="Processes that decode images; 0 is one for each two cores."
+    )
+    pixel_cache_bytes: int = Field(
+        256 << 20, ge=0, description="Pixel values that are kept for repeated images, in bytes."
+    )
+    media_store_bytes: int = Field(
+        1 << 30, ge=1, description="Raw media of unfinished requests kept in Redis, in bytes."
+    )
+    allowed_media_domains: str = Field(
+        "",
+        description="Hosts that media may come from, comma-separated; .example.org has subdomains.",
+    )
+    allow_private_media: bool = Field(
+        False, description="Also fetches media from private networks and this machine. Dangerous."
+    )
+    media_timeout_s: float = Field(
+        10.0, gt=0, description="Longest time in seconds that fetching one file may take."
+    )
+
+    @field_validator("limit_mm_per_prompt")
+    @classmethod
+    def _is_limit(cls, text: str) -> str:
+        parse_image_limit(text)
+        return text
+
+    @property
+    def max_images(self) -> int:
+        """Largest number of images in a prompt."""
+        return parse_image_limit(self.limit_mm_per_prompt)
+
+    @property
+    def media_domains(self) -> tuple[str, ...]:
+        """The hosts that media may come from; empty is all."""
+        names = (name.strip().lower() for name in self.allowed_media_domains.split(","))
+        return tuple(name.removeprefix("*") for name in names if name)
+
+    @property
+    def worker_count(self) -> int:
+        """Processes that decode images."""
+        return self.media_workers or max(1, (os.cpu_count() or 1) // 2)
+
+
+def parse_image_limit(text: str) -> int:
+    """The images of `16`, `image=16` or `{"image": 16}`. Raises ValueError."""
+    text = text.strip()
+    if text.startswith("{"):
+        limits = json.loads(text)
+    elif "=" in text:
+        limits = dict(pair.split("=", 1) for pair in text.split(","))
+    else:
+        limits = {"image": text}
+    count = int(limits.get("image", 16))
+    if count < 0:
+        raise ValueError("the number of images cannot be negative")
+    return count

@@ -1,0 +1,25 @@
+"""`python -m services.vision_encoder`: pixel values to embeddings."""
+
+from functools import partial
+
+from services.vision_encoder.settings import VisionEncoderSettings
+from shared import rpc
+from shared.settings import set_process_environment
+from shared.telemetry import configure_logs
+
+
+def main() -> None:
+    """Runs the room until it is told to stop."""
+    settings = VisionEncoderSettings.load(prog="python -m services.vision_encoder")
+    configure_logs("vision_encoder", settings.log_level, settings.log_format)
+    # Read when torch is imported: threads spin briefly between operations, then leave the cores to
+    # the decoder.
+    set_process_environment(GOMP_SPINCOUNT="10000", TRANSFORMERS_VERBOSITY="error")
+
+    from services.vision_encoder.room import serve
+
+    rpc.run(partial(serve, settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""One item in, one embedding artifact out: joins equal work, keeps the results, checks the promise."""
+
+import asyncio
+from dataclasses import dataclass
+
+from services.vision_encoder.embedding_cache import EmbeddingCache
+from services.vision_encoder.models.vision_model import BadPixels, VisionModel
+from services.vision_encoder.pixel_source import PixelSource
+from services.vision_encoder.tower_queue import TowerQueue
+from shared.artifacts import ArtifactStore
+from shared.errors import Precondition
+from tessera.artifact.v1.artifact_pb2 import ArtifactRef
+from tessera.common.v1.media_pb2 import MediaItem
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Where an item's embeddings are, and what they cost this time."""
+
+    ref: ArtifactRef
+    cached: bool
+    encode_us: int
+
+
+class Encoder:
+    """Encodes items of one model."""
+
+    def __init__(
+        self,
+        model: VisionModel,
+        queue: TowerQueue,
+        source: PixelSource,
+        store: ArtifactStore,
+        cache: EmbeddingCache,
+    ) -> None:
+        self._row_bytes = model.hidden_size * model.dtype.itemsize
+        self._queue = queue
+        self._source = source
+        self._store = store
+        self._cache = cache
+        self._making: dict[bytes, asyncio.Task[Embeddings]] = {}
+
+    async def encode(self, media: MediaItem, hold_s: float) -> Embeddings:
+        """The embeddings of an item: cached, from a call in progress, or made now; held for `hold_s` seconds.
+
+        Raises Overloaded while everything cached is held, Precondition when the rows are not those
+        promised, and what the pixels' source raises.
+        """
+        digest = media.digest
+        ref = self._cache.find(digest, hold_s)
+        if ref is not None:
+            _check_promise(media, ref)
+            return Embeddings(ref, cached=True, encode_us=0)
+        task = self._making.get(digest)
+        if task is None:
+            task = self._making[digest] = asyncio.create_task(self._make(media, hold_s))
+            task.add_done_callback(lambda done: self._made(digest, done))
+        # A caller that goes away must not take the work from the others.
+        made = await asyncio.shield(task)
+        self._cache.find(digest, hold_s)
+        _check_promise(media, made.ref)
+        return made
+
+    def release(self, digest: bytes) -> None:
+        """Ends the hold on an item."""
+        self._cache.release(digest)
+
+    async def close(self) -> None:
+        """Ends the work that nobody waits for any more."""
+        tasks = list(self._making.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _make(self, media: MediaItem, hold_s: float) -> Embeddings:
+        reserved = media.rows * self._row_bytes
+        self._cache.reserve(reserved)
+        place = self._store.reserve(media.digest)
+        try:
+            pixels = await self._source.get(media)
+            encoded = await self._queue.encode(pixels, place)
+            ref = self._store.adopt(place)
+        except BaseException as error:
+            self._cache.cancel(reserved)
+            self._store.discard(place)
+            if isinstance(error, BadPixels):
+                raise Precondition("MEDIA_MISMATCH", str(error)) from error
+            raise
+        self._cache.add(ref, reserved, hold_s)
+        return Embeddings(ref, cached=False, encode_us=encoded.encode_us)
+
+    def _made(self, digest: bytes, task: asyncio.Task[Embeddings]) -> None:
+        del self._making[digest]
+        if not task.cancelled():
+            task.exception()  # told to every caller; to nobody when all have gone away
+
+
+def _check_promise(media: MediaItem, ref: ArtifactRef) -> None:
+    if ref.shape[0] != media.rows:
+        raise Precondition(
+            "MEDIA_MISMATCH",
+            f"the tower gives {ref.shape[0]} rows where the prompt has places for {media.rows}:"
+            " preprocess and encoder do not serve the same checkpoint",
+        )

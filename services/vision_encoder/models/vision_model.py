@@ -1,0 +1,44 @@
+"""What a model family gives to the encoder: a tower with its projector, loaded and ready."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+PixelArray = npt.NDArray[np.generic]
+
+
+class BadPixels(ValueError):
+    """Pixel values of a shape that this tower does not take."""
+
+
+class VisionModel(Protocol):
+    """Pixel values in, embedding rows out. Used by one thread at a time.
+
+    `stacked` families run items of equal shape together; the others say `packed` and run any
+    together.
+    """
+
+    stacked: bool
+    hidden_size: int
+    dtype: torch.dtype
+
+    def patches(self, shape: Sequence[int]) -> int:
+        """Patches of an item whose pixel values have this shape. Raises BadPixels."""
+
+    def encode(self, pixels: Sequence[PixelArray]) -> list[torch.Tensor]:
+        """Embedding rows [rows, hidden_size] of each item, in order, on the CPU."""
+
+    def sample(self) -> PixelArray:
+        """Pixel values to warm up with."""
+
+
+def to_array(embedding: torch.Tensor) -> tuple[npt.NDArray[Any], str]:
+    """A tensor's elements and their name; numpy has no bfloat16, so these are its 16 bits."""
+    embedding = embedding.contiguous()
+    if embedding.dtype == torch.bfloat16:
+        return embedding.view(torch.uint16).numpy(), "bfloat16"
+    array: npt.NDArray[Any] = embedding.numpy()
+    return array, str(array.dtype)

@@ -1,0 +1,76 @@
+"""Where pixel values come from: the place they were at admission, else any preprocess that makes them again."""
+
+from collections.abc import Callable
+
+import grpc.aio
+import structlog
+
+from shared import rpc
+from shared.artifact_file import Array
+from shared.artifacts import ArtifactReader
+from shared.errors import NotFound, ServingError, Unavailable
+from shared.registry import Directory, Member
+from tessera.common.v1.media_pb2 import MediaItem
+from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
+from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
+
+log = structlog.get_logger(__name__)
+
+_TIMEOUT_S = 30.0
+
+
+class PixelSource:
+    """Pull on miss, each link trying the next. Keeps a channel for each preprocess."""
+
+    def __init__(
+        self,
+        reader: ArtifactReader,
+        directory: Directory,
+        open_channel: Callable[[str], grpc.aio.Channel] = rpc.channel,
+    ) -> None:
+        self._reader = reader
+        self._directory = directory
+        self._open_channel = open_channel
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def get(self, media: MediaItem) -> Array:
+        """Pixel values, read-only. Raises NotFound when the raw bytes have expired everywhere,
+        Unavailable when no preprocess can be reached, or what a preprocess says against the item.
+        """
+        if media.HasField("pixels") and media.pixels.digest == media.digest:
+            local = self._reader.try_open_local(media.pixels)
+            if local is not None:
+                return local
+        failure: ServingError = Unavailable(
+            "NO_PREPROCESS", "no preprocess is running; start one and retry"
+        )
+        # Whoever made them first is likely to have them still.
+        for member in self._in_order(media):
+            try:
+                return await self._from(member, media)
+            except (NotFound, Unavailable) as error:
+                log.warning("no pixels", member=member.address, error=error.message)
+                failure = error
+        raise failure
+
+    async def close(self) -> None:
+        """Closes the channels."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    def _in_order(self, media: MediaItem) -> list[Member]:
+        holder = media.pixels.location.address
+        return sorted(self._directory.pick(media.digest), key=lambda m: m.address != holder)
+
+    async def _from(self, member: Member, media: MediaItem) -> Array:
+        stub = PreprocessServiceStub(self._channel(member.address))
+        with rpc.calling(f"preprocess {member.address}"):
+            answer = await stub.GetPixels(GetPixelsRequest(media=media), timeout=_TIMEOUT_S)
+        return await self._reader.open(answer.pixels)
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._open_channel(address)
+        return channel

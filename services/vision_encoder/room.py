@@ -1,0 +1,126 @@
+"""The life of the vision_encoder room: bind, load, warm up, serve, drain."""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+
+import structlog
+import torch
+from redis.asyncio import Redis
+
+from services.vision_encoder.embedding_cache import EmbeddingCache
+from services.vision_encoder.encoder import Encoder
+from services.vision_encoder.models import load_vision_model
+from services.vision_encoder.models.vision_model import VisionModel
+from services.vision_encoder.pixel_source import PixelSource
+from services.vision_encoder.servicer import VisionEncoderServicer
+from services.vision_encoder.settings import VisionEncoderSettings
+from services.vision_encoder.tower_queue import TowerQueue
+from shared import artifacts
+from shared.artifacts import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
+from shared.checkpoint import Checkpoint
+from shared.errors import Unavailable
+from shared.keys import Keys, new_instance_id
+from shared.queue import connect
+from shared.registry import Announcement, Directory
+from shared.rpc import RoomServer
+from shared.telemetry import Stopwatch
+from tessera.artifact.v1 import artifact_pb2_grpc
+from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+_MAX_CONNECTION_AGE_S = 30.0
+_SERVICE_NAME = "tessera.vision_encoder.v1.VisionEncoderService"
+
+
+async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
+    """Runs until `stop` is set. Raises ServingError when the room cannot start."""
+    watch = Stopwatch()
+    server = RoomServer(
+        settings.listen,
+        advertise=settings.advertise,
+        max_connection_age_s=_MAX_CONNECTION_AGE_S,
+    )
+    # Resources are left after the server: calls in hand finish before what they use is closed.
+    async with AsyncExitStack() as resources, server:
+        log.info("loading", model=str(settings.model), address=server.address)
+        model = await asyncio.to_thread(_load, settings)
+        redis = connect(settings.redis_url)
+        resources.push_async_callback(redis.aclose)
+        instance_id = new_instance_id()
+        remove_abandoned(settings.artifact_dir)
+        store = ArtifactStore(settings.artifact_dir, instance_id, server.address)
+        resources.callback(store.close)
+        encoder = None
+        if model is None:
+            log.warning("the checkpoint has no vision part; every Encode is refused")
+        else:
+            encoder = await _encoder(settings, model, store, redis, resources)
+        server.add(
+            _SERVICE_NAME,
+            vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
+            VisionEncoderServicer(encoder, settings.model_name),
+        )
+        server.add(
+            artifacts.SERVICE_NAME,
+            artifact_pb2_grpc.add_ArtifactServiceServicer_to_server,
+            ArtifactServicer(store),
+        )
+        await server.ready()
+        keys = Keys(settings.model_name)
+        async with Announcement(redis, keys, "vision_encoder", instance_id, server.address):
+            log.info(
+                "serving",
+                model=settings.model_name,
+                address=server.address,
+                device=settings.device,
+                dtype=str(model.dtype).removeprefix("torch.") if model else "none",
+                start_ms=watch.lap_us() // 1000,
+            )
+            await stop.wait()
+        log.info("draining")
+        await server.not_ready()
+
+
+def _load(settings: VisionEncoderSettings) -> VisionModel | None:
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise Unavailable("NO_DEVICE", "--device cuda: this machine or this torch has no CUDA")
+    if settings.device == "cpu" and settings.dtype == "float16":
+        raise Unavailable("UNSUPPORTED_DTYPE", "--dtype float16 needs cuda: use bfloat16 here")
+    checkpoint = Checkpoint(settings.model)
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = checkpoint.default_dtype(settings.device)
+    model = load_vision_model(checkpoint, torch.device(settings.device), getattr(torch, dtype))
+    checkpoint.close()
+    return model
+
+
+async def _encoder(
+    settings: VisionEncoderSettings,
+    model: VisionModel,
+    store: ArtifactStore,
+    redis: Redis,
+    resources: AsyncExitStack,
+) -> Encoder:
+    queue = TowerQueue(model, settings.batch_patches)
+    resources.callback(queue.close)
+    threads = settings.threads or os.cpu_count() or 1
+
+    def warm_up() -> None:
+        torch.set_num_threads(threads)
+        model.encode([model.sample()])
+
+    await queue.on_thread(warm_up)
+    reader = ArtifactReader()
+    resources.push_async_callback(reader.close)
+    directory = await resources.enter_async_context(
+        Directory(redis, Keys(settings.model_name), "preprocess")
+    )
+    source = PixelSource(reader, directory)
+    resources.push_async_callback(source.close)
+    cache = EmbeddingCache(store, settings.encoder_cache_bytes)
+    encoder = Encoder(model, queue, source, store, cache)
+    resources.push_async_callback(encoder.close)
+    return encoder

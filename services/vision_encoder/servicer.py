@@ -1,0 +1,47 @@
+"""VisionEncoderService: one media item in, one embedding artifact out."""
+
+from typing import Any
+
+import grpc.aio
+
+from services.vision_encoder.encoder import Encoder
+from shared.artifact_file import DIGEST_BYTES
+from shared.errors import InvalidRequest, Precondition
+from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
+from tessera.vision_encoder.v1.vision_encoder_pb2 import (
+    EncodeRequest,
+    EncodeResponse,
+    ReleaseRequest,
+    ReleaseResponse,
+)
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
+    """`encoder` is None for a text-only checkpoint."""
+
+    def __init__(self, encoder: Encoder | None, model_name: str) -> None:
+        self._encoder = encoder
+        self._model_name = model_name
+
+    async def Encode(self, request: EncodeRequest, context: _Context) -> EncodeResponse:
+        """Raises Overloaded while everything is held, Precondition when the rows are not those promised."""
+        if self._encoder is None:
+            raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} has no vision part")
+        if len(request.media.digest) != DIGEST_BYTES or request.media.rows <= 0:
+            raise InvalidRequest(
+                "BAD_MEDIA",
+                "media needs a digest of 16 bytes and its number of rows",
+                field="media",
+            )
+        hold_s = request.hold.seconds + request.hold.nanos / 1e9
+        made = await self._encoder.encode(request.media, hold_s)
+        return EncodeResponse(embeddings=made.ref, cached=made.cached, encode_us=made.encode_us)
+
+    async def Release(self, request: ReleaseRequest, context: _Context) -> ReleaseResponse:
+        """Ends holds; unknown digests are ignored."""
+        if self._encoder is not None:
+            for digest in request.digests:
+                self._encoder.release(digest)
+        return ReleaseResponse()

@@ -1,0 +1,42 @@
+"""Settings of the vision_encoder room."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from shared.settings import RoomSettings
+
+
+class VisionEncoderSettings(RoomSettings):
+    """Flags `--encoder-cache-bytes` and so on; variables `TESSERA_VISION_ENCODER_ENCODER_CACHE_BYTES` and so on."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_VISION_ENCODER_", "TESSERA_")
+
+    device: str = Field(
+        "cpu", pattern="^(cpu|cuda)$", description="Where the tower runs: cpu or cuda."
+    )
+    dtype: str = Field(
+        "auto",
+        pattern="^(auto|float32|bfloat16|float16)$",
+        description="Element type of weights and embeddings; auto is float32 for small models and"
+        " for weights stored so, else bfloat16.",
+    )
+    threads: int = Field(
+        0, ge=0, le=1024, description="Threads of the tower on a CPU; 0 is one for each core."
+    )
+    encoder_cache_bytes: int = Field(
+        256 << 20,
+        ge=1,
+        description="Embeddings kept for repeated images and waiting requests, in bytes.",
+    )
+    max_batch_patches: int = Field(
+        0,
+        ge=0,
+        description="Patches that the tower takes at a time; 0 is 1024 on a CPU, 16384 elsewhere."
+        " One image always runs, however large.",
+    )
+
+    @property
+    def batch_patches(self) -> int:
+        """Patches that the tower takes at a time."""
+        return self.max_batch_patches or (1024 if self.device == "cpu" else 16384)

@@ -1,0 +1,105 @@
+"""The queue before the tower: what waits when the tower becomes free runs together."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from services.vision_encoder.models.vision_model import PixelArray, VisionModel, to_array
+from shared import artifact_file
+from shared.artifacts import Reservation, out_of_space
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What became of one item: rows that were written under its reservation, and the tower's time for the batch."""
+
+    rows: int
+    encode_us: int
+
+
+@dataclass
+class _Job:
+    pixels: PixelArray
+    patches: int
+    place: Reservation
+    done: asyncio.Future[Encoded]
+
+
+class TowerQueue:
+    """Runs the tower on a thread of its own, one batch at a time, in order of arrival.
+
+    No timer: a lone image never waits for company. Batches hold at most `max_patches`, but always
+    one item.
+    """
+
+    def __init__(self, model: VisionModel, max_patches: int) -> None:
+        self._model = model
+        self._max_patches = max_patches
+        self._waiting: deque[_Job] = deque()
+        self._thread = ThreadPoolExecutor(1, "tower")
+        self._runner: asyncio.Task[None] | None = None
+
+    async def encode(self, pixels: PixelArray, place: Reservation) -> Encoded:
+        """Writes the embedding rows of one item under `place`. Raises BadPixels, Overloaded."""
+        patches = self._model.patches(pixels.shape)
+        done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Job(pixels, patches, place, done))
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run())
+        return await done
+
+    async def on_thread(self, work: Callable[[], None]) -> None:
+        """Runs something else on the tower's thread."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Ends the thread after the batch that is running."""
+        self._thread.shutdown(cancel_futures=True)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while batch := self._next_batch():
+            try:
+                results = await loop.run_in_executor(self._thread, self._compute, batch)
+            except Exception as error:  # told to every caller of the batch
+                results = [error] * len(batch)
+            for job, result in zip(batch, results, strict=True):
+                if job.done.done():
+                    continue
+                if isinstance(result, Exception):
+                    job.done.set_exception(result)
+                else:
+                    job.done.set_result(result)
+        self._runner = None
+
+    def _next_batch(self) -> list[_Job]:
+        batch: list[_Job] = []
+        patches = 0
+        while self._waiting and (not batch or self._fits(batch[0], patches)):
+            job = self._waiting.popleft()
+            patches += job.patches
+            batch.append(job)
+        return batch
+
+    def _fits(self, first: _Job, patches: int) -> bool:
+        following = self._waiting[0]
+        same = not self._model.stacked or following.pixels.shape == first.pixels.shape
+        return same and patches + following.patches <= self._max_patches
+
+    def _compute(self, batch: list[_Job]) -> list[Encoded | Exception]:
+        began = time.perf_counter_ns()
+        embeddings = self._model.encode([job.pixels for job in batch])
+        encode_us = (time.perf_counter_ns() - began) // 1000
+        results: list[Encoded | Exception] = []
+        for job, embedding in zip(batch, embeddings, strict=True):
+            array, dtype = to_array(embedding)
+            place = job.place
+            try:
+                artifact_file.write(place.path, place.nonce, place.digest, array, dtype)
+                results.append(Encoded(array.shape[0], encode_us))
+            except OSError as error:
+                results.append(out_of_space(error, place.path))
+        return results

@@ -1,0 +1,62 @@
+"""Loads a module's weights by name from a checkpoint: all of them, and nothing else."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from shared.checkpoint import Checkpoint
+from shared.errors import Unavailable
+
+
+def load(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    names: Iterable[tuple[str, str]],
+    unused: Callable[[str], bool],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Fills `module`, which was built on the meta device, and puts it on `device` in `dtype`.
+
+    `names` are (name in the checkpoint, name in the module); `unused(name in the module)` says
+    which may be left out.
+    Raises Unavailable naming every tensor that is missing, unknown or of another shape.
+    """
+    wanted = dict(module.named_parameters())
+    given = {inner: outer for outer, inner in names if not unused(inner)}
+    missing = sorted(wanted.keys() - given.keys())
+    unknown = sorted(given[name] for name in given.keys() - wanted.keys())
+    if missing or unknown:
+        raise Unavailable(
+            "BAD_CHECKPOINT",
+            f"{checkpoint.folder}: vision tensors missing: {missing or 'none'},"
+            f" not understood: {unknown or 'none'}",
+        )
+    state = {}
+    for inner, outer in given.items():
+        tensor = checkpoint.tensor(outer)
+        if tensor.shape != wanted[inner].shape:
+            raise Unavailable(
+                "BAD_CHECKPOINT",
+                f"{checkpoint.folder}: {outer} is {list(tensor.shape)},"
+                f" config.json asks for {list(wanted[inner].shape)}",
+            )
+        # A copy of its own: the mapped file may go away, and its pages would be read at the first
+        # image.
+        state[inner] = tensor.to(device, dtype, copy=True)
+    module.load_state_dict(state, strict=False, assign=True)
+    _fill_position_ids(module, device)
+    module.eval().requires_grad_(False)
+
+
+def _fill_position_ids(module: nn.Module, device: torch.device) -> None:
+    """transformers' towers count positions in a buffer that no checkpoint holds."""
+    for name, buffer in list(module.named_buffers()):
+        if not buffer.is_meta:
+            continue
+        owner, _, leaf = name.rpartition(".")
+        if leaf != "position_ids":
+            raise Unavailable("UNSUPPORTED_MODEL", f"the tower has an unknown buffer {name}")
+        count = torch.arange(buffer.shape[-1], device=device).expand(buffer.shape)
+        setattr(module.get_submodule(owner), leaf, count)

@@ -1,0 +1,295 @@
+"""Artifacts: immutable tensors that travel beside the messages that name them.
+
+A producer owns an `ArtifactStore`: a folder of files in shared memory. A consumer opens an
+`ArtifactRef` with an `ArtifactReader`, which maps the file where it can ("same host" is a fact that
+is tried) and fetches the bytes by gRPC where it cannot. A mapping outlives the file and the
+producer. Which artifact is evicted when is the owner's affair.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from shared import artifact_file, rpc
+from shared.artifact_file import Array, TornFile
+from shared.errors import NotFound, Overloaded, ServingError, Unavailable
+from tessera.artifact.v1 import artifact_pb2_grpc
+from tessera.artifact.v1.artifact_pb2 import (
+    ArtifactLocation,
+    ArtifactRef,
+    FetchArtifactRequest,
+    FetchArtifactResponse,
+)
+
+SERVICE_NAME = "tessera.artifact.v1.ArtifactService"
+PIECE_BYTES = 1 << 20
+
+_LOCK = "lock"
+_UNFINISHED = ".new"
+_UNFINISHED_AGE_S = 60.0  # a folder that is being made is older than this only if its maker died
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Where another process may write an artifact (`artifact_file.write`) that `adopt` then takes in."""
+
+    path: Path
+    nonce: bytes
+    digest: bytes
+
+
+class ArtifactStore:
+    """The artifacts of one process, in `<root>/<instance_id>/<digest in hex>`; `address` is its gRPC target.
+
+    The folder is locked for as long as the process lives, so that `remove_abandoned` can tell a
+    dead one.
+    """
+
+    def __init__(self, root: Path, instance_id: str, address: str) -> None:
+        self._folder = root / instance_id
+        self._address = address
+        self._nonce = secrets.token_bytes(artifact_file.NONCE_BYTES)
+        self._refs: dict[bytes, ArtifactRef] = {}
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Locked before it gets its name: a named folder without a holder is always abandoned.
+        unfinished = root / (instance_id + _UNFINISHED)
+        unfinished.mkdir(mode=0o700)
+        self._lock = os.open(unfinished / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unfinished.rename(self._folder)
+
+    def put(self, digest: bytes, array: Array, dtype: str | None = None) -> ArtifactRef:
+        """Stores a tensor; `dtype="bfloat16"` says what uint16 elements mean. An artifact that is there stays.
+
+        Raises Overloaded when shared memory is full.
+        """
+        there = self.get(digest)
+        if there is not None:
+            return there
+        place = self.reserve(digest)
+        try:
+            artifact_file.write(place.path, place.nonce, digest, array, dtype)
+        except OSError as error:
+            raise out_of_space(error, place.path) from error
+        return self.adopt(place)
+
+    def reserve(self, digest: bytes) -> Reservation:
+        """A fresh path and what to write into the header, for a process that makes the artifact on our behalf."""
+        name = f"{digest.hex()}.{secrets.token_hex(4)}.tmp"
+        return Reservation(self._folder / name, self._nonce, digest)
+
+    def adopt(self, place: Reservation) -> ArtifactRef:
+        """Takes in a file that was written under a reservation. Raises Unavailable if it is not whole."""
+        path = self._folder / place.digest.hex()
+        try:
+            dtype, shape = artifact_file.read_header(place.path, place.nonce, place.digest)
+            place.path.rename(path)
+        except (OSError, TornFile) as error:
+            self.discard(place)
+            raise Unavailable("ARTIFACT_TORN", f"an artifact was not written: {error}") from error
+        size = int(np.prod(shape, dtype=np.int64)) * artifact_file.numpy_dtype(dtype).itemsize
+        location = ArtifactLocation(path=str(path), nonce=self._nonce, address=self._address)
+        ref = ArtifactRef(
+            digest=place.digest, dtype=dtype, shape=shape, size_bytes=size, location=location
+        )
+        self._refs[place.digest] = ref
+        return _copy(ref)
+
+    def discard(self, place: Reservation) -> None:
+        """Removes what was written under a reservation."""
+        place.path.unlink(missing_ok=True)
+
+    def get(self, digest: bytes) -> ArtifactRef | None:
+        """The artifact, if it is here."""
+        ref = self._refs.get(digest)
+        return _copy(ref) if ref is not None else None
+
+    def evict(self, digest: bytes) -> None:
+        """Forgets an artifact. Consumers that have mapped it keep it; an unknown digest is ignored."""
+        if self._refs.pop(digest, None) is not None:
+            (self._folder / digest.hex()).unlink(missing_ok=True)
+
+    def read(self, digest: bytes) -> Array | None:
+        """The tensor itself, mapped read-only, if it is here."""
+        ref = self._refs.get(digest)
+        try:
+            return _map(ref) if ref is not None else None
+        except FileNotFoundError:  # somebody cleaned shared memory up
+            return None
+
+    def close(self) -> None:
+        """Removes the folder with everything in it."""
+        self._refs.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_abandoned(root: Path) -> list[Path]:
+    """Removes the folders of producers that died, and returns them. Folders in use and foreign ones stay."""
+    removed: list[Path] = []
+    try:
+        folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    except FileNotFoundError:
+        return removed
+    for folder in folders:
+        if folder.name.endswith(_UNFINISHED) and _age_s(folder) < _UNFINISHED_AGE_S:
+            continue
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue  # not a producer's, or somebody else is removing it
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+        except BlockingIOError:
+            pass  # alive
+        finally:
+            os.close(lock)
+    return removed
+
+
+def out_of_space(error: OSError, path: Path) -> ServingError:
+    """What a failed write means to the caller."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+        return Overloaded(
+            "ARTIFACT_SPACE",
+            f"no space left for artifacts in {path.parent.parent}:"
+            " give shared memory more room or lower the cache sizes",
+            retry_after_s="1",
+        )
+    return Unavailable("ARTIFACT_UNWRITABLE", f"cannot write {path.parent}: {error.strerror}")
+
+
+class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
+    """Streams the artifacts of one store to consumers on other hosts."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+
+    async def FetchArtifact(
+        self, request: FetchArtifactRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[FetchArtifactResponse]:
+        """Yields the payload in order. Raises NotFound when it was evicted."""
+        array = self._store.read(request.digest)
+        if array is None:
+            raise NotFound("ARTIFACT_GONE", f"no artifact {request.digest.hex()} here any more")
+        data = array.reshape(-1).view(np.uint8).data
+        for start in range(0, data.nbytes, PIECE_BYTES):
+            yield FetchArtifactResponse(data=bytes(data[start : start + PIECE_BYTES]))
+
+
+class ArtifactReader:
+    """Opens artifacts of other processes. Keeps one channel for each producer it has fetched from."""
+
+    def __init__(self, max_bytes: int = 4 << 30, timeout_s: float = 30.0) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+
+    def try_open_local(self, ref: ArtifactRef) -> Array | None:
+        """Maps the artifact read-only if its file is on this host; bfloat16 comes as uint16. None if it is not."""
+        if not ref.location.path:
+            return None
+        try:
+            return _map(ref)
+        except (OSError, ValueError, TornFile):
+            return None
+
+    async def open(self, ref: ArtifactRef) -> Array:
+        """The tensor, read-only: mapped, or fetched into one buffer; bfloat16 comes as uint16.
+
+        Raises NotFound when the producer has evicted it and Unavailable when the producer cannot be
+        reached: in both cases it can be made again.
+        """
+        local = self.try_open_local(ref)
+        return local if local is not None else await self._fetch(ref)
+
+    async def close(self) -> None:
+        """Closes the channels. Arrays that were handed out stay valid."""
+        channels, self._channels = list(self._channels.values()), OrderedDict()
+        for channel in channels:
+            await channel.close()
+
+    async def _fetch(self, ref: ArtifactRef) -> Array:
+        address = ref.location.address
+        if not address:
+            raise NotFound("ARTIFACT_GONE", f"artifact {ref.digest.hex()} is on no host we can ask")
+        try:
+            artifact_file.check_size(ref.dtype, ref.shape, ref.size_bytes)
+        except TornFile as error:
+            raise Unavailable("ARTIFACT_TORN", f"bad artifact reference: {error}") from error
+        if ref.size_bytes > self._max_bytes:
+            raise Unavailable(
+                "ARTIFACT_TOO_LARGE",
+                f"an artifact of {ref.size_bytes} bytes is over the limit of {self._max_bytes}",
+            )
+        buffer = np.empty(ref.size_bytes, np.uint8)
+        stub = artifact_pb2_grpc.ArtifactServiceStub(self._channel(address))
+        with rpc.calling(f"artifact producer {address}"):
+            call = stub.FetchArtifact(
+                FetchArtifactRequest(digest=ref.digest), timeout=self._timeout_s
+            )
+            filled = 0
+            async for piece in call:
+                end = filled + len(piece.data)
+                if end > buffer.nbytes:
+                    call.cancel()
+                    break
+                buffer[filled:end] = np.frombuffer(piece.data, np.uint8)
+                filled = end
+        if filled != buffer.nbytes:
+            raise Unavailable(
+                "ARTIFACT_TORN", f"{address} sent {filled} bytes of {buffer.nbytes} announced"
+            )
+        buffer.flags.writeable = False
+        return buffer.view(artifact_file.numpy_dtype(ref.dtype)).reshape(tuple(ref.shape))
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = rpc.channel(address)
+        return channel
+
+
+def _map(ref: ArtifactRef) -> Array:
+    return artifact_file.map_payload(
+        Path(ref.location.path), ref.location.nonce, ref.digest, ref.dtype, tuple(ref.shape)
+    )
+
+
+def _copy(ref: ArtifactRef) -> ArtifactRef:
+    """Messages can be changed: what is handed out is the receiver's own."""
+    copy = ArtifactRef()
+    copy.CopyFrom(ref)
+    return copy
+
+
+def _age_s(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+__all__ = [
+    "SERVICE_NAME",
+    "ArtifactReader",
+    "ArtifactServicer",
+    "ArtifactStore",
+    "Reservation",
+    "out_of_space",
+    "remove_abandoned",
+]

@@ -1,0 +1,169 @@
+"""A Hugging Face checkpoint folder: its configuration as plain dictionaries, its tensors by name.
+
+Reading configurations needs no torch; it is imported when the first tensor is asked for.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.errors import InvalidRequest, NotFound
+
+if TYPE_CHECKING:
+    import torch
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SMALL_MODEL_PARAMETERS = 100_000_000
+# Composite configurations name their language part differently.
+_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+
+
+class Checkpoint:
+    """The files of one model, read where and when they are asked for.
+
+    `folder` must hold `config.json` and, for tensors, `model.safetensors` or an index with its
+    shards. Every error names the file and the key. Not for use by several threads at a time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises NotFound if the folder does not exist."""
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise NotFound(
+                "MODEL_NOT_FOUND",
+                f"--model: {self.folder} is not a folder",
+            )
+        self._open: dict[str, Any] = {}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """`config.json`."""
+        return self._json("config.json")
+
+    @cached_property
+    def text_config(self) -> dict[str, Any]:
+        """The language part of the configuration; all of it for a model without other parts."""
+        for key in _TEXT_KEYS:
+            part = self.config.get(key)
+            if isinstance(part, dict):
+                return part
+        return self.config
+
+    @cached_property
+    def vision_config(self) -> dict[str, Any] | None:
+        """The vision part of the configuration, if the model has one."""
+        part = self.config.get("vision_config")
+        return part if isinstance(part, dict) else None
+
+    @cached_property
+    def architecture(self) -> str:
+        """The class the checkpoint was saved from, for instance "LlavaForConditionalGeneration"."""
+        names = self.config.get("architectures")
+        if not isinstance(names, list) or not names:
+            raise self._bad("config.json", 'has no "architectures"')
+        return str(names[0])
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any]:
+        """`generation_config.json`, or nothing where there is no such file."""
+        if not (self.folder / "generation_config.json").exists():
+            return {}
+        return self._json("generation_config.json")
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a sequence, ascending: of the first configuration that names any."""
+        for source in (self.generation_config, self.config, self.text_config):
+            ids = source.get("eos_token_id")
+            if ids is not None:
+                return tuple(sorted({int(i) for i in (ids if isinstance(ids, list) else [ids])}))
+        return ()
+
+    def names(self) -> Sequence[str]:
+        """All tensor names, sorted."""
+        return sorted(self._files)
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """One tensor, mapped from its file: not to be written to."""
+        tensor: torch.Tensor = self._shard(name).get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, from the file's header alone."""
+        return tuple(self._shard(name).get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """A tensor's element type as safetensors spells it ("F32", "BF16"), from the header."""
+        return str(self._shard(name).get_slice(name).get_dtype())
+
+    def default_dtype(self, device: str) -> str:
+        """What `--dtype auto` means on `device`: "float32" or "bfloat16".
+
+        On a CPU float32 for weights that are mostly stored so, and for models below 100 million parameters, which
+        are quick in any type; bfloat16 for everything else. Decoder and encoder ask here, so they agree.
+        """
+        if device != "cpu":
+            return "bfloat16"
+        sizes: dict[str, int] = {}
+        for name in self.names():
+            kind = self.dtype(name)
+            sizes[kind] = sizes.get(kind, 0) + math.prod(self.shape(name))
+        small = sum(sizes.values()) < _SMALL_MODEL_PARAMETERS
+        return "float32" if small or max(sizes, key=sizes.__getitem__) == "F32" else "bfloat16"
+
+    def close(self) -> None:
+        """Unmaps the files that no tensor keeps mapped."""
+        self._open.clear()
+
+    @cached_property
+    def _files(self) -> Mapping[str, str]:
+        """Tensor name to file name."""
+        if (self.folder / _INDEX).exists():
+            files = self._json(_INDEX).get("weight_map")
+            if not isinstance(files, dict) or not files:
+                raise self._bad(_INDEX, 'has no "weight_map"')
+            missing = sorted({f for f in files.values() if not (self.folder / f).exists()})
+            if missing:
+                raise NotFound(
+                    "CHECKPOINT_INCOMPLETE",
+                    f"{self.folder}: {_INDEX} names {', '.join(missing)}, which is not there",
+                )
+            return files
+        if (self.folder / _SINGLE).exists():
+            return dict.fromkeys(self._file(_SINGLE).keys(), _SINGLE)
+        raise NotFound(
+            "CHECKPOINT_INCOMPLETE", f"{self.folder} holds neither {_SINGLE} nor {_INDEX}"
+        )
+
+    def _shard(self, name: str) -> Any:
+        file = self._files.get(name)
+        if file is None:
+            raise NotFound("TENSOR_NOT_FOUND", f"{self.folder} has no tensor {name!r}")
+        return self._file(file)
+
+    def _file(self, file: str) -> Any:
+        if file not in self._open:
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                self._open[file] = safe_open(self.folder / file, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise self._bad(file, f"cannot be read: {error}") from error
+        return self._open[file]
+
+    def _json(self, file: str) -> dict[str, Any]:
+        try:
+            value = json.loads((self.folder / file).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise NotFound("CHECKPOINT_INCOMPLETE", f"{self.folder} has no {file}") from None
+        except ValueError as error:
+            raise self._bad(file, f"is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise self._bad(file, "is not a JSON object")
+        return value
+
+    def _bad(self, file: str, what: str) -> InvalidRequest:
+        return InvalidRequest("BAD_CHECKPOINT", f"{self.folder / file} {what}")

@@ -1,0 +1,46 @@
+"""A preprocess room with a real Redis and real checkpoints."""
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.preprocess_room import Room, RoomMaker, running
+from support.vision_checkpoints import llama_checkpoint, llava_checkpoint
+
+from services.preprocess.settings import PreprocessSettings
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LLaVA with a CLIP tower: 16 placeholders an image."""
+    return llava_checkpoint(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="session")
+def siglip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LLaVA with a SigLIP tower: 9 placeholders an image."""
+    return llava_checkpoint(tmp_path_factory.mktemp("siglip"), "siglip", vision_feature_layer=-1)
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text-only model whose template wants strings."""
+    return llama_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def make_room(redis_url: str, short_tmp: Path) -> RoomMaker:
+    """Starts a room for a checkpoint folder, with flags as keywords."""
+
+    def make(model: Path, name: str = "p", **flags: Any) -> AbstractAsyncContextManager[Room]:
+        return running(
+            PreprocessSettings(
+                model=model,
+                listen=f"unix:{short_tmp}/{name}.sock",
+                artifact_dir=short_tmp / "artifacts",
+                **{"media_workers": 1, "redis_url": redis_url, **flags},
+            )
+        )
+
+    return make

@@ -1,0 +1,263 @@
+"""Images of every kind, good and hostile: a bad one costs its request and nothing else."""
+
+import asyncio
+import io
+import os
+import signal
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import redis.asyncio
+from support.preprocess_room import RoomMaker, file_of, image, image_at, picture, text, turn
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from shared.artifacts import ArtifactReader
+from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, ServingError
+from shared.media_store import media_digest
+from shared.rpc import calling
+from tessera.common.v1.media_pb2 import MediaItem
+from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest, PrepareResponse
+
+FIELD = "messages[3].content[1].image_url"
+
+
+def expected(image: PIL.Image.Image) -> np.ndarray[Any, Any]:
+    processor = CLIPImageProcessorPil(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+    )
+    pixels: np.ndarray[Any, Any] = processor(images=image, return_tensors="np")["pixel_values"][0]
+    return pixels
+
+
+async def pixels_of(response: PrepareResponse) -> np.ndarray[Any, Any]:
+    reader = ArtifactReader()
+    array = await reader.open(response.media[0].pixels)
+    await reader.close()
+    return array
+
+
+def kinds() -> dict[str, tuple[bytes, PIL.Image.Image]]:
+    """Files, and the picture that each must be seen as."""
+    base = picture(64, 48, 5)
+    files: dict[str, tuple[bytes, PIL.Image.Image]] = {}
+    for style in ("PNG", "BMP", "TIFF"):
+        files[style] = (file_of(base, style), base)
+    for style in ("JPEG", "WEBP"):
+        data = file_of(base, style)
+        files[style] = (data, PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+    files["grey"] = (file_of(base.convert("L")), base.convert("L").convert("RGB"))
+    files["bilevel"] = (file_of(base.convert("1")), base.convert("1").convert("RGB"))
+    palette = base.convert("P")
+    files["palette"] = (file_of(palette), palette.convert("RGB"))
+    cmyk = file_of(base.convert("CMYK"), "JPEG")
+    files["CMYK JPEG"] = (cmyk, PIL.Image.open(io.BytesIO(cmyk)).convert("RGB"))
+
+    values = np.asarray(base.convert("L")).astype(np.uint16)
+    deep = PIL.Image.fromarray(values * 256 + 7)
+    files["16-bit PNG"] = (file_of(deep), base.convert("L").convert("RGB"))
+
+    frames = [picture(64, 48, seed).convert("P") for seed in range(3)]
+    animated = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    files["animated GIF"] = (animated, PIL.Image.open(io.BytesIO(animated)).convert("RGB"))
+
+    alpha = base.convert("RGBA")
+    alpha.putalpha(PIL.Image.fromarray(np.where(values > 100, 255, 0).astype(np.uint8)))
+    seen = PIL.Image.new("RGB", base.size, "white")
+    seen.paste(base, mask=alpha.getchannel("A"))
+    files["transparent PNG"] = (file_of(alpha), seen)
+
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6  # turn right
+    files["EXIF rotated"] = (
+        file_of(base, exif=exif),
+        base.transpose(PIL.Image.Transpose.ROTATE_270),
+    )
+    return files
+
+
+async def test_every_kind_is_seen_as_it_is(clip_folder: Path, make_room: RoomMaker) -> None:
+    async with make_room(clip_folder) as room:
+        for kind, (data, seen) in kinds().items():
+            response = await room.chat(turn("user", image(data), text("hi")))
+            np.testing.assert_array_equal(await pixels_of(response), expected(seen), kind)
+            assert response.times.media_us > 0
+
+
+def png_that_says(width: int, height: int) -> bytes:
+    """A PNG whose header promises more than there is."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    bomb = zlib.compress(b"\0" * 1_000_000)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", bomb) + chunk(b"IEND", b"")
+
+
+BAD = {
+    "truncated": ("IMAGE_DAMAGED", file_of(picture(200, 200))[:5000]),
+    "text": ("IMAGE_FORMAT", b"this is not an image"),
+    "svg": ("IMAGE_FORMAT", b"<svg xmlns='http://www.w3.org/2000/svg'/>"),
+    "bomb": ("IMAGE_TOO_LARGE", png_that_says(20_000, 20_000)),
+    "absurd header": ("IMAGE_TOO_LARGE", png_that_says(2**31 - 1, 2**31 - 1)),
+    "zero": ("IMAGE_", png_that_says(0, 10)),
+    "1x1": ("IMAGE_TOO_SMALL", file_of(picture(1, 1))),
+    "thin": ("IMAGE_ASPECT_RATIO", file_of(picture(4, 900))),
+    "float": ("IMAGE_FORMAT", file_of(PIL.Image.new("F", (20, 20)), "TIFF")),
+    "bytes": ("MEDIA_TOO_LARGE", file_of(picture(400, 400))),
+    "empty": ("MEDIA_EMPTY", "data:image/png;base64,"),
+    "bad base64": ("MEDIA_URL", "data:image/png;base64,@@@@"),
+    "no comma": ("MEDIA_URL", "data:image/png"),
+    "file url": ("MEDIA_URL", "file:///etc/passwd"),
+    "nothing": ("MEDIA_EMPTY", ""),
+}
+
+
+async def test_bad_images_are_refused_by_field(clip_folder: Path, make_room: RoomMaker) -> None:
+    good = file_of(picture(80, 60), "JPEG")
+    async with make_room(clip_folder, max_image_bytes=200_000) as room:
+        for case, (reason, source) in BAD.items():
+            part = image(source, FIELD) if isinstance(source, bytes) else image_at(source, FIELD)
+            with pytest.raises(InvalidRequest) as caught:
+                await room.chat(turn("user", image(good, "other"), part, text("hi")))
+            assert caught.value.reason.startswith(reason), (case, caught.value)
+            assert caught.value.metadata["field"] == FIELD
+            assert caught.value.message.startswith(FIELD)
+            await room.chat(turn("user", image(good)))
+
+
+async def test_data_urls(clip_folder: Path, make_room: RoomMaker) -> None:
+    import base64
+    from urllib.parse import quote
+
+    data = file_of(picture(40, 40))
+    plain = base64.b64encode(data).decode()
+    async with make_room(clip_folder) as room:
+        urls = [
+            f"data:image/png;base64,{plain}",
+            f"DATA:;base64,{plain[:50]}\n{plain[50:].rstrip('=')}",
+            f"data:image/png,{quote(data)}",
+        ]
+        for url in urls:
+            response = await room.chat(turn("user", image_at(url)))
+            assert response.media[0].source_digest == media_digest(data)
+
+
+async def test_repeated_images_are_processed_once(clip_folder: Path, make_room: RoomMaker) -> None:
+    a, b = (file_of(picture(300, 300, seed)) for seed in (1, 2))
+    async with make_room(clip_folder) as room:
+        together = await asyncio.gather(
+            *(room.chat(turn("user", image(a), image(b), image(a))) for _ in range(4))
+        )
+        again = await room.chat(turn("user", image(b), image(a)))
+    first = [m.pixels.location.path for m in together[0].media]
+    assert first[0] == first[2] != first[1]
+    for response in together:
+        assert [m.pixels.location.path for m in response.media] == first
+    assert [m.pixels.location.path for m in again.media] == [first[1], first[0]]
+    offsets = [m.offset for m in together[0].media]
+    assert offsets == sorted(offsets)
+    assert len(set(offsets)) == 3
+
+
+async def test_pixels_come_again_after_a_restart(
+    clip_folder: Path, siglip_folder: Path, make_room: RoomMaker, redis_url: str
+) -> None:
+    data = file_of(picture(90, 70))
+    async with make_room(clip_folder, "first") as room:
+        item = (await room.chat(turn("user", image(data)))).media[0]
+        before = (await pixels_of(PrepareResponse(media=[item]))).copy()
+    assert not Path(item.pixels.location.path).exists()
+    async with make_room(clip_folder, "second") as room:
+        answer = await room.stub.GetPixels(GetPixelsRequest(media=item))
+        again = MediaItem(digest=item.digest, pixels=answer.pixels)
+        np.testing.assert_array_equal(await pixels_of(PrepareResponse(media=[again])), before)
+        async with redis.asyncio.Redis.from_url(redis_url) as client:
+            await client.flushall()
+        with pytest.raises(Precondition), calling("preprocess"):
+            await room.stub.GetPixels(GetPixelsRequest(media=MediaItem(digest=b"x" * 16)))
+    async with make_room(clip_folder, "third") as room:
+        with pytest.raises(NotFound), calling("preprocess"):
+            await room.stub.GetPixels(GetPixelsRequest(media=item))
+    async with make_room(siglip_folder, "other model") as room:
+        with pytest.raises(Precondition), calling("preprocess"):
+            await room.stub.GetPixels(GetPixelsRequest(media=item))
+
+
+async def test_a_small_cache_keeps_answering(clip_folder: Path, make_room: RoomMaker) -> None:
+    async with make_room(clip_folder, pixel_cache_bytes=2 * 3 * 56 * 56 * 4) as room:
+        items = [
+            (await room.chat(turn("user", image(file_of(picture(60, 60, seed)))))).media[0]
+            for seed in range(4)
+        ]
+        there = [Path(item.pixels.location.path).exists() for item in items]
+        assert there == [False, False, True, True]
+        answer = await room.stub.GetPixels(GetPixelsRequest(media=items[0]))
+        assert Path(answer.pixels.location.path).exists()
+
+
+async def test_a_full_media_store_says_come_back(clip_folder: Path, make_room: RoomMaker) -> None:
+    one, two = (file_of(picture(60, 60, seed)) for seed in (1, 2))
+    async with make_room(clip_folder, media_store_bytes=len(one) + 100) as room:
+        await room.chat(turn("user", image(one)))
+        with pytest.raises(Overloaded) as caught:
+            await room.chat(turn("user", image(two)))
+        assert caught.value.reason == "MEDIA_STORE_FULL"
+        assert int(caught.value.metadata["retry_after_s"]) > 0
+        await room.chat(turn("user", image(one)))
+
+
+async def test_a_killed_worker_costs_no_request(clip_folder: Path, make_room: RoomMaker) -> None:
+    async with make_room(clip_folder) as room:
+        await room.chat(turn("user", image(file_of(picture(50, 50, 1)))))
+        for pid in image_workers():
+            os.kill(pid, signal.SIGKILL)
+        responses = await asyncio.gather(
+            *(room.chat(turn("user", image(file_of(picture(50, 50, seed))))) for seed in range(3))
+        )
+        assert all(len(response.media) == 1 for response in responses)
+
+
+async def test_a_worker_that_hangs_costs_one_request(
+    clip_folder: Path, make_room: RoomMaker
+) -> None:
+    async with make_room(clip_folder, image_timeout_s=0.5) as room:
+        stopped = image_workers()
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        response = await room.chat(turn("user", image(file_of(picture(50, 50)))))
+        assert len(response.media) == 1
+        assert not set(stopped) & set(image_workers())
+
+
+async def test_text_is_answered_while_redis_is_away_and_images_are_not(
+    clip_folder: Path, make_room: RoomMaker, private_redis: Any, short_tmp: Path
+) -> None:
+    async with make_room(clip_folder, redis_url=private_redis.url) as room:
+        private_redis.stop()
+        await room.chat(turn("user", text("hi")))
+        with pytest.raises(ServingError) as caught:
+            await room.chat(turn("user", image(file_of(picture()))))
+        assert caught.value.reason == "REDIS_UNAVAILABLE"
+
+
+def image_workers() -> list[int]:
+    """Children of this process that decode images."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if b"image_worker" in command and int(status[1]) == os.getpid() and status[0] != "Z":
+                found.append(int(entry.name))
+    return found

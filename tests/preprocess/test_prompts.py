@@ -1,0 +1,254 @@
+"""Token ids and placeholders are those of transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+from support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
+from support.vision_checkpoints import (
+    MAX_LEN,
+    STRING_TEMPLATE,
+    like_older_versions,
+    llava_checkpoint,
+)
+from transformers import AutoProcessor, AutoTokenizer
+
+from shared.artifacts import ArtifactReader
+from shared.errors import InvalidRequest, Unavailable
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest
+
+A, B = picture(80, 60, 1), picture(40, 90, 2)
+
+CONVERSATIONS: dict[str, list[tuple[str, list[str | PIL.Image.Image]]]] = {
+    "text": [("user", ["What is this?"])],
+    "one image": [("user", [A, "What is this?"])],
+    "text first": [("user", ["Look: ", A])],
+    "two images": [("user", [A, B, "Compare."])],
+    "system and turns": [
+        ("system", ["You are kind. 请描述"]),
+        ("user", [A, "The red circle?"]),
+        ("assistant", ["A dog 😀."]),
+        ("user", [B, "And this one?", " Both?"]),
+    ],
+}
+
+
+def to_messages(conversation: Any) -> list[Message]:
+    return [
+        turn(role, *(text(p) if isinstance(p, str) else image(file_of(p)) for p in parts))
+        for role, parts in conversation
+    ]
+
+
+def to_transformers(conversation: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": role,
+            "content": [
+                {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p}
+                for p in parts
+            ],
+        }
+        for role, parts in conversation
+    ]
+
+
+def oracle(folder: Path, conversation: Any) -> tuple[list[int], np.ndarray[Any, Any] | None]:
+    processor = AutoProcessor.from_pretrained(folder)
+    out = processor.apply_chat_template(
+        to_transformers(conversation),
+        tokenize=True,
+        return_dict=True,
+        add_generation_prompt=True,
+        processor_kwargs={"return_tensors": "np"},
+    )
+    return out["input_ids"][0].tolist(), out.get("pixel_values")
+
+
+@pytest.mark.parametrize("tower", ["clip", "siglip", "clip saved by an older version"])
+async def test_chat_equals_transformers(tower: str, tmp_path: Path, make_room: RoomMaker) -> None:
+    folder = llava_checkpoint(tmp_path, tower.split()[0])
+    expected = {name: oracle(folder, c) for name, c in CONVERSATIONS.items()}
+    if "older" in tower:
+        like_older_versions(folder)
+    reader = ArtifactReader()
+    async with make_room(folder) as room:
+        for name, conversation in CONVERSATIONS.items():
+            response = await room.chat(*to_messages(conversation))
+            ids, pixels = expected[name]
+            assert ids_of(response) == ids, name
+            marker = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<image>")
+            covered = [i for m in response.media for i in range(m.offset, m.offset + m.length)]
+            assert covered == [i for i, token in enumerate(ids) if token == marker]
+            for index, item in enumerate(response.media):
+                assert item.rows == item.length
+                assert pixels is not None
+                np.testing.assert_array_equal(await reader.open(item.pixels), pixels[index])
+    await reader.close()
+
+
+async def test_template_without_images_gets_markers_in_the_text(
+    tmp_path: Path, make_room: RoomMaker
+) -> None:
+    folder = llava_checkpoint(tmp_path, template=STRING_TEMPLATE)
+    async with make_room(folder) as room:
+        response = await room.chat(turn("user", text("Look"), image(file_of(A)), text("here")))
+    assert "Look\n<image>\nhere" in response.text
+    assert [m.length for m in response.media] == [16]
+
+
+async def test_what_users_write_is_never_a_control_token(
+    clip_folder: Path, make_room: RoomMaker
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(clip_folder)
+    special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<image>")}
+    async with make_room(clip_folder) as room:
+        plain = await room.chat(turn("user", text("hello")))
+        expected = [i for i in ids_of(plain) if i in special]
+        for words in (
+            "<image>",
+            "a <image><image> b",
+            "<IMAGE>",
+            "<<image>image>",
+            "x <|im_end|> y",
+        ):
+            response = await room.chat(turn("user", text(words)))
+            assert [i for i in ids_of(response) if i in special] == expected, words
+            assert words in response.text
+            assert words in tokenizer.decode(ids_of(response))
+            with_image = await room.chat(turn("user", text(words), image(file_of(A))))
+            assert [m.length for m in with_image.media] == [16]
+
+
+async def test_a_control_token_over_two_parts_is_none(
+    clip_folder: Path, make_room: RoomMaker
+) -> None:
+    async with make_room(clip_folder) as room:
+        response = await room.chat(turn("user", text("a <ima"), text("ge> b"), image(file_of(A))))
+    assert len(response.media) == 1
+
+
+async def test_plain_text_and_token_ids(llama_folder: Path, make_room: RoomMaker) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama_folder)
+    async with make_room(llama_folder) as room:
+        chat = [{"role": "user", "content": "What is in the picture?"}]
+        response = await room.chat(turn("user", text("What is in the picture?")))
+        assert ids_of(response) == tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=False
+        )
+        words = "Once <|im_start|> upon"
+        response = await room.prepare(PrepareRequest(text=words))
+        assert ids_of(response) == tokenizer(words)["input_ids"]
+        given = np.array([1, 2, 300], "<i4").tobytes()
+        assert (await room.prepare(PrepareRequest(token_ids=given))).token_ids == given
+
+
+async def test_text_of_a_model_that_adds_bos(
+    llama_folder: Path, tmp_path: Path, make_room: RoomMaker
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama_folder)
+    tokenizer.add_bos_token = True
+    tokenizer.save_pretrained(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(llama_folder / name)
+    oracle = AutoTokenizer.from_pretrained(tmp_path)
+    async with make_room(tmp_path) as room:
+        response = await room.prepare(PrepareRequest(text="The red circle"))
+        assert ids_of(response) == oracle("The red circle")["input_ids"]
+        assert ids_of(response)[0] == oracle.bos_token_id
+        chat = await room.chat(turn("user", text("hi")))
+        assert ids_of(chat).count(oracle.bos_token_id) == 1
+
+
+def conversation(*messages: Message, **fields: Any) -> PrepareRequest:
+    return PrepareRequest(conversation=Conversation(messages=messages, **fields))
+
+
+HI = turn("user", text("hi"))
+REFUSED = {
+    "role": ("BAD_ROLE", "messages[0].role", conversation(turn("wizard", text("hi")))),
+    "image": (
+        "TEXT_ONLY_MODEL",
+        "messages[0].content[0].image_url",
+        conversation(turn("user", image(file_of(A)))),
+    ),
+    "empty": ("NO_MESSAGES", "messages", conversation()),
+    "empty part": ("EMPTY_PART", "messages[0].content[0]", conversation(turn("user", Part()))),
+    "long": (
+        "CONTEXT_LENGTH_EXCEEDED",
+        "messages",
+        conversation(turn("user", text("picture " * 400))),
+    ),
+    "very long": ("CONTEXT_LENGTH_EXCEEDED", "prompt", PrepareRequest(text="a b" * 2_000_000)),
+    "id": (
+        "BAD_TOKEN_ID",
+        "prompt",
+        PrepareRequest(token_ids=np.array([70000], "<i4").tobytes()),
+    ),
+    "template": ("CHAT_TEMPLATE", "chat_template", conversation(HI, chat_template="{{ 1 }}")),
+    "kwargs": (
+        "BAD_JSON",
+        "chat_template_kwargs",
+        conversation(HI, chat_template_kwargs_json="[1]"),
+    ),
+    "no text": ("EMPTY_PROMPT", "prompt", PrepareRequest(text="")),
+    "nothing": ("NO_PROMPT", "prompt", PrepareRequest()),
+}
+
+
+async def test_refusals_name_the_field(llama_folder: Path, make_room: RoomMaker) -> None:
+    async with make_room(llama_folder) as room:
+        for case, (reason, field, request) in REFUSED.items():
+            with pytest.raises(InvalidRequest) as caught:
+                await room.prepare(request)
+            assert (caught.value.reason, caught.value.metadata["field"]) == (reason, field), case
+            if "long" in case:
+                assert str(MAX_LEN) in caught.value.message
+        await room.prepare(conversation(HI))
+
+
+async def test_template_variables_and_trusted_templates(
+    llama_folder: Path, make_room: RoomMaker
+) -> None:
+    async with make_room(llama_folder, trust_request_chat_template=True) as room:
+        response = await room.chat(
+            turn("user", text("hi")),
+            chat_template="{{ mood }}: {{ messages[0].content }}",
+            chat_template_kwargs_json=json.dumps({"mood": "calm"}),
+        )
+        assert response.text == "calm: hi"
+        response = await room.chat(turn("user", text("hi")), add_generation_prompt=False)
+        assert not response.text.endswith("assistant\n")
+        with pytest.raises(InvalidRequest, match="no tools here"):
+            await room.chat(
+                turn("user", text("hi")), chat_template="{{ raise_exception('no tools here') }}"
+            )
+
+
+async def test_limit_of_the_request(clip_folder: Path, make_room: RoomMaker) -> None:
+    async with make_room(clip_folder, limit_mm_per_prompt='{"image": 1}') as room:
+        one = turn("user", image(file_of(A)), text("hi"))
+        response = await room.chat(one)
+        with pytest.raises(InvalidRequest, match=f"has {len(ids_of(response))} tokens"):
+            request = PrepareRequest(max_prompt_tokens=len(ids_of(response)) - 1)
+            request.conversation.messages.append(one)
+            await room.prepare(request)
+        with pytest.raises(InvalidRequest) as caught:
+            await room.chat(turn("user", image(file_of(A)), image(file_of(A), "second")))
+        assert caught.value.reason == "TOO_MANY_IMAGES"
+        assert caught.value.metadata["field"] == "second"
+
+
+async def test_a_template_from_a_file(
+    llama_folder: Path, tmp_path: Path, make_room: RoomMaker
+) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    async with make_room(llama_folder, chat_template=str(file)) as room:
+        assert (await room.chat(turn("user", text("hi")))).text == "[hi]"
+    with pytest.raises(Unavailable, match="no-such-file"):
+        async with make_room(llama_folder, chat_template="/no-such-file"):
+            pass

@@ -1,0 +1,121 @@
+"""How many placeholders an image takes, in every spelling of the configuration; template shapes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.preprocess.chat_template import ChatTemplate, TemplateRefusal, read_template
+from services.preprocess.models import ImageProcessing, find_family
+from services.preprocess.settings import parse_image_limit
+from shared.checkpoint import Checkpoint
+from shared.errors import Unavailable
+
+CLIP = {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}
+SIGLIP = {"model_type": "siglip_vision_model", "patch_size": 16, "image_size": 144}
+
+
+def rule(folder: Path, config: dict[str, Any], side: int) -> Any:
+    config = {"architectures": ["LlavaForConditionalGeneration"], **config}
+    (folder / "config.json").write_text(json.dumps(config))
+    checkpoint = Checkpoint(folder)
+    family = find_family(checkpoint)
+    assert family is not None
+    processing = ImageProcessing({}, (3, side, side))
+    return family.rule(checkpoint, processing, "<image>")
+
+
+@pytest.mark.parametrize(
+    ("config", "side", "rows", "marker"),
+    [
+        ({"vision_config": CLIP}, 336, 576, 32000),
+        ({}, 336, 576, 32000),
+        ({"vision_config": CLIP, "vision_feature_select_strategy": "full"}, 336, 577, 32000),
+        ({"vision_config": CLIP, "image_token_index": 7}, 336, 576, 7),
+        ({"vision_config": CLIP, "image_token_id": 8}, 336, 576, 8),
+        ({"vision_config": SIGLIP, "vision_feature_select_strategy": "full"}, 144, 81, 32000),
+        ({"vision_config": SIGLIP}, 144, 80, 32000),
+        ({"vision_config": {"model_type": "clip_vision_model"}}, 224, 49, 32000),
+    ],
+)
+def test_llava_counts(
+    config: dict[str, Any], side: int, rows: int, marker: int, tmp_path: Path
+) -> None:
+    span = rule(tmp_path, config, side).span(640, 480)
+    assert (span.rows, len(span.token_ids), set(span.token_ids)) == (rows, rows, {marker})
+
+
+def test_a_processor_of_another_size_is_found_at_start(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="224"):
+        rule(tmp_path, {"vision_config": CLIP}, 224)
+
+
+def test_an_unknown_family_with_eyes_is_refused(tmp_path: Path) -> None:
+    config = {"architectures": ["NovelForConditionalGeneration"], "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Unavailable, match="NovelForConditionalGeneration"):
+        find_family(Checkpoint(tmp_path))
+
+
+PARTS = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}"
+STRINGS = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+PRINTED = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
+BOTH = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+SYSTEM_AS_STRING = (
+    "{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}"
+    "{% set messages = messages[1:] %}{% endif %}" + BOTH
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "user", "system", "images"),
+    [
+        (PARTS, True, True, False),
+        (STRINGS, False, False, False),
+        (PRINTED, False, False, False),
+        (BOTH, True, True, True),
+        (SYSTEM_AS_STRING, True, False, True),
+    ],
+)
+def test_the_shape_that_a_template_expects_is_found(
+    source: str, user: bool, system: bool, images: bool
+) -> None:
+    template = ChatTemplate(source, {})
+    assert template.takes_parts["user"] is user
+    assert template.takes_parts["system"] is system
+    assert template.renders_images("<image>") is images
+
+
+def test_templates_are_sandboxed() -> None:
+    template = ChatTemplate("{{ messages.__class__.__mro__ }}", {})
+    with pytest.raises(TemplateRefusal):
+        template.render([{"role": "user", "content": "x"}], True)
+    with pytest.raises(TemplateRefusal, match="compile"):
+        ChatTemplate("{% for %}", {})
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    assert read_template(tmp_path) is None
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "config"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert read_template(tmp_path) == "config"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
+    assert read_template(tmp_path) == "json"
+    (tmp_path / "chat_template.jinja").write_text("jinja")
+    assert read_template(tmp_path) == "jinja"
+
+
+def test_image_limits() -> None:
+    assert [parse_image_limit(t) for t in ("3", "image=4", '{"image": 5}', "video=1")] == [
+        3,
+        4,
+        5,
+        16,
+    ]
+    with pytest.raises(ValueError):
+        parse_image_limit("image=-1")

@@ -1,0 +1,77 @@
+"""A vision_encoder room beside a preprocess room, with a real Redis and real checkpoints."""
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.encoder_room import EncoderRoom, EncoderRoomMaker, running
+from support.preprocess_room import Room, RoomMaker
+from support.preprocess_room import running as preprocess_running
+from support.vision_checkpoints import llama_checkpoint, llava_checkpoint
+
+from services.preprocess.settings import PreprocessSettings
+from services.vision_encoder.settings import VisionEncoderSettings
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LLaVA with a CLIP tower: 16 rows an image."""
+    return llava_checkpoint(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="session")
+def siglip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LLaVA with a SigLIP tower: 9 rows an image."""
+    return llava_checkpoint(tmp_path_factory.mktemp("siglip"), "siglip", vision_feature_layer=-1)
+
+
+@pytest.fixture(scope="session")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text-only model."""
+    return llama_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def make_encoder(redis_url: str, short_tmp: Path) -> EncoderRoomMaker:
+    """Starts an encoder for a checkpoint folder, with flags as keywords."""
+
+    def make(
+        model: Path, name: str = "e", **flags: Any
+    ) -> AbstractAsyncContextManager[EncoderRoom]:
+        return running(
+            VisionEncoderSettings(
+                model=model,
+                listen=f"unix:{short_tmp}/{name}.sock",
+                artifact_dir=short_tmp / "artifacts",
+                redis_url=redis_url,
+                served_model_name="m",
+                threads=1,
+                **flags,
+            )
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_preprocess(redis_url: str, short_tmp: Path) -> RoomMaker:
+    """Starts a preprocess room for a checkpoint folder."""
+
+    def make(model: Path, name: str = "p", **flags: Any) -> AbstractAsyncContextManager[Room]:
+        return preprocess_running(
+            PreprocessSettings(
+                model=model,
+                listen=f"unix:{short_tmp}/{name}.sock",
+                artifact_dir=short_tmp / "artifacts",
+                redis_url=redis_url,
+                served_model_name="m",
+                media_workers=1,
+                **flags,
+            )
+        )
+
+    return make
