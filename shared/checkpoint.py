@@ -99,11 +99,16 @@ class Checkpoint:
         """A tensor's element type as safetensors spells it ("F32", "BF16"), from the header."""
         return str(self._shard(name).get_slice(name).get_dtype())
 
+    @cached_property
+    def is_small(self) -> bool:
+        """Fewer than 100 million parameters: quick in any type, and with one thread."""
+        return sum(math.prod(self.shape(name)) for name in self.names()) < _SMALL_MODEL_PARAMETERS
+
     def default_dtype(self, device: str) -> str:
         """What `--dtype auto` means on `device`: "float32" or "bfloat16".
 
-        On a CPU float32 for weights that are mostly stored so, and for models below 100 million parameters, which
-        are quick in any type; bfloat16 for everything else. Decoder and encoder ask here, so they agree.
+        On a CPU float32 for small models and for weights that are mostly stored so; bfloat16 for everything else.
+        Decoder and encoder ask here, so they agree.
         """
         if device != "cpu":
             return "bfloat16"
@@ -111,8 +116,8 @@ class Checkpoint:
         for name in self.names():
             kind = self.dtype(name)
             sizes[kind] = sizes.get(kind, 0) + math.prod(self.shape(name))
-        small = sum(sizes.values()) < _SMALL_MODEL_PARAMETERS
-        return "float32" if small or max(sizes, key=sizes.__getitem__) == "F32" else "bfloat16"
+        wide = self.is_small or max(sizes, key=sizes.__getitem__) == "F32"
+        return "float32" if wide else "bfloat16"
 
     def close(self) -> None:
         """Unmaps the files that no tensor keeps mapped."""

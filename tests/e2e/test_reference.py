@@ -21,21 +21,6 @@ from transformers import LlavaProcessor, PreTrainedModel
 
 NEW_TOKENS = 24
 WORDS = ["the", "red", "circle", "is", "left", "of", "a", "blue", "square", "图中有一个圆形", "and"]
-    "the",
-    "red",
-    "circle",
-    "is",
-    "left",
-    "of",
-    "a",
-    "blue",
-    "square",
-    "and",
-    "图中有一个圆形",
-    "in",
-    "the",
-    "picture",
-]
 
 CASES: dict[str, dict[str, Any]] = {
     "llama-gqa-tied-llama3-rope": {

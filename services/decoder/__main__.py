@@ -1,0 +1,24 @@
+"""`python -m services.decoder`: runs step plans."""
+
+from functools import partial
+
+from services.decoder.settings import DecoderSettings
+from shared import rpc
+from shared.settings import set_process_environment
+from shared.telemetry import configure_logs
+
+
+def main() -> None:
+    """Runs the room until it is told to stop."""
+    settings = DecoderSettings.load(prog="python -m services.decoder")
+    configure_logs("decoder", settings.log_level, settings.log_format)
+    # Long spins of idle OpenMP threads would take the cores of the rooms beside this one.
+    set_process_environment(GOMP_SPINCOUNT="10000")
+
+    from services.decoder.room import serve
+
+    rpc.run(partial(serve, settings))
+
+
+if __name__ == "__main__":
+    main()

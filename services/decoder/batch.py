@@ -1,0 +1,128 @@
+"""The tensors of one step, made of the slot table and a plan's rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.decoder.media_spans import MediaSpan, contiguous_runs
+from services.decoder.ops.attention_meta import AttnMeta
+from services.decoder.ops.base import BaseOps
+from services.decoder.slots import SlotTable
+
+Longs = np.ndarray[tuple[int], np.dtype[np.int64]]
+# Rows [first, last) of a span's embedding.
+ReadRows = Callable[[MediaSpan, int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a plan that will run: `place` is each one's index in the plan."""
+
+    place: Longs
+    slot: Longs
+    start: Longs
+    count: Longs
+
+    @property
+    def end(self) -> Longs:
+        """Number of computed tokens afterwards."""
+        return self.start + self.count
+
+    def select(self, index: Longs) -> "Rows":
+        """Some of the rows, in the order given."""
+        return Rows(self.place[index], self.slot[index], self.start[index], self.count[index])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T tokens, padding included; `rows` in the order of the batch: those of one token first."""
+
+    rows: Rows
+    ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [axes, T]
+    embeds: Sequence[Tensor]
+    runs: Sequence[tuple[int, int]]
+    meta: AttnMeta
+    last: Longs  # each row's last token in the batch
+    token_rows: Longs  # each token's row, without padding
+    blocks: Longs  # each token's block, without padding
+
+
+def order_rows(rows: Rows) -> Rows:
+    """Rows of one token first, otherwise as they were."""
+    if bool((rows.count == 1).all()):
+        return rows
+    return rows.select(np.argsort(rows.count != 1, kind="stable"))
+
+
+def build_batch(rows: Rows, slots: SlotTable, ops: BaseOps, read: ReadRows) -> Batch:
+    """Builds the batch of `order_rows(...)`; every row fits its history and its block table."""
+    counts = rows.count
+    token_rows = np.repeat(np.arange(len(counts)), counts)
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    offsets = np.arange(total) - np.repeat(ends - counts, counts)
+    places = rows.start[token_rows] + offsets
+    owners = rows.slot[token_rows]
+
+    size = slots.block_size
+    blocks = slots.table[owners, places // size].astype(np.int64)
+    padded = ops.padded_rows(total)
+    # Padding: token 0 at position 0, written to block 0, seen by nobody.
+    ids = np.zeros(padded, np.int64)
+    ids[:total] = slots.tokens[owners, places]
+    written = np.zeros(padded, np.int64)
+    written[:total] = blocks * size + places % size
+    axes = 1 if slots.rotary is None else len(slots.rotary)
+    positions = np.zeros((axes, padded), np.int64)
+    positions[:, :total] = places if slots.rotary is None else slots.rotary[:, owners, places]
+
+    width = -(-int(rows.end.max()) // size)
+    meta = ops.make_meta(
+        counts.tolist(), rows.end.tolist(), slots.table[rows.slot, :width], written
+    )
+    embeds, runs = _embeds(rows, ends - counts, slots, read)
+    return Batch(
+        rows=rows,
+        ids=torch.from_numpy(ids).to(ops.device, non_blocking=True),
+        positions=torch.from_numpy(positions).to(ops.device, non_blocking=True),
+        embeds=embeds,
+        runs=runs,
+        meta=meta,
+        last=ends - 1,
+        token_rows=token_rows,
+        blocks=blocks,
+    )
+
+
+def _embeds(
+    rows: Rows, first: Longs, slots: SlotTable, read: ReadRows
+) -> tuple[list[Tensor], list[tuple[int, int]]]:
+    embeds: list[Tensor] = []
+    runs: list[tuple[int, int]] = []
+    if not slots.media:
+        return embeds, runs
+    for row, slot in enumerate(rows.slot.tolist()):
+        for span, low, high in spans_of(slots, slot, int(rows.start[row]), int(rows.end[row])):
+            values = read(span, low, high)
+            targets = span.positions[low:high] - rows.start[row] + first[row]
+            taken = 0
+            for start, count in contiguous_runs(targets):
+                runs.append((start, count))
+                embeds.append(values[taken : taken + count])
+                taken += count
+    return embeds, runs
+
+
+def spans_of(slots: SlotTable, slot: int, start: int, end: int) -> list[tuple[MediaSpan, int, int]]:
+    """The media of a slot with an embedding row in [start, end), and which rows those are."""
+    found = []
+    if start < slots.prompt_len[slot]:
+        for span in slots.media.get(slot, ()):
+            low, high = np.searchsorted(span.positions, (start, end)).tolist()
+            if low < high:
+                found.append((span, low, high))
+    return found

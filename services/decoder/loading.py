@@ -1,0 +1,130 @@
+"""From a checkpoint folder to a runner that has made its first steps."""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from services.decoder.embeddings import Embeddings
+from services.decoder.memory import available_bytes, count_blocks, kv_bytes
+from services.decoder.models import model_class
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.ops import load_ops, resolve_device
+from services.decoder.ops.base import BaseOps
+from services.decoder.ops.row_check import rows_are_equal
+from services.decoder.plan import Limits
+from services.decoder.runner import Runner
+from services.decoder.settings import DecoderSettings
+from services.decoder.warm_up import warm_up
+from shared.artifacts import ArtifactReader
+from shared.checkpoint import Checkpoint
+from shared.errors import InvalidRequest
+
+log = structlog.get_logger(__name__)
+
+_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the server needs of a loaded model."""
+
+    runner: Runner
+    ops: BaseOps
+    fingerprint: bytes
+    row_invariant: bool
+
+
+def load(settings: DecoderSettings) -> Loaded:
+    """Loads and warms up; takes seconds to minutes. Raises ServingError for what cannot be served."""
+    began = time.perf_counter()
+    checkpoint = Checkpoint(settings.model)
+    family = model_class(checkpoint)
+    config = family.read_config(checkpoint)
+    device = resolve_device(settings.device)
+    if device == "cpu" and (threads := settings.threads or _automatic_threads(checkpoint)):
+        torch.set_num_threads(threads)
+    dtype = _choose_dtype(settings.dtype, device, checkpoint)
+    ops = load_ops(device, dtype)
+    if settings.block_size:
+        ops.block_size = settings.block_size
+    longest = settings.max_model_len or config.max_position_embeddings
+    log.info(
+        "found model",
+        architecture=checkpoint.architecture,
+        layers=config.num_layers,
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+    )
+    model = family.load(checkpoint, ops, longest)
+    checkpoint.close()
+    log.info("loaded weights", seconds=round(time.perf_counter() - began, 2))
+    limits = _limits(settings, model, ops, longest, device)
+    embeddings = Embeddings(ArtifactReader(), ops.device, ops.dtype, settings.embedding_cache_bytes)
+    runner = Runner(model, ops, limits, embeddings)
+    warm_up(runner)
+    log.info("warmed up", seconds=round(time.perf_counter() - began, 2))
+    return Loaded(runner, ops, fingerprint(checkpoint, dtype), _promises_equal_rows(ops))
+
+
+def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype) -> bytes:
+    """16 bytes over configuration, names of weights and element type."""
+    canonical = json.dumps(
+        [checkpoint.config, list(checkpoint.names()), str(dtype)], sort_keys=True
+    )
+    return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
+
+
+def _promises_equal_rows(ops: BaseOps) -> bool:
+    if not ops.row_invariant:
+        return False
+    equal = rows_are_equal(ops)
+    if not equal:
+        log.warning("equal tokens are not promised: libraries round by batch size here")
+    return equal
+
+
+def _choose_dtype(asked: str, device: str, checkpoint: Checkpoint) -> torch.dtype:
+    if asked == "float16" and device == "cpu":
+        raise InvalidRequest(
+            "UNSUPPORTED_DTYPE", "--dtype float16 needs cuda: use bfloat16 here", field="dtype"
+        )
+    return _DTYPES[checkpoint.default_dtype(device) if asked == "auto" else asked]
+
+
+def _automatic_threads(checkpoint: Checkpoint) -> int:
+    """1 for a small model, whose operations are shorter than the wait for a second thread;
+    otherwise 0, torch's own choice."""
+    return 1 if checkpoint.is_small else 0
+
+
+def _limits(
+    settings: DecoderSettings, model: DecoderModel, ops: BaseOps, longest: int, device: str
+) -> Limits:
+    block_bytes = model.num_layers * model.kv_spec.bytes_per_token * ops.block_size
+    table_blocks = -(-longest // ops.block_size)
+    useful = (settings.max_num_seqs * table_blocks + 1) * block_bytes
+    available = available_bytes(ops.device)
+    total = kv_bytes(settings.kv_cache_memory_bytes, available, useful)
+    blocks = count_blocks(total, block_bytes, longest, ops.block_size)
+    log.info(
+        "allocating cache",
+        available_mb=available >> 20,
+        kv_mb=blocks * block_bytes >> 20,
+        blocks=blocks,
+        tokens=(blocks - 1) * ops.block_size,
+        host_blocks=settings.num_host_blocks,
+    )
+    return Limits(
+        num_blocks=blocks,
+        num_host_blocks=settings.num_host_blocks,
+        max_slots=settings.max_num_seqs,
+        max_model_len=longest,
+        max_batched_tokens=settings.max_num_batched_tokens or _BATCHED_TOKENS[device],
+        block_size=ops.block_size,
+    )

@@ -1,0 +1,33 @@
+"""Which class runs which architecture. A new family is a file and a line here."""
+
+import importlib
+
+from services.decoder.models.decoder_model import DecoderModel
+from shared.checkpoint import Checkpoint
+from shared.errors import InvalidRequest
+
+_MODELS = {
+    "LlamaForCausalLM": ("services.decoder.models.llama", "Llama"),
+    "Qwen2ForCausalLM": ("services.decoder.models.qwen2", "Qwen2"),
+}
+# The language part of these is a model of its own, named by text_config's model_type.
+_COMPOSITES = ("LlavaForConditionalGeneration",)
+_BY_TYPE = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+
+
+def model_class(checkpoint: Checkpoint) -> type[DecoderModel]:
+    """The class for a checkpoint. Raises InvalidRequest for an architecture that is not here."""
+    architecture = checkpoint.architecture
+    if architecture in _COMPOSITES:
+        kind = str(checkpoint.text_config.get("model_type", "llama"))
+        architecture = _BY_TYPE.get(kind, f"{architecture} with text model {kind!r}")
+    if architecture not in _MODELS:
+        raise InvalidRequest(
+            "UNKNOWN_ARCHITECTURE",
+            f"{checkpoint.folder}: no decoder for {architecture}; there are"
+            f" {', '.join((*_MODELS, *_COMPOSITES))}",
+            field="model",
+        )
+    module, name = _MODELS[architecture]
+    found: type[DecoderModel] = getattr(importlib.import_module(module), name)
+    return found

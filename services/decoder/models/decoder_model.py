@@ -1,0 +1,60 @@
+"""What the runner asks of a decoder, whatever its architecture."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from services.decoder.models.config import DecoderConfig
+from services.decoder.ops.attention_meta import AttnMeta, KVSpec, PagedKV
+from services.decoder.ops.base import BaseOps
+from shared.checkpoint import Checkpoint
+from tessera.common.v1.media_pb2 import MediaItem
+
+
+class DecoderModel(ABC):
+    """A language model over a paged cache. T tokens of several sequences run as one ragged batch."""
+
+    # Axes of rotary positions that `positions` gives; 0: a token's position is its index.
+    rotary_axes: ClassVar[int] = 0
+
+    config: DecoderConfig
+    kv_spec: KVSpec
+    num_layers: int
+
+    @classmethod
+    @abstractmethod
+    def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "DecoderModel":
+        """Reads the language part of a checkpoint. Raises InvalidRequest naming bad tensors."""
+
+    @staticmethod
+    @abstractmethod
+    def read_config(checkpoint: Checkpoint) -> DecoderConfig:
+        """The shape alone. Raises InvalidRequest for options that this family does not have."""
+
+    @abstractmethod
+    def embed(
+        self, ids: Tensor, embeds: Sequence[Tensor], runs: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        """Hidden rows [T, H] of token ids [T]; embeds[i] [n, H] replaces runs[i] = (first, n)."""
+
+    def positions(
+        self, prompt_len: int, media: Sequence[MediaItem]
+    ) -> "tuple[np.ndarray[tuple[int, int], np.dtype[np.int32]], int]":
+        """Rotary positions [axes, prompt_len] of a prompt, and what to add for later tokens."""
+        return np.arange(prompt_len, dtype=np.int32)[None], 0
+
+    @abstractmethod
+    def forward(
+        self, hidden: Tensor, positions: Tensor, meta: AttnMeta, kv: Sequence[PagedKV]
+    ) -> Tensor:
+        """Hidden rows [T, H] after the last norm; positions int64 [1 or axes, T]; one cache a layer.
+
+        May overwrite `hidden`.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, vocabulary] of rows that `forward` returned."""

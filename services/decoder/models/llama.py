@@ -1,0 +1,158 @@
+"""Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from services.decoder.models.config import DecoderConfig, read_config
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.rope import rope_table
+from services.decoder.models.weights import LanguageWeights
+from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, Packed, PagedKV
+from services.decoder.ops.base import BaseOps
+from shared.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Packed  # [(num_heads + 2 num_kv_heads) * head_size, H]
+    output: Packed
+    post_norm: Tensor
+    gate_up: Packed  # [2 * intermediate, H]
+    down: Packed
+
+
+class Llama(DecoderModel):
+    """Touvron et al., 2023; grouped queries and rotary variants as in its successors."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    # Canonical names of this family's tensors.
+    TENSORS: ClassVar[str] = (
+        r"embed_tokens\.weight|norm\.weight|lm_head\.weight"
+        r"|layers\.\d+\.(input_layernorm|post_attention_layernorm)\.weight"
+        r"|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.(weight|bias)"
+    )
+    # Old checkpoints stored what follows from the configuration.
+    IGNORED: ClassVar[str] = r".*rotary_emb\.inv_freq"
+
+    def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
+        self.config = config
+        self.num_layers = config.num_layers
+        self.kv_spec = KVSpec(config.num_kv_heads, config.head_size, config.head_size, ops.dtype)
+        self._ops = ops
+        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_size)
+        self._scale = config.head_size**-0.5
+        cos, sin = rope_table(config.rope, max_model_len, ops.dtype)
+        self._cos, self._sin = cos.to(ops.device), sin.to(ops.device)
+        self._layers: list[_Layer] = []
+        self._embedding: Tensor
+        self._norm: Tensor
+        self._head: Packed
+
+    @staticmethod
+    def read_config(checkpoint: Checkpoint) -> DecoderConfig:
+        """Llama's `attention_bias` is of all four attention layers."""
+        given = checkpoint.text_config.get("attention_bias") or False
+        return read_config(checkpoint, {**Llama.DEFAULTS, "attention_output_bias": given})
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "Llama":
+        """Fuses queries, keys and values, and gate and up. Embedding rows stay in the file."""
+        config = cls.read_config(checkpoint)
+        weights = LanguageWeights(checkpoint, cls.TENSORS, cls.IGNORED)
+        model = cls(config, ops, max_model_len)
+        vocabulary = (config.vocab_size, config.hidden_size)
+        table = weights.take("embed_tokens.weight", *vocabulary)
+        model._layers = [_load_layer(weights, i, config, ops) for i in range(config.num_layers)]
+        model._norm = ops.vector(weights.take("norm.weight", config.hidden_size))
+        head = table
+        if "lm_head.weight" in weights:
+            stored = weights.take("lm_head.weight", *vocabulary)
+            head = table if config.tied else stored
+        elif not config.tied:
+            weights.take("lm_head.weight", *vocabulary)
+        model._head = ops.pack(head)
+        model._embedding = ops.embedding_table(table)
+        weights.finish()
+        return model
+
+    def embed(
+        self, ids: Tensor, embeds: Sequence[Tensor], runs: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        """See `DecoderModel.embed`."""
+        hidden = self._ops.embedding(ids, self._embedding)
+        for rows, (first, count) in zip(embeds, runs, strict=True):
+            hidden[first : first + count] = rows
+        return hidden
+
+    def forward(
+        self, hidden: Tensor, positions: Tensor, meta: AttnMeta, kv: Sequence[PagedKV]
+    ) -> Tensor:
+        """See `DecoderModel.forward`."""
+        ops, eps = self._ops, self.config.rms_norm_eps
+        cos, sin = self._cos[positions[0]], self._sin[positions[0]]
+        residual = hidden
+        normed = ops.rms_norm(hidden, self._layers[0].input_norm, eps)
+        for i, layer in enumerate(self._layers):
+            fused = ops.linear(normed, layer.qkv)
+            q, k, v = ops.qkv_rope_write(fused, cos, sin, self._heads, kv[i], meta)
+            mixed = ops.paged_attention(q, k, v, kv[i], meta, scale=self._scale)
+            mixed = ops.linear(mixed.flatten(1), layer.output)
+            normed, residual = ops.add_rms_norm(mixed, residual, layer.post_norm, eps)
+            mixed = ops.linear(ops.gate_up_swiglu(normed, layer.gate_up), layer.down)
+            after = i + 1
+            weight = self._layers[after].input_norm if after < self.num_layers else self._norm
+            normed, residual = ops.add_rms_norm(mixed, residual, weight, eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `DecoderModel.logits`."""
+        return self._ops.linear(hidden, self._head).float()
+
+
+def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: BaseOps) -> _Layer:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = (n * config.head_size for n in (config.num_heads, config.num_kv_heads))
+    attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
+
+    def fused(has_bias: bool, *parts: tuple[str, int]) -> Packed:
+        rows = weights.take_fused([(f"{name}.weight", size) for name, size in parts], hidden)
+        bias = None
+        if has_bias:
+            bias = weights.take_fused([(f"{name}.bias", size) for name, size in parts])
+        return ops.pack(rows, bias)
+
+    def single(has_bias: bool, name: str, out: int, inside: int) -> Packed:
+        bias = weights.take(f"{name}.bias", out) if has_bias else None
+        return ops.pack(weights.take(f"{name}.weight", out, inside), bias)
+
+    def norm(name: str) -> Tensor:
+        return ops.vector(weights.take(f"layers.{i}.{name}.weight", hidden))
+
+    return _Layer(
+        input_norm=norm("input_layernorm"),
+        qkv=fused(
+            config.qkv_bias,
+            (f"{attention}.q_proj", queries),
+            (f"{attention}.k_proj", keys),
+            (f"{attention}.v_proj", keys),
+        ),
+        output=single(config.output_bias, f"{attention}.o_proj", hidden, queries),
+        post_norm=norm("post_attention_layernorm"),
+        gate_up=fused(config.mlp_bias, (f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)),
+        down=single(config.mlp_bias, f"{mlp}.down_proj", hidden, inner),
+    )

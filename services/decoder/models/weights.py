@@ -1,0 +1,86 @@
+"""The language part of a checkpoint, under one spelling of its names."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from shared.checkpoint import Checkpoint
+from shared.errors import InvalidRequest
+
+# Composite checkpoints spell the same tensor in several ways, by age:
+# language_model.model.X, model.language_model.X (and lm_head in both); plain ones say model.X.
+_PREFIXES = ("language_model.model.", "model.language_model.", "model.")
+_HEADS = ("language_model.lm_head.", "lm_head.")
+# What leads to an embedding row belongs to the vision encoder.
+_VISION = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|image_newline)(\.|$)")
+
+
+class LanguageWeights:
+    """Tensors by canonical name ("layers.0.self_attn.q_proj.weight", "lm_head.weight").
+
+    `known` matches the canonical names of the family, `ignored` those that may be there unused.
+    Every name of the checkpoint must be known, ignored or the vision encoder's; `finish` checks
+    that each known one was taken.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, known: str, ignored: str = "") -> None:
+        self._checkpoint = checkpoint
+        self._names: dict[str, str] = {}
+        unknown = []
+        for name in checkpoint.names():
+            if _VISION.match(name):
+                continue
+            canonical = canonical_name(name)
+            if re.fullmatch(known, canonical):
+                self._names[canonical] = name
+            elif not (ignored and re.fullmatch(ignored, canonical)):
+                unknown.append(name)
+        if unknown:
+            raise self._bad("the model has no place for", unknown)
+        self._taken: set[str] = set()
+
+    def __contains__(self, canonical: str) -> bool:
+        return canonical in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def take(self, canonical: str, *shape: int) -> Tensor:
+        """One tensor, mapped. Raises InvalidRequest if it is missing or has another shape."""
+        if canonical not in self._names:
+            raise self._bad("the checkpoint lacks", [canonical])
+        name = self._names[canonical]
+        found = self._checkpoint.shape(name)
+        if found != shape:
+            raise self._bad(f"config.json says {list(shape)} but stored is {list(found)}:", [name])
+        self._taken.add(canonical)
+        return self._checkpoint.tensor(name)
+
+    def take_fused(self, parts: Sequence[tuple[str, int]], *rest: int) -> Tensor:
+        """Several tensors (name, first size) with equal other sizes, one below the other."""
+        return torch.cat([self.take(name, first, *rest) for name, first in parts])
+
+    def finish(self) -> None:
+        """Raises InvalidRequest if a tensor of the model was never asked for."""
+        left = sorted(self._names[name] for name in self._names if name not in self._taken)
+        if left:
+            raise self._bad("config.json has no use for", left)
+
+    def _bad(self, what: str, names: Sequence[str]) -> InvalidRequest:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return InvalidRequest(
+            "BAD_CHECKPOINT", f"{self._checkpoint.folder}: {what} {shown}", field="model"
+        )
+
+
+def canonical_name(name: str) -> str:
+    """A language tensor's name without the prefixes of composite checkpoints."""
+    for prefix in _HEADS:
+        if name.startswith(prefix):
+            return "lm_head." + name.removeprefix(prefix)
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name

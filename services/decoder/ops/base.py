@@ -1,0 +1,243 @@
+"""Every op as plain torch: the reference that each device's ops are tested against.
+
+Shapes: T tokens of a step (see `AttnMeta`), H hidden size, D head size. A device overrides what it
+can do better; a fused op it leaves alone is made of the small ones here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, Packed, PagedKV
+
+
+class BaseOps:
+    """The table of ops. One object for each process: it knows the device and the element type."""
+
+    name = "base"
+    block_size = 16
+    # The axis of `PagedKV` tensors that counts blocks.
+    block_axis = 0
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+
+    @property
+    def row_invariant(self) -> bool:
+        """Whether a token's result is bit-equal whatever else is in the batch."""
+        return False
+
+    def padded_rows(self, rows: int) -> int:
+        """How many rows a batch of `rows` tokens should have, padding included."""
+        return rows
+
+    # Linear layers
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+        """Takes over a weight [out, in] and a bias [out]; the originals may be dropped after."""
+        return Packed(
+            weight.to(self.device, self.dtype, copy=True).contiguous(),
+            None if bias is None else bias.to(self.device, self.dtype, copy=True),
+        )
+
+    def linear(self, x: Tensor, packed: Packed) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        return F.linear(x, packed.weight, packed.bias)
+
+    def vector(self, weight: Tensor) -> Tensor:
+        """Takes over a small parameter, such as a norm's weight."""
+        return weight.to(self.device, self.dtype, copy=True)
+
+    # Small ops
+
+    def embedding_table(self, table: Tensor) -> Tensor:
+        """Takes over the token embedding [vocabulary, H]: on the device, rows as they are."""
+        return table.to(self.device)
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Rows [T, H] of what `embedding_table` returned, in the model's type."""
+        return F.embedding(ids, table).to(self.device, self.dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[rows, H]; statistics in float32, as Llama does (Zhang and Sennrich, 2019)."""
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * scaled.to(x.dtype)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of `x + residual`, and that sum, which may overwrite `residual`."""
+        total = residual + x
+        return self.rms_norm(total, weight, eps), total
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates [T, heads, D] in pairs (i, i + D/2), Su et al., 2021.
+
+        cos, sin: [T, 1, D]; the first half of `sin` carries the minus sign of the rotation.
+        """
+        turned = torch.roll(x, x.shape[-1] // 2, -1)
+        return x * cos + turned * sin
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(first half) * second half of [rows, 2 * I]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    # Fused ops
+
+    def qkv_rope_write(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, kv: PagedKV, meta: AttnMeta
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Splits fused rows [T, (num_q + 2 num_kv) * D], rotates, writes the cache.
+
+        Returns q [T, num_q, D], k and v [T, num_kv, D].
+        """
+        rows = qkv.view(qkv.shape[0], -1, heads.size)
+        turned = self.rope(rows[:, : heads.num_q + heads.num_kv], cos, sin)
+        q, k = turned[:, : heads.num_q], turned[:, heads.num_q :]
+        v = rows[:, heads.num_q + heads.num_kv :]
+        self.kv_write(k, v, kv, meta)
+        return q, k, v
+
+    def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
+        """[rows, H] to [rows, I] through a fused gate-and-up layer."""
+        return self.swiglu(self.linear(x, packed))
+
+    # The cache
+
+    def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
+        """One layer's cache, zeroed, its memory touched."""
+        shape = (num_blocks, self.block_size, spec.num_kv_heads)
+        return PagedKV(
+            torch.zeros((*shape, spec.k_size), dtype=spec.dtype, device=self.device),
+            torch.zeros((*shape, spec.v_size), dtype=spec.dtype, device=self.device),
+        )
+
+    def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
+        """The same layout in host memory, for swapping."""
+        here, self.device = self.device, torch.device("cpu")
+        try:
+            return self.alloc_kv(spec, num_blocks)
+        finally:
+            self.device = here
+
+    def kv_write(self, k: Tensor, v: Tensor, kv: PagedKV, meta: AttnMeta) -> None:
+        """Writes this step's keys and values [T, num_kv, D] where `meta.slots` says."""
+        kv.k.flatten(0, 1).index_copy_(0, meta.slots, k)
+        kv.v.flatten(0, 1).index_copy_(0, meta.slots, v)
+
+    def scrub(self, kv: PagedKV, slots: Tensor) -> None:
+        """Zeroes single tokens of the cache, so that what is not finite cannot spread."""
+        kv.k.flatten(0, 1).index_fill_(0, slots, 0)
+        kv.v.flatten(0, 1).index_fill_(0, slots, 0)
+
+    def copy_blocks(self, kv: PagedKV, src: Tensor, dst: Tensor) -> None:
+        """Copies blocks src[i] to dst[i]; no block may be both."""
+        self.swap_blocks(kv, kv, src, dst)
+
+    def swap_blocks(self, source: PagedKV, target: PagedKV, src: Tensor, dst: Tensor) -> None:
+        """Copies blocks of one cache into another of the same layout, on any device."""
+        for old, new in ((source.k, target.k), (source.v, target.v)):
+            moved = old.index_select(self.block_axis, src.to(old.device))
+            new.index_copy_(self.block_axis, dst.to(new.device), moved.to(new.device))
+
+    def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
+        """One block in the canonical layout (token of the block, kv head, element)."""
+        return kv.k[block].clone(), kv.v[block].clone()
+
+    def import_block(self, kv: PagedKV, block: int, k: Tensor, v: Tensor) -> None:
+        """Writes one block given in the canonical layout."""
+        kv.k[block] = k.to(kv.k.device)
+        kv.v[block] = v.to(kv.v.device)
+
+    # Attention
+
+    def make_meta(
+        self,
+        counts: Sequence[int],
+        kv_lens: Sequence[int],
+        block_table: "np.ndarray[tuple[int, int], np.dtype[np.int32]]",
+        slots: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+        bidirectional: list[tuple[int, int, int]] | None = None,
+    ) -> AttnMeta:
+        """Builds the description of a batch whose rows of one token come first."""
+        cu_q = [0]
+        for count in counts:
+            cu_q.append(cu_q[-1] + count)
+        return AttnMeta(
+            n=len(counts),
+            num_decodes=sum(1 for count in counts if count == 1),
+            cu_q=cu_q,
+            kv_lens=list(kv_lens),
+            block_table=torch.from_numpy(block_table).to(self.device, non_blocking=True),
+            slots=torch.from_numpy(slots).to(self.device, non_blocking=True),
+            max_q=max(counts, default=0),
+            max_kv=max(kv_lens, default=0),
+            bidirectional=bidirectional,
+        )
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: PagedKV,
+        meta: AttnMeta,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of each row over its blocks; the cache already holds this step's k, v.
+
+        q [T, num_q, D], k and v [T, num_kv, D] -> [T, num_q, D of v]; padding rows give zeros.
+        window: keys a token sees, itself included; softcap: tanh bound of the scores; sinks
+        [num_q]: logits that take part in each softmax without a value.
+        """
+        out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))
+        for row in range(meta.n):
+            a, b, length = meta.cu_q[row], meta.cu_q[row + 1], meta.kv_lens[row]
+            keys, values = self.gather(kv, meta.block_table[row], length)
+            repeat = q.shape[1] // keys.shape[1]
+            keys = keys.repeat_interleave(repeat, 1).float()
+            values = values.repeat_interleave(repeat, 1).float()
+            scores = torch.einsum("qhd,khd->hqk", q[a:b].float() * scale, keys)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            hidden = hidden_keys(meta, row, window).to(scores.device)
+            scores = scores.masked_fill(hidden, float("-inf"))
+            if sinks is not None:
+                extra = sinks.float()[:, None, None].expand(-1, b - a, 1)
+                weights = torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
+            else:
+                weights = scores.softmax(-1)
+            out[a:b] = torch.einsum("hqk,khd->qhd", weights, values).to(out.dtype)
+        return out
+
+    def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """The first `length` keys and values [length, num_kv, D] of one row of the block table."""
+        blocks = table[: -(-length // self.block_size)].long()
+        k, v = (x.index_select(self.block_axis, blocks) for x in (kv.k, kv.v))
+        return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
+
+
+def hidden_keys(meta: AttnMeta, row: int, window: int | None) -> Tensor:
+    """Which keys each query of a row must not see: bool [queries, keys]."""
+    count = meta.cu_q[row + 1] - meta.cu_q[row]
+    length = meta.kv_lens[row]
+    queries = torch.arange(length - count, length)[:, None]
+    keys = torch.arange(length)[None, :]
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    for other, start, end in meta.bidirectional or ():
+        if other == row:
+            inside = (queries >= start) & (queries < end) & (keys >= start) & (keys < end)
+            hidden &= ~inside
+    return hidden

@@ -1,0 +1,88 @@
+"""Ops for CUDA devices: torch's own kernels, attention by `scaled_dot_product_attention`.
+
+The code runs on any torch device and is tested against the reference on the CPU. It has not yet
+been run on a GPU: no machine with one was at hand when it was written.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.decoder.ops.attention_meta import AttnMeta, KVSpec, PagedKV
+from services.decoder.ops.base import BaseOps, hidden_keys
+
+
+class CudaOps(BaseOps):
+    """The default layout; rows of one token as one padded batch, longer rows one after another."""
+
+    name = "cuda"
+
+    def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
+        """Pinned, so that copies to and from the device need no staging."""
+        host = super().alloc_host_kv(spec, num_blocks)
+        if self.device.type != "cuda":
+            return host
+        return PagedKV(host.k.pin_memory(), host.v.pin_memory())
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[rows, H] by torch's fused kernel."""
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: PagedKV,
+        meta: AttnMeta,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As the reference says; soft caps, sinks and two-way spans are left to it."""
+        if softcap is not None or sinks is not None or meta.bidirectional:
+            return super().paged_attention(
+                q, k, v, kv, meta, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
+        out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))
+        if meta.num_decodes:
+            out[: meta.num_decodes] = self._decode(q, kv, meta, scale, window)
+        for row in range(meta.num_decodes, meta.n):
+            a, b = meta.cu_q[row], meta.cu_q[row + 1]
+            keys, values = self.gather(kv, meta.block_table[row], meta.kv_lens[row])
+            mask = ~hidden_keys(meta, row, window).to(q.device)
+            out[a:b] = _attend(q[a:b][None], keys[None], values[None], mask, scale)[0]
+        return out
+
+    def _decode(
+        self, q: Tensor, kv: PagedKV, meta: AttnMeta, scale: float, window: int | None
+    ) -> Tensor:
+        """All rows of one token, padded to the longest: [num_decodes, num_q, D of v]."""
+        n = meta.num_decodes
+        lengths = meta.kv_lens[:n]
+        width = -(-max(lengths) // self.block_size)
+        blocks = meta.block_table[:n, :width].long()
+        keys, values = (x[blocks].flatten(1, 2) for x in (kv.k, kv.v))
+        ends = torch.tensor(lengths, device=q.device)[:, None]
+        order = torch.arange(keys.shape[1], device=q.device)[None, :]
+        mask = order < ends
+        if window is not None:
+            mask &= order >= ends - window
+        # Behind the mask lies what others left; zero weight does not undo a NaN.
+        values = values.masked_fill(~mask[:, :, None, None], 0)
+        return _attend(q[:n, None], keys, values, mask[:, None, None, :], scale)[:, 0]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """[n, queries, num_q, D] with keys and values [n, keys, num_kv, D]."""
+    mixed = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return mixed.transpose(1, 2)

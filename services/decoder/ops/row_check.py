@@ -1,0 +1,54 @@
+"""Whether this machine's libraries keep what `row_invariant` promises: tried at every start.
+
+The rules in `cpu.py` were found by measurement; another processor makes a library choose other
+kernels. A decoder that fails here runs, but promises nothing about equal bits.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.decoder.ops.attention_meta import KVSpec
+from services.decoder.ops.base import BaseOps
+
+_SIZES = ((256, 320), (896, 512))  # inputs and outputs of linear layers
+_ROWS = (1, 2, 5, 8, 13, 16, 37)
+_KEYS = 300
+_HEADS = (4, 2, 32)  # of queries, of keys, size
+
+
+def rows_are_equal(ops: BaseOps) -> bool:
+    """True if linear layers and attention give equal rows in batches of several sizes."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        linear = all(_linear_holds(ops, generator, *sizes) for sizes in _SIZES)
+        return linear and _attention_holds(ops, generator)
+
+
+def _linear_holds(ops: BaseOps, generator: torch.Generator, inputs: int, outputs: int) -> bool:
+    packed = ops.pack(torch.randn(outputs, inputs, generator=generator))
+    x = torch.randn(64, inputs, generator=generator).to(ops.device, ops.dtype)
+    whole = ops.linear(x, packed)
+    return all(torch.equal(ops.linear(x[:rows].clone(), packed), whole[:rows]) for rows in _ROWS)
+
+
+def _attention_holds(ops: BaseOps, generator: torch.Generator) -> bool:
+    """Runs one sequence whole, in chunks, and its last token alone."""
+    num_q, num_kv, size = _HEADS
+    blocks = -(-_KEYS // ops.block_size)
+    kv = ops.alloc_kv(KVSpec(num_kv, size, size, ops.dtype), blocks + 1)
+    draw = [torch.randn(_KEYS, n, size, generator=generator) for n in (num_q, num_kv, num_kv)]
+    q, k, v = (x.to(ops.device, ops.dtype) for x in draw)
+    table = np.arange(1, blocks + 1, dtype=np.int32)[None]
+
+    def attend(start: int, end: int) -> Tensor:
+        slots = np.arange(start, end, dtype=np.int64) + ops.block_size
+        meta = ops.make_meta([end - start], [end], table, slots)
+        ops.kv_write(k[start:end], v[start:end], kv, meta)
+        return ops.paged_attention(
+            q[start:end], k[start:end], v[start:end], kv, meta, scale=size**-0.5
+        ).clone()
+
+    whole = attend(0, _KEYS)
+    parts = ((0, 50), (50, 250), (250, _KEYS - 1), (_KEYS - 1, _KEYS))
+    return all(torch.equal(attend(a, b), whole[a:b]) for a, b in parts)

@@ -1,0 +1,182 @@
+"""A step plan as numpy arrays, checked for form: what does not depend on the decoder's state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.errors import InvalidRequest
+from tessera.artifact.v1.artifact_pb2 import ArtifactRef
+from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan
+
+Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
+
+HASH_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What this decoder said of itself in its Hello."""
+
+    num_blocks: int
+    num_host_blocks: int
+    max_slots: int
+    max_model_len: int
+    max_batched_tokens: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step; the fields are those of `StepPlan`, in the order in which they are applied."""
+
+    lease: int
+    step: int
+    drop: Ints
+    new: Sequence[NewSequence]
+    fork_child: Ints
+    fork_parent: Ints
+    fork_choice: Ints
+    edit_slot: Ints
+    edit_index: Ints
+    edit_len: Ints
+    edit_blocks: Ints
+    swap_out_device: Ints
+    swap_out_host: Ints
+    copy_src: Ints
+    copy_dst: Ints
+    swap_in_host: Ints
+    swap_in_device: Ints
+    row_slot: Ints
+    row_start: Ints
+    row_count: Ints
+    sample_row: Ints
+    sample_slot: Ints
+    fetch: Sequence[ArtifactRef]
+    release: Sequence[bytes]
+    sealed_blocks: Ints
+    sealed_hashes: bytes
+
+
+_ARRAYS = (
+    "drop",
+    "fork_child",
+    "fork_parent",
+    "fork_choice",
+    "edit_slot",
+    "edit_index",
+    "edit_len",
+    "edit_blocks",
+    "swap_out_device",
+    "swap_out_host",
+    "copy_src",
+    "copy_dst",
+    "swap_in_host",
+    "swap_in_device",
+    "row_slot",
+    "row_start",
+    "row_count",
+    "sample_row",
+    "sample_slot",
+    "sealed_blocks",
+)
+# Arrays that belong together, entry by entry.
+_PARALLEL = (
+    ("fork_child", "fork_parent", "fork_choice"),
+    ("edit_slot", "edit_index", "edit_len"),
+    ("swap_out_device", "swap_out_host"),
+    ("copy_src", "copy_dst"),
+    ("swap_in_host", "swap_in_device"),
+    ("row_slot", "row_start", "row_count"),
+    ("sample_row", "sample_slot"),
+)
+_SLOTS = ("drop", "fork_child", "fork_parent", "edit_slot", "row_slot", "sample_slot")
+_DEVICE_BLOCKS = (
+    "edit_blocks",
+    "swap_out_device",
+    "copy_src",
+    "copy_dst",
+    "swap_in_device",
+    "sealed_blocks",
+)
+
+
+def read_plan(message: StepPlan, limits: Limits) -> Plan:
+    """Raises InvalidRequest (INVALID_PLAN) naming the field that no state could make right."""
+    arrays = {name: _array(message, name) for name in _ARRAYS}
+    for group in _PARALLEL:
+        if len({len(arrays[name]) for name in group}) > 1:
+            raise bad_plan(f"{', '.join(group)} differ in length")
+    for name in _SLOTS:
+        _check_range(name, arrays[name], 0, limits.max_slots)
+    for name in _DEVICE_BLOCKS:
+        _check_range(name, arrays[name], 1, limits.num_blocks)
+    for name in ("swap_out_host", "swap_in_host"):
+        _check_range(name, arrays[name], 0, limits.num_host_blocks)
+    for sequence in message.new:
+        if not 0 <= sequence.slot < limits.max_slots:
+            raise bad_plan(f"new: slot {sequence.slot} is not in [0, {limits.max_slots})")
+    _check_rows(arrays, limits)
+    _check_edits(arrays, limits)
+    if len(message.sealed_hashes) != HASH_BYTES * len(arrays["sealed_blocks"]):
+        raise bad_plan("sealed_hashes does not hold 16 bytes for each of sealed_blocks")
+    return Plan(
+        lease=message.lease,
+        step=message.step,
+        new=message.new,
+        fetch=message.fetch,
+        release=message.release,
+        sealed_hashes=message.sealed_hashes,
+        **arrays,
+    )
+
+
+def bad_plan(what: str) -> InvalidRequest:
+    """The error that ends a stream whose scheduler does not keep to the contract."""
+    return InvalidRequest("INVALID_PLAN", f"step plan: {what}")
+
+
+def _array(message: StepPlan, name: str) -> Ints:
+    data: bytes = getattr(message, name)
+    if len(data) % 4:
+        raise bad_plan(f"{name} holds {len(data)} bytes, not whole int32")
+    return np.frombuffer(data, "<i4")
+
+
+def _check_range(name: str, values: Ints, low: int, high: int) -> None:
+    if len(values) and (int(values.min()) < low or int(values.max()) >= high):
+        wrong = values[(values < low) | (values >= high)][0]
+        raise bad_plan(f"{name}: {wrong} is not in [{low}, {high})")
+
+
+def _check_rows(arrays: dict[str, Ints], limits: Limits) -> None:
+    slots = arrays["row_slot"]
+    if len(slots) == 0:
+        if len(arrays["sample_row"]):
+            raise bad_plan("samples without rows")
+        return
+    _check_range("sample_row", arrays["sample_row"], 0, len(slots))
+    if np.bincount(slots).max() > 1:
+        raise bad_plan("row_slot names a slot twice")
+    samples = arrays["sample_slot"]
+    if len(samples) and np.bincount(samples).max() > 1:
+        raise bad_plan("sample_slot names a slot twice")
+    _check_range("row_start", arrays["row_start"], 0, limits.max_model_len)
+    _check_range("row_count", arrays["row_count"], 1, limits.max_model_len + 1)
+    tokens = int(arrays["row_count"].sum())
+    if tokens > limits.max_batched_tokens:
+        raise bad_plan(f"{tokens} tokens are more than {limits.max_batched_tokens} a step")
+
+
+def _check_edits(arrays: dict[str, Ints], limits: Limits) -> None:
+    if not len(arrays["edit_slot"]):
+        if len(arrays["edit_blocks"]):
+            raise bad_plan("edit_blocks without edits")
+        return
+    width = -(-limits.max_model_len // limits.block_size)
+    _check_range("edit_index", arrays["edit_index"], 0, width + 1)
+    _check_range("edit_len", arrays["edit_len"], 0, width + 1)
+    if int((arrays["edit_index"] + arrays["edit_len"]).max()) > width:
+        raise bad_plan(f"an edit makes a table longer than {width} blocks")
+    if int(arrays["edit_len"].sum()) != len(arrays["edit_blocks"]):
+        raise bad_plan("edit_blocks does not hold the sum of edit_len")

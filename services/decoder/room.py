@@ -1,0 +1,76 @@
+"""The decoder's life: bind, load, warm up, serve, drain."""
+
+import asyncio
+import gc
+import os
+import platform
+import sys
+
+import structlog
+
+from services.decoder.executor import Executor
+from services.decoder.loading import Loaded, load
+from services.decoder.servicer import DecoderServicer
+from services.decoder.session import PLANS_IN_FLIGHT
+from services.decoder.settings import DecoderSettings
+from shared.keys import Keys, new_instance_id
+from shared.queue import connect
+from shared.registry import Announcement
+from shared.rpc import RoomServer
+from tessera.decoder.v1 import decoder_pb2_grpc
+from tessera.decoder.v1.decoder_pb2 import ATTENTION_KIND_CAUSAL, Hello
+
+log = structlog.get_logger(__name__)
+
+_SERVICE_NAME = "tessera.decoder.v1.DecoderService"
+_SWITCH_S = 2e-4  # the compute thread hands the interpreter to the I/O side this soon
+
+
+async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
+    """Runs until `stop` is set. Raises ServingError for what keeps it from starting."""
+    sys.setswitchinterval(_SWITCH_S)
+    decoder_id = new_instance_id()
+    async with RoomServer(settings.listen, advertise=settings.advertise) as server:
+        log.info("loading", model=str(settings.model), address=server.address, id=decoder_id)
+        executor = Executor()
+        loading = asyncio.create_task(executor.run(lambda: load(settings)))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            os._exit(0)  # no other way to leave the compute thread inside a library's code
+        loaded = await loading
+        servicer = DecoderServicer(hello(decoder_id, loaded), loaded.runner, executor)
+        server.add(_SERVICE_NAME, decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
+        await server.ready()
+        gc.collect()
+        gc.freeze()
+        redis = connect(settings.redis_url)
+        keys = Keys(settings.model_name)
+        async with Announcement(redis, keys, "decoder", decoder_id, server.address):
+            log.info("ready", address=server.address)
+            await stop.wait()
+            await servicer.drain(settings.shutdown_timeout)
+        await server.not_ready()
+        await loaded.runner.embeddings.close()
+        await redis.aclose()
+        executor.stop()
+    return 0
+
+
+def hello(decoder_id: str, loaded: Loaded) -> Hello:
+    """What this decoder is."""
+    limits = loaded.runner.limits
+    return Hello(
+        decoder_id=decoder_id,
+        model_fingerprint=loaded.fingerprint,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        num_host_blocks=limits.num_host_blocks,
+        max_slots=limits.max_slots,
+        max_model_len=limits.max_model_len,
+        max_batched_tokens=limits.max_batched_tokens,
+        plans_in_flight=PLANS_IN_FLIGHT,
+        attention_kind=ATTENTION_KIND_CAUSAL,
+        host=platform.node(),
+        row_invariant=loaded.row_invariant,
+    )

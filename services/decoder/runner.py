@@ -1,0 +1,295 @@
+"""Runs step plans, strictly in order, on one thread. What a plan does depends on nothing but the
+plan and what the plans before it left."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.decoder.batch import Batch, Rows, build_batch, order_rows, spans_of
+from services.decoder.embeddings import Embeddings
+from services.decoder.media_spans import MediaSpan
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.moves import apply_moves
+from services.decoder.ops.base import BaseOps
+from services.decoder.plan import Limits, Plan
+from services.decoder.prompt_logprobs import PromptLogprobs
+from services.decoder.sampler.sampler import Sampler, nan_logits
+from services.decoder.sealed_blocks import SealedBlocks
+from services.decoder.slots import ANY_START, SlotTable
+from shared.errors import Precondition, ServingError
+from shared.telemetry import Stopwatch
+from tessera.decoder.v1.decoder_pb2 import FailedRow, NewSequence, StepResult, StepTimes
+
+Deliver = Callable[[StepResult], None]
+
+
+@dataclass
+class _Step:
+    """What becomes of one plan."""
+
+    plan: Plan
+    result: StepResult
+    failed: dict[int, ServingError] = field(default_factory=dict)  # by row of the plan
+    tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = np.full(len(self.plan.sample_row), -1, np.int32)
+
+
+class Runner:
+    """The decoder's whole state: slots, sampler, cache; one object for each process."""
+
+    def __init__(
+        self, model: DecoderModel, ops: BaseOps, limits: Limits, embeddings: Embeddings
+    ) -> None:
+        """Allocates the cache: `limits.num_blocks` on the device, touched."""
+        self.limits = limits
+        self.embeddings = embeddings
+        self._model = model
+        self._ops = ops
+        layers = range(model.num_layers)
+        self._kv = [ops.alloc_kv(model.kv_spec, limits.num_blocks) for _ in layers]
+        self._host_kv = [ops.alloc_host_kv(model.kv_spec, limits.num_host_blocks) for _ in layers]
+        vocabulary = model.config.vocab_size
+        self.slots = SlotTable(
+            limits.max_slots,
+            limits.max_model_len,
+            limits.block_size,
+            vocabulary,
+            model.rotary_axes,
+        )
+        self.sealed = SealedBlocks(limits.num_blocks)
+        self._sampler = Sampler(limits.max_slots, vocabulary)
+        self._prompt_logprobs = PromptLogprobs(model, self.slots)
+
+    def reset(self) -> None:
+        """Forgets all sequences; sealed blocks and embeddings stay."""
+        for slot in np.flatnonzero(self.slots.known).tolist():
+            self._forget(slot)
+        self.slots.clear()
+        self.embeddings.forget_sequences()
+
+    def step(self, plan: Plan, deliver: Deliver, queue_us: int = 0) -> None:
+        """Applies a plan and hands over its result before the bookkeeping that it leaves.
+
+        Raises InvalidRequest for a plan that contradicts the decoder's state; the stream is then
+        of no use any more.
+        """
+        watch = Stopwatch()
+        step = _Step(plan, StepResult(lease=plan.lease, step=plan.step))
+        self._apply(plan)
+        rows = self._runnable(step)
+        times = StepTimes(queue_us=queue_us)
+        if len(rows.slot):
+            with torch.inference_mode():
+                rows = self._run(step, rows, times, watch)
+        for row, error in sorted(step.failed.items()):
+            step.result.failed.append(FailedRow(row=row, failure=error.to_failure()))
+        step.result.tokens = step.tokens.astype("<i4").tobytes()
+        ready, lost = self.embeddings.report()
+        step.result.artifacts_ready.extend(ready)
+        step.result.artifacts_lost.extend(lost)
+        times.sample_us = watch.lap_us()
+        step.result.times.CopyFrom(times)
+        deliver(step.result)
+        self._keep_books(step, rows)
+
+    def _apply(self, plan: Plan) -> None:
+        slots = self.slots
+        self.embeddings.hold([bytes(ref.digest) for ref in plan.fetch])
+        self.sealed.seal(plan.sealed_blocks, plan.sealed_hashes)
+        if len(plan.drop):
+            for slot in plan.drop.tolist():
+                self._forget(slot)
+            slots.drop(plan.drop)
+        for sequence in plan.new:
+            self._introduce(sequence)
+        for child, parent, choice in zip(
+            plan.fork_child.tolist(),
+            plan.fork_parent.tolist(),
+            plan.fork_choice.tolist(),
+            strict=True,
+        ):
+            slots.fork(child, parent, choice)
+            self._sampler.fork(child, parent, choice)
+            self.embeddings.use(span.digest for span in slots.media.get(child, ()))
+        if len(plan.edit_slot):
+            slots.edit_tables(plan)
+        apply_moves(plan, self._ops, self._kv, self._host_kv)
+        self.sealed.overwrite(plan.copy_dst)
+        self.sealed.overwrite(plan.swap_in_device)
+        if plan.release:
+            self.embeddings.release(bytes(digest) for digest in plan.release)
+
+    def _introduce(self, sequence: NewSequence) -> None:
+        slot = sequence.slot
+        try:
+            tokens = self.slots.introduce(sequence)
+            self.embeddings.use(span.digest for span in self.slots.media.get(slot, ()))
+            prompt, output = tokens[: sequence.prompt_len], tokens[sequence.prompt_len :]
+            params = sequence.sampling
+            self._sampler.introduce(slot, sequence.choice, params, prompt, output)
+        except ServingError as error:
+            if error.reason == "INVALID_PLAN":
+                raise
+            self.slots.fail(slot, error)
+            return
+        if params.HasField("prompt_logprobs"):
+            self._prompt_logprobs.introduce(slot, params.prompt_logprobs)
+        if self._model.rotary_axes:
+            self.slots.set_rotary(slot, *self._model.positions(sequence.prompt_len, sequence.media))
+        self.embeddings.use(span.digest for span in self.slots.media.get(slot, ()))
+
+    def _forget(self, slot: int) -> None:
+        self._sampler.drop(slot)
+        self._prompt_logprobs.drop(slot)
+        media = self.slots.media.get(slot)
+        if media:
+            self.embeddings.unuse(span.digest for span in media)
+
+    def _runnable(self, step: _Step) -> Rows:
+        """The rows that agree with what is known here; fails the others."""
+        plan, slots = step.plan, self.slots
+        rows = Rows(
+            np.arange(len(plan.row_slot)),
+            plan.row_slot.astype(np.int64),
+            plan.row_start.astype(np.int64),
+            plan.row_count.astype(np.int64),
+        )
+        if not len(rows.slot):
+            return rows
+        counted = slots.computed[rows.slot]
+        end = rows.end
+        good = slots.known[rows.slot] & ~slots.failed[rows.slot]
+        good &= (counted == rows.start) | (counted == ANY_START)
+        good &= end <= slots.length[rows.slot]
+        good &= end <= slots.table_len[rows.slot] * slots.block_size
+        owner = plan.sample_slot.astype(np.int64)
+        expected = slots.known[owner] & (slots.length[owner] == end[plan.sample_row])
+        expected |= slots.failed[owner]
+        good[plan.sample_row[~expected]] = False
+        for row in np.flatnonzero(~good).tolist():
+            self._refuse(step, rows, row)
+        if slots.media:
+            for row in np.flatnonzero(good).tolist():
+                good[row] = self._has_media(step, rows, row)
+        return rows if good.all() else rows.select(np.flatnonzero(good))
+
+    def _refuse(self, step: _Step, rows: Rows, row: int) -> None:
+        slot, slots = int(rows.slot[row]), self.slots
+        if not slots.known[slot]:
+            step.failed[row] = Precondition("UNKNOWN_SLOT", f"slot {slot} holds no sequence")
+            return
+        if slots.failed[slot]:
+            error = slots.unreported.pop(slot, None)
+            if error is not None:
+                step.failed[row] = error
+            return
+        slots.failed[slot] = True
+        step.failed[row] = Precondition(
+            "ROW_MISMATCH",
+            f"slot {slot}: a row of tokens [{rows.start[row]}, {rows.end[row]}) was planned; here"
+            f" {slots.computed[slot]} of {slots.length[slot]} tokens are computed (-1: any) and"
+            f" {slots.table_len[slot]} blocks are known",
+        )
+
+    def _has_media(self, step: _Step, rows: Rows, row: int) -> bool:
+        slot = int(rows.slot[row])
+        try:
+            for found in spans_of(self.slots, slot, int(rows.start[row]), int(rows.end[row])):
+                self._read(*found)
+        except ServingError as error:
+            self.slots.failed[slot] = True
+            step.failed[row] = error
+            return False
+        return True
+
+    def _read(self, span: MediaSpan, first: int, last: int) -> Tensor:
+        return self.embeddings.rows(
+            span.digest, first, last, len(span.positions), self._model.config.hidden_size
+        )
+
+    def _run(self, step: _Step, rows: Rows, times: StepTimes, watch: Stopwatch) -> Rows:
+        """Runs the rows and samples; returns those that came out finite."""
+        batch = build_batch(order_rows(rows), self.slots, self._ops, self._read)
+        self.sealed.overwrite(batch.blocks)
+        times.prepare_us = watch.lap_us()
+        hidden = self._model.embed(batch.ids, batch.embeds, batch.runs)
+        hidden = self._model.forward(hidden, batch.positions, batch.meta, self._kv)
+        finite = np.isfinite(hidden.sum(-1, dtype=torch.float32).cpu().numpy())
+        kept = batch.rows
+        if not finite.all():
+            kept = self._fail_not_finite(step, batch, finite)
+        times.forward_us = watch.lap_us()
+        self._report_prompt(step, batch, hidden)
+        self._sample(step, batch, hidden)
+        return kept
+
+    def _fail_not_finite(
+        self, step: _Step, batch: Batch, finite: "np.ndarray[tuple[int], np.dtype[np.bool_]]"
+    ) -> Rows:
+        """Ends the sequences in question and takes what they wrote out of the cache, where even a
+        masked NaN would spread to the next owner of the block."""
+        bad_rows = np.unique(batch.token_rows[~finite[: len(batch.token_rows)]])
+        tainted = ~finite
+        tainted[: len(batch.token_rows)] |= np.isin(batch.token_rows, bad_rows)
+        slots = batch.meta.slots[torch.from_numpy(np.flatnonzero(tainted)).to(self._ops.device)]
+        for layer in self._kv:
+            self._ops.scrub(layer, slots)
+        for row in bad_rows.tolist():
+            self._fail_row(step, int(batch.rows.place[row]), nan_logits())
+        return batch.rows.select(np.setdiff1d(np.arange(len(batch.rows.slot)), bad_rows))
+
+    def _fail_row(self, step: _Step, place: int, error: ServingError) -> None:
+        self.slots.failed[step.plan.row_slot[place]] = True
+        step.failed[place] = error
+
+    def _report_prompt(self, step: _Step, batch: Batch, hidden: Tensor) -> None:
+        for row, slot in enumerate(batch.rows.slot.tolist()):
+            start, place = int(batch.rows.start[row]), int(batch.rows.place[row])
+            if not self._prompt_logprobs.wants(slot, start) or place in step.failed:
+                continue
+            last = int(batch.last[row]) + 1
+            piece = hidden[last - int(batch.rows.count[row]) : last]
+            try:
+                report = self._prompt_logprobs.report(place, slot, start, piece)
+                step.result.prompt_logprobs.append(report)
+            except ServingError as error:
+                self._fail_row(step, place, error)
+
+    def _sample(self, step: _Step, batch: Batch, hidden: Tensor) -> None:
+        plan, slots = step.plan, self.slots
+        token_of = np.full(len(plan.row_slot), -1, np.int64)
+        token_of[batch.rows.place] = batch.last
+        if step.failed:
+            token_of[list(step.failed)] = -1
+        owner = plan.sample_slot.astype(np.int64)
+        usable = (token_of[plan.sample_row] >= 0) & slots.known[owner] & ~slots.failed[owner]
+        samples = np.flatnonzero(usable)
+        if not len(samples):
+            return
+        owner = owner[samples]
+        picked = torch.from_numpy(token_of[plan.sample_row[samples]]).to(self._ops.device)
+        logits = self._model.logits(hidden.index_select(0, picked)).cpu().numpy()
+        output = (slots.length[owner] - slots.prompt_len[owner]).astype(np.int64)
+        chosen = self._sampler.sample(logits, owner, output)
+        step.tokens[samples] = chosen.tokens
+        for sample, error in chosen.failed.items():
+            slots.failed[owner[sample]] = True
+            step.failed[int(plan.sample_row[samples[sample]])] = error
+        packed = self._sampler.pack_logprobs(plan.sample_slot.astype(np.int64), samples, chosen)
+        step.result.logprobs, step.result.top_ids, step.result.top_logprobs = packed
+
+    def _keep_books(self, step: _Step, rows: Rows) -> None:
+        plan, slots = step.plan, self.slots
+        slots.computed[rows.slot] = rows.end
+        done = np.flatnonzero(step.tokens >= 0)
+        if len(done):
+            owner = plan.sample_slot[done].astype(np.int64)
+            row = plan.sample_row[done]
+            tokens = step.tokens[done]
+            slots.append(owner, tokens, plan.row_start[row] + plan.row_count[row])
+            self._sampler.commit(owner, tokens)

@@ -1,0 +1,229 @@
+"""Chooses the next token of every sample of a step, each by the settings of its own slot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.decoder.sampler.adjustments import Adjustments, needs_adjustment
+from services.decoder.sampler.logprobs import log_softmax, top
+from services.decoder.sampler.random_numbers import uniform
+from services.decoder.sampler.truncation import Truncation, choose
+from shared.errors import Internal, InvalidRequest, ServingError
+from tessera.common.v1.sampling_pb2 import SamplingParams
+
+Floats = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+LogIds = np.ndarray[tuple[int], np.dtype[np.int32]]
+LogVector = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+# Below this the choice is greedy: dividing by it would overflow.
+_COLD = 1e-5
+MAX_LOGPROBS = 1024
+
+
+@dataclass
+class Choices:
+    """What was chosen, in the order of the samples."""
+
+    tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]"  # -1 where it failed
+    failed: dict[int, ServingError] = field(default_factory=dict)  # by sample
+    # Each asking sample's own log-probability, and its best ids with theirs.
+    logprobs: dict[int, tuple[float, LogIds, LogVector]] = field(default_factory=dict)
+
+
+class Sampler:
+    """Settings and counts of every slot. A slot is known from `introduce` or `fork` to `drop`."""
+
+    def __init__(self, max_slots: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._temperature = np.zeros(max_slots, np.float32)
+        self._top_k = np.zeros(max_slots, np.int32)
+        self._top_p = np.ones(max_slots, np.float64)
+        self._min_p = np.zeros(max_slots, np.float64)
+        self._seed = np.zeros(max_slots, np.uint64)
+        self._choice = np.zeros(max_slots, np.uint64)
+        self._logprobs = np.full(max_slots, -1, np.int32)  # -1: none asked
+        self._plain = np.ones(max_slots, bool)  # greedy, unchanged logits, no log-probabilities
+        self._adjustments: dict[int, Adjustments] = {}
+
+    def introduce(
+        self, slot: int, choice: int, params: SamplingParams, prompt: Ids, output: Ids
+    ) -> None:
+        """Takes a sequence's settings. Raises InvalidRequest for what is wrong or not here yet."""
+        check_params(params)
+        greedy = params.temperature < _COLD
+        self._temperature[slot] = 1.0 if greedy else params.temperature
+        self._top_k[slot] = params.top_k
+        self._top_p[slot] = 1.0 if greedy else params.top_p
+        self._min_p[slot] = params.min_p
+        if greedy:
+            self._temperature[slot] = 0.0
+        self._seed[slot] = params.seed
+        self._choice[slot] = choice
+        self._logprobs[slot] = params.logprobs if params.HasField("logprobs") else -1
+        self._adjustments.pop(slot, None)
+        if needs_adjustment(params):
+            self._adjustments[slot] = Adjustments(params, self._vocab_size, prompt, output)
+        self._set_plain(slot)
+
+    def fork(self, child: int, parent: int, choice: int) -> None:
+        """Copies the parent's settings and counts; random numbers follow the child's choice."""
+        for array in (
+            self._temperature,
+            self._top_k,
+            self._top_p,
+            self._min_p,
+            self._seed,
+            self._logprobs,
+        ):
+            array[child] = array[parent]
+        self._choice[child] = choice
+        self._adjustments.pop(child, None)
+        if parent in self._adjustments:
+            self._adjustments[child] = self._adjustments[parent].fork()
+        self._set_plain(child)
+
+    def drop(self, slot: int) -> None:
+        """Forgets what a slot held."""
+        self._adjustments.pop(slot, None)
+
+    def sample(self, logits: Floats, slots: Sequence[int] | Ids, output_lens: Ids) -> Choices:
+        """Chooses for logits [samples, vocabulary], which it may overwrite.
+
+        output_lens: tokens that each sequence has generated before this one.
+        """
+        index = np.asarray(slots, np.int64)
+        rows = np.arange(len(index))
+        if self._plain[index].all():
+            best = logits.argmax(axis=1)
+            result = Choices(best.astype(np.int32))
+            _fail_not_finite(result, logits[rows, best])
+            return result
+        raw = self._raw_logprobs(logits, index)
+        if self._adjustments:
+            logits = self._adjust(logits, index, output_lens)
+        best = logits.argmax(axis=1)
+        largest = logits[rows, best]
+        tokens = best.astype(np.int64)
+        warm = np.flatnonzero((self._temperature[index] > 0) & np.isfinite(largest))
+        if len(warm):
+            some = index[warm]
+            settings = Truncation(
+                self._temperature[some], self._top_k[some], self._top_p[some], self._min_p[some]
+            )
+            numbers = uniform(
+                self._seed[some], self._choice[some], output_lens[warm].astype(np.uint64)
+            )
+            tokens[warm] = choose(logits[warm], settings, numbers)
+        result = Choices(tokens.astype(np.int32))
+        _fail_not_finite(result, largest)
+        self._report(result, raw, index)
+        return result
+
+    def commit(self, slots: Ids, tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
+        """Counts the chosen tokens, for penalties."""
+        if self._adjustments:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                adjustments = self._adjustments.get(slot)
+                if adjustments is not None and token >= 0:
+                    adjustments.commit(token)
+
+    def _set_plain(self, slot: int) -> None:
+        self._plain[slot] = (
+            self._temperature[slot] == 0
+            and self._logprobs[slot] < 0
+            and slot not in self._adjustments
+        )
+
+    def _raw_logprobs(self, logits: Floats, index: Ids) -> Floats | None:
+        asked = np.flatnonzero(self._logprobs[index] >= 0)
+        return log_softmax(logits[asked]) if len(asked) else None
+
+    def _adjust(self, logits: Floats, index: Ids, output_lens: Ids) -> Floats:
+        if not logits.flags.writeable:
+            logits = logits.copy()
+        for row, slot in enumerate(index.tolist()):
+            adjustments = self._adjustments.get(slot)
+            if adjustments is not None:
+                adjustments.apply(logits[row], int(output_lens[row]))
+        return logits
+
+    def pack_logprobs(
+        self, slots: Ids, ran: "np.ndarray[tuple[int], np.dtype[np.intp]]", chosen: Choices
+    ) -> tuple[bytes, bytes, bytes]:
+        """The result's logprobs, top_ids and top_logprobs for samples of `slots`, of which `ran`
+        were sampled; NaN and -1 where there is nothing to tell. Empty if no sequence asked."""
+        asked = np.where(self._logprobs[slots] >= 0)[0].tolist()
+        if not asked:
+            return b"", b"", b""
+        own = np.full(len(slots), np.nan, "<f4")
+        told = {int(ran[sample]): entry for sample, entry in chosen.logprobs.items()}
+        ids, values = [], []
+        for sample in asked:
+            k = min(int(self._logprobs[slots[sample]]), self._vocab_size)
+            nothing = (np.nan, np.full(k, -1, np.int32), np.full(k, np.nan, np.float32))
+            own[sample], best, best_values = told.get(sample, nothing)
+            ids.append(best.astype("<i4").tobytes())
+            values.append(best_values.astype("<f4").tobytes())
+        return own.tobytes(), b"".join(ids), b"".join(values)
+
+    def _report(self, result: Choices, raw: Floats | None, index: Ids) -> None:
+        if raw is None:
+            return
+        for place, row in enumerate(np.flatnonzero(self._logprobs[index] >= 0).tolist()):
+            if row not in result.failed:
+                best, values = top(raw[place], int(self._logprobs[index[row]]))
+                own = float(raw[place, result.tokens[row]])
+                result.logprobs[row] = (own, best, values)
+
+
+def check_params(params: SamplingParams) -> None:
+    """Raises InvalidRequest naming the first field that is out of range or not supported yet."""
+    for name, given in (("use_beam_search", params.use_beam_search), ("grammar", params.grammar)):
+        if given:
+            raise InvalidRequest(
+                "UNSUPPORTED_SAMPLING", f"{name} is not supported yet: leave it out", field=name
+            )
+    ranges = (
+        ("temperature", params.temperature, 0.0, 1e6),
+        ("min_p", params.min_p, 0.0, 1.0),
+        ("top_k", params.top_k, 0, 2**31 - 1),
+        ("repetition_penalty", params.repetition_penalty, 1e-6, 1e6),
+        ("presence_penalty", params.presence_penalty, -1e6, 1e6),
+        ("frequency_penalty", params.frequency_penalty, -1e6, 1e6),
+        ("logprobs", params.logprobs, 0, MAX_LOGPROBS),
+        ("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS),
+    )
+    for name, value, low, high in ranges:
+        if not low <= value <= high:
+            raise _out_of_range(name, value, f"[{low}, {high}]")
+    if params.temperature >= _COLD and not 0 < params.top_p <= 1:
+        raise _out_of_range("top_p", params.top_p, "(0, 1]")
+
+
+def _out_of_range(name: str, value: float, bounds: str) -> InvalidRequest:
+    return InvalidRequest("INVALID_SAMPLING", f"{name} is {value}, not in {bounds}", field=name)
+
+
+def _fail_not_finite(
+    result: Choices, largest: "np.ndarray[tuple[int], np.dtype[np.float32]]"
+) -> None:
+    """A row whose largest logit is not a number or infinite has no token."""
+    finite = np.isfinite(largest)
+    if finite.all():
+        return
+    for row in np.flatnonzero(~finite).tolist():
+        result.tokens[row] = -1
+        if np.isneginf(largest[row]):
+            result.failed[row] = InvalidRequest(
+                "NO_TOKEN_LEFT", "bias and allowed ids leave no token to choose", field="sampling"
+            )
+        else:
+            result.failed[row] = nan_logits()
+
+
+def nan_logits() -> Internal:
+    """The failure of a row that did not compute to finite numbers."""
+    return Internal("NAN_LOGITS", "the model's output is not finite for this sequence")

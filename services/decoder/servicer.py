@@ -1,0 +1,116 @@
+"""The step stream: who may hold the decoder, and when its holder changes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import structlog
+
+from services.decoder.executor import Executor
+from services.decoder.runner import Runner
+from services.decoder.session import Session
+from shared.errors import InvalidRequest, Precondition, Superseded, Unavailable
+from tessera.decoder.v1 import decoder_pb2_grpc
+from tessera.decoder.v1.decoder_pb2 import Hello, Open, StepsRequest, StepsResponse
+
+log = structlog.get_logger(__name__)
+
+_OPEN_S = 2.0
+_DRAIN_POLL_S = 0.02
+
+
+class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
+    """Binds the decoder to the scheduler with the largest lease seen; `hello` is what never
+    changes about the decoder."""
+
+    def __init__(self, hello: Hello, runner: Runner, executor: Executor) -> None:
+        self._hello = hello
+        self._runner = runner
+        self._executor = executor
+        self._largest_lease = 0
+        self._session: Session | None = None
+        self._handover = asyncio.Lock()
+        self._draining = False
+
+    async def Steps(
+        self,
+        requests: AsyncIterator[StepsRequest],
+        context: grpc.aio.ServicerContext[StepsRequest, StepsResponse],
+    ) -> AsyncIterator[StepsResponse]:
+        """One stream for each lease; see the proto."""
+        opening = await _read_open(requests)
+        session, hello = await self._bind(opening)
+        # A generator that waits in `yield` is closed some time after its call; this is at once.
+        context.add_done_callback(lambda _: self._unbind(session))  # type: ignore[arg-type]
+        reader = asyncio.create_task(session.read(requests))
+        try:
+            yield StepsResponse(hello=hello)
+            if self._draining:
+                session.announce_draining()
+            async with contextlib.aclosing(session.responses()) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            reader.cancel()
+            self._unbind(session)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Asks the scheduler to take its sequences away, and waits until it has."""
+        self._draining = True
+        if self._session is not None:
+            self._session.announce_draining()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._session is not None and not self._runner.slots.empty:
+                    await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _bind(self, opening: Open) -> tuple[Session, Hello]:
+        """Ends the older stream, lets its running step finish, forgets its sequences."""
+        async with self._handover:
+            if opening.decoder_id != self._hello.decoder_id:
+                raise Precondition(
+                    "WRONG_DECODER",
+                    f"this is decoder {self._hello.decoder_id}, not {opening.decoder_id}",
+                )
+            if opening.lease <= self._largest_lease:
+                raise Precondition(
+                    "STALE_LEASE",
+                    f"lease {opening.lease} is not larger than {self._largest_lease}",
+                )
+            self._largest_lease = opening.lease
+            session = Session(opening.lease, self._runner, self._executor)
+            older, self._session = self._session, session
+            if older is not None:
+                older.end(Superseded("NEWER_LEASE", f"lease {opening.lease} took over"))
+            sealed_blocks, sealed_hashes = await self._executor.run(self._start_over)
+        log.info("scheduler bound", scheduler=opening.scheduler_id, lease=opening.lease)
+        hello = Hello()
+        hello.CopyFrom(self._hello)
+        hello.sealed_blocks, hello.sealed_hashes = sealed_blocks, sealed_hashes
+        return session, hello
+
+    def _unbind(self, session: Session) -> None:
+        session.close()
+        if self._session is session:
+            self._session = None
+            # Nobody can go on with these sequences: a new stream introduces them again.
+            self._executor.submit(self._runner.reset)
+            log.info("scheduler unbound", lease=session.lease)
+
+    def _start_over(self) -> tuple[bytes, bytes]:
+        self._runner.reset()
+        return self._runner.sealed.list()
+
+
+async def _read_open(requests: Any) -> Open:
+    try:
+        async with asyncio.timeout(_OPEN_S):
+            first = await anext(aiter(requests), None)
+    except TimeoutError:
+        raise Unavailable("NO_OPEN", f"no `open` came within {_OPEN_S:.0f} s") from None
+    if first is None or first.WhichOneof("message") != "open":
+        raise InvalidRequest("NO_OPEN", "the first message of a stream must be `open`")
+    opening: Open = first.open
+    return opening

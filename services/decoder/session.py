@@ -1,0 +1,157 @@
+"""One binding to one scheduler: its plans go to the compute thread, results come back."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import structlog
+
+from services.decoder.executor import Executor
+from services.decoder.plan import Plan, read_plan
+from services.decoder.runner import Runner
+from shared.errors import Internal, InvalidRequest, Precondition, ServingError, Unavailable
+from tessera.decoder.v1.decoder_pb2 import (
+    Heartbeat,
+    StepPlan,
+    StepResult,
+    StepsRequest,
+    StepsResponse,
+)
+
+log = structlog.get_logger(__name__)
+
+PLANS_IN_FLIGHT = 2
+_HEARTBEAT_S = 0.5
+_SILENCE_S = 2.0
+
+
+class Session:
+    """Lives as long as its stream. Everything but `_run` is called on the event loop."""
+
+    def __init__(self, lease: int, runner: Runner, executor: Executor) -> None:
+        self.lease = lease
+        self.draining = False
+        self._runner = runner
+        self._executor = executor
+        self._loop = asyncio.get_running_loop()
+        self._outbox: asyncio.Queue[StepsResponse | ServingError] = asyncio.Queue()
+        self._ended = False  # read by the compute thread: plans that wait are not run any more
+        self._last_step = 0
+        self._unanswered = 0
+        self._heard = self._loop.time()
+        runner.embeddings.listen(self._report_artifacts)
+
+    def end(self, error: ServingError) -> None:
+        """Ends the stream with an error; plans that have not begun are not run."""
+        if not self._ended:
+            self._ended = True
+            self._outbox.put_nowait(error)
+
+    def close(self) -> None:
+        """The stream is gone."""
+        self._ended = True
+
+    async def responses(self) -> AsyncGenerator[StepsResponse, None]:
+        """Results and heartbeats. Raises what the session ended with."""
+        ticker = asyncio.create_task(self._tick())
+        try:
+            while True:
+                item = await self._outbox.get()
+                if isinstance(item, ServingError):
+                    raise item
+                yield item
+        finally:
+            ticker.cancel()
+
+    async def read(self, requests: AsyncIterator[StepsRequest]) -> None:
+        """Takes in what the scheduler sends, until it sends no more."""
+        try:
+            async for request in requests:
+                self._heard = self._loop.time()
+                kind = request.WhichOneof("message")
+                if kind == "plan":
+                    self._accept(request.plan)
+                elif kind != "heartbeat":
+                    raise InvalidRequest(
+                        "UNEXPECTED_MESSAGE", f"{kind or 'an empty message'} in an open stream"
+                    )
+            self.end(Unavailable("SCHEDULER_GONE", "the scheduler closed the stream"))
+        except ServingError as error:
+            self.end(error)
+        except Exception as error:  # the transport's own, which differ by how the peer went
+            self.end(Unavailable("SCHEDULER_GONE", f"the stream broke: {error!r}"))
+
+    def announce_draining(self) -> None:
+        """Tells the scheduler at once that this decoder wants to be emptied."""
+        self.draining = True
+        self._beat()
+
+    def _accept(self, message: StepPlan) -> None:
+        if message.lease != self.lease:
+            raise Precondition(
+                "STALE_LEASE", f"plan of lease {message.lease} in a stream of lease {self.lease}"
+            )
+        if message.step != self._last_step + 1:
+            raise InvalidRequest(
+                "INVALID_PLAN", f"step plan: step {message.step} follows {self._last_step}"
+            )
+        if self._unanswered >= PLANS_IN_FLIGHT:
+            raise InvalidRequest(
+                "INVALID_PLAN", f"step plan: more than {PLANS_IN_FLIGHT} are unanswered"
+            )
+        self._last_step += 1
+        self._unanswered += 1
+        plan = read_plan(message, self._runner.limits)
+        for ref in plan.fetch:
+            self._runner.embeddings.start(ref)
+        arrived = time.perf_counter_ns()
+        self._executor.submit(lambda: self._run(plan, arrived))
+
+    def _run(self, plan: Plan, arrived: int) -> None:
+        """On the compute thread."""
+        if self._ended:
+            return
+        try:
+            queued_us = (time.perf_counter_ns() - arrived) // 1000
+            self._runner.step(plan, self._deliver, queued_us)
+        except ServingError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("a step failed", step=plan.step)
+            self._fail(Internal("STEP_FAILED", f"step {plan.step} failed: {error}"))
+
+    def _deliver(self, result: StepResult) -> None:
+        self._loop.call_soon_threadsafe(self._answer, result)
+
+    def _fail(self, error: ServingError) -> None:
+        self._loop.call_soon_threadsafe(self.end, error)
+
+    def _answer(self, result: StepResult) -> None:
+        self._unanswered -= 1
+        self._outbox.put_nowait(StepsResponse(result=result))
+
+    def _report_artifacts(self) -> None:
+        """Says at once what became of artifacts: the scheduler may have no step to run until it hears."""
+        if self._ended:
+            return
+        ready, lost = self._runner.embeddings.report()
+        if ready or lost:
+            news = StepResult(lease=self.lease, artifacts_ready=ready, artifacts_lost=lost)
+            self._outbox.put_nowait(StepsResponse(result=news))
+
+    def _beat(self) -> None:
+        self._outbox.put_nowait(StepsResponse(heartbeat=Heartbeat(draining=self.draining)))
+
+    async def _tick(self) -> None:
+        """From the I/O side, so that a long step is not taken for death, on either end."""
+        while True:
+            before = self._loop.time()
+            await asyncio.sleep(_HEARTBEAT_S)
+            now = self._loop.time()
+            if now - before > _SILENCE_S / 2:
+                self._heard = now  # it was we who slept: what was sent meanwhile is still unread
+            self._beat()
+            if now - self._heard > _SILENCE_S:
+                self.end(
+                    Unavailable("SCHEDULER_SILENT", f"nothing was heard for {_SILENCE_S:.0f} s")
+                )

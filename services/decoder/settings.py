@@ -1,0 +1,59 @@
+"""Settings of the decoder, under the names vLLM users know."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from shared.settings import RoomSettings
+
+
+class DecoderSettings(RoomSettings):
+    """Flags and `TESSERA_DECODER_*` variables. 0 and "auto" mean: chosen at start, and logged."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_DECODER_", "TESSERA_")
+
+    device: str = Field(
+        "auto", description="auto, cpu or cuda; auto is cuda where there is one, else cpu."
+    )
+    dtype: str = Field(
+        "auto",
+        pattern="^(auto|float32|bfloat16|float16)$",
+        description="Element type of weights and cache. auto: bfloat16; on the CPU float32 for"
+        " checkpoints stored so and for models under 100 million parameters.",
+    )
+    max_model_len: int = Field(
+        0, ge=0, description="Most tokens of one sequence; the model's own limit unless given."
+    )
+    max_num_seqs: int = Field(256, ge=1, le=65_536, description="Most sequences known at a time.")
+    max_num_batched_tokens: int = Field(
+        0, ge=0, description="Most tokens in one step; 256 on the CPU, 2048 on cuda unless given."
+    )
+    block_size: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Tokens in a block of the cache; the device's own unless given.",
+    )
+    kv_cache_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="Bytes of the cache; unless given the least of 4 GiB, 40 % of what is free, and"
+        " what max_num_seqs sequences of max_model_len tokens take.",
+    )
+    num_host_blocks: int = Field(
+        0, ge=0, description="Blocks in host memory for sequences that are swapped out."
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Threads for torch on the CPU; unless given one for each core, and 1 for a small model.",
+    )
+    embedding_cache_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="Bytes of embeddings kept after their last use, for repeated media.",
+    )
+    shutdown_timeout: float = Field(
+        5.0, ge=0, le=3600, description="Seconds to wait for sequences to leave after SIGTERM."
+    )

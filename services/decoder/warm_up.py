@@ -1,0 +1,49 @@
+"""First steps before anyone waits for them: libraries choose kernels and allocate on first use."""
+
+import numpy as np
+
+from services.decoder.plan import Limits, read_plan
+from services.decoder.runner import Runner
+from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
+
+_PROMPT = 48  # tokens
+
+
+def warm_up(runner: Runner) -> None:
+    """Runs a short prompt and a token of one sequence, then forgets it. Block contents change."""
+    limits = runner.limits
+    prompt = min(_PROMPT, limits.max_batched_tokens, limits.max_model_len - 1)
+    results: list[StepResult] = []
+    for step, plan in enumerate(_plans(prompt, limits), 1):
+        plan.step = step
+        runner.step(read_plan(plan, limits), results.append)
+    for result in results:
+        for failed in result.failed:
+            raise RuntimeError(f"warm-up failed: {failed.failure.message}")
+    runner.reset()
+
+
+def _plans(prompt: int, limits: Limits) -> list[StepPlan]:
+    blocks = -(-(prompt + 1) // limits.block_size)
+    greedy = SamplingParams(repetition_penalty=1, top_p=1, max_tokens=2)
+    first = StepPlan(
+        new=[NewSequence(slot=0, prompt_len=prompt, tokens=_ints(*[0] * prompt), sampling=greedy)],
+        edit_slot=_ints(0),
+        edit_index=_ints(0),
+        edit_len=_ints(blocks),
+        edit_blocks=_ints(*range(1, blocks + 1)),
+    )
+    _add_row(first, 0, prompt)
+    second = StepPlan()
+    _add_row(second, prompt, 1)
+    return [first, second]
+
+
+def _add_row(plan: StepPlan, start: int, count: int) -> None:
+    plan.row_slot, plan.row_start, plan.row_count = _ints(0), _ints(start), _ints(count)
+    plan.sample_row, plan.sample_slot = _ints(0), _ints(0)
+
+
+def _ints(*values: int) -> bytes:
+    return np.asarray(values, "<i4").tobytes()

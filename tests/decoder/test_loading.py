@@ -1,0 +1,215 @@
+"""Checkpoints that are served, and those that are refused by name."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from support.checkpoints import make_checkpoint
+
+from services.decoder.loading import load
+from services.decoder.memory import count_blocks, kv_bytes
+from services.decoder.settings import DecoderSettings
+from shared.checkpoint import Checkpoint
+from shared.errors import InvalidRequest, NotFound, ServingError
+from shared.keys import Keys
+from shared.queue import connect
+from shared.registry import Directory
+from shared.rpc import channel
+
+ROOT = Path(__file__).parents[2]
+
+
+def settings(folder: Path, **changes: Any) -> DecoderSettings:
+    values = {"model": folder, "device": "cpu", "kv_cache_memory_bytes": 4 << 20, "threads": 1}
+    return DecoderSettings.model_validate({**values, **changes})
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_checkpoint_reads_what_it_is_asked_for(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llava", shard_bytes=20_000, eos_token_ids=(7, 3))
+    checkpoint = Checkpoint(folder)
+    assert len(list(folder.glob("*.safetensors"))) > 3
+    assert checkpoint.architecture == "LlavaForConditionalGeneration"
+    assert checkpoint.text_config["model_type"] == "llama"
+    assert checkpoint.vision_config and checkpoint.vision_config["patch_size"] == 14
+    assert checkpoint.eos_token_ids() == (3, 7)
+    name = "language_model.model.embed_tokens.weight"
+    assert name in checkpoint.names() and checkpoint.dtype(name) == "F32"
+    assert tuple(checkpoint.tensor(name).shape) == checkpoint.shape(name)
+    assert Checkpoint(make_checkpoint(tmp_path / "text", "llama")).vision_config is None
+
+
+def test_reading_configurations_needs_no_torch(llama_folder: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from shared.checkpoint import Checkpoint;"
+        f"Checkpoint(Path({str(llama_folder)!r})).eos_token_ids(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment())
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}"}
+
+
+def test_incomplete_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="nowhere"):
+        Checkpoint(tmp_path / "nowhere")
+    with pytest.raises(NotFound, match=r"config\.json"):
+        _ = Checkpoint(tmp_path).config
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InvalidRequest, match=r"config\.json is not JSON"):
+        _ = Checkpoint(tmp_path).config
+    with pytest.raises(NotFound, match=r"model\.safetensors"):
+        Checkpoint(tmp_path).names()
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(InvalidRequest, match=r"model\.safetensors cannot be read"):
+        Checkpoint(tmp_path).names()
+
+
+def test_missing_shards_and_tensors_are_named(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama", shard_bytes=20_000)
+    with pytest.raises(NotFound, match="no tensor 'x'"):
+        Checkpoint(folder).tensor("x")
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    shard.unlink()
+    with pytest.raises(NotFound, match=shard.name):
+        Checkpoint(folder).names()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": []}, "architectures"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "spiral"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "low_freq_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"hidden_size": 128}, "embed_tokens"),
+        ({"num_hidden_layers": 3}, r"lacks layers\.2"),
+        ({"num_hidden_layers": 1}, r"no use for model\.layers\.1"),
+        ({"num_key_value_heads": 3}, "groups"),
+    ],
+)
+def test_configurations_that_cannot_be_served(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    edit_config(folder, **changes)
+    with pytest.raises(ServingError, match=message):
+        load(settings(folder))
+
+
+def test_sliding_windows_are_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen2", text={"use_sliding_window": True})
+    with pytest.raises(InvalidRequest, match="use_sliding_window"):
+        load(settings(folder))
+
+
+def test_unknown_and_missing_tensors_are_named(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llava")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    extra = "language_model.model.layers.0.self_attn.q_norm.weight"
+    norm = "language_model.model.norm.weight"
+    save_file({**tensors, extra: tensors[norm].clone()}, file, {"format": "pt"})
+    with pytest.raises(InvalidRequest, match=r"no place for .*q_norm"):
+        load(settings(folder))
+    save_file({k: v for k, v in tensors.items() if k != norm}, file, {"format": "pt"})
+    with pytest.raises(InvalidRequest, match=r"lacks norm\.weight"):
+        load(settings(folder))
+    old = "language_model.model.layers.0.self_attn.rotary_emb.inv_freq"
+    save_file({**tensors, old: tensors[norm].clone()}, file, {"format": "pt"})
+    load(settings(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "npu"}, "npu"),
+        ({"device": "toaster"}, "toaster"),
+        ({"dtype": "float16"}, "float16"),
+        ({"kv_cache_memory_bytes": 1000}, "kv-cache-memory-bytes"),
+    ],
+)
+def test_settings_that_cannot_be_served(
+    llama_folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        load(settings(llama_folder, **changes))
+
+
+def test_what_is_chosen_by_itself(llama_folder: Path) -> None:
+    loaded = load(settings(llama_folder, block_size=32, max_model_len=100))
+    limits = loaded.runner.limits
+    assert (limits.block_size, limits.max_model_len, limits.max_batched_tokens) == (32, 100, 256)
+    assert str(loaded.ops.dtype) == "torch.float32"
+    other = load(settings(llama_folder, dtype="bfloat16"))
+    assert other.fingerprint != loaded.fingerprint
+
+
+def test_the_cache_takes_the_least_of_its_bounds() -> None:
+    giga = 1 << 30
+    assert kv_bytes(0, 100 * giga, 50 * giga) == 4 * giga
+    assert kv_bytes(0, giga, 50 * giga) == int(0.4 * giga)
+    assert kv_bytes(0, 100 * giga, 5) == 5
+    assert kv_bytes(7, giga, giga) == 7
+    assert count_blocks(100, 10, 16 * 9, 16) == 10
+
+
+async def test_the_room_starts_announces_itself_and_leaves_when_told(
+    llama_folder: Path, redis_url: str
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.decoder", "--model", str(llama_folder),
+        "--redis-url", redis_url, "--kv-cache-memory-bytes", str(4 << 20), "--threads", "1",
+        env=environment(), cwd=ROOT, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    redis = connect(redis_url)
+    keys = Keys(llama_folder.name)
+    try:
+        async with Directory(redis, keys, "decoder") as directory:
+            member = await directory.wait_for_one(60)
+        from support.step_stream import StepStream
+
+        async with StepStream.open(member.address, decoder_id=member.instance_id) as stream:
+            assert stream.hello.decoder_id == member.instance_id
+        async with channel(member.address) as connection:
+            from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+            stub = health_pb2_grpc.HealthStub(connection)
+            name = "tessera.decoder.v1.DecoderService"
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        log = (await process.stderr.read()).decode()
+        assert await process.wait() == 0, log
+        assert "blocks=" in log and "Traceback" not in log
+        async with Directory(redis, keys, "decoder") as directory:
+            assert directory.members == ()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await redis.aclose()
+
+
+def test_the_decoder_does_not_import_transformers() -> None:
+    code = (
+        "import sys; import services.decoder.room, services.decoder.models.llama;"
+        "import services.decoder.ops.cpu; assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment())

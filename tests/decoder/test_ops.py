@@ -1,0 +1,258 @@
+"""Each device's ops against the plain reference, and every bit against the batch around it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, PagedKV
+from services.decoder.ops.base import BaseOps
+from services.decoder.ops.cpu import CpuOps
+from services.decoder.ops.cuda import CudaOps
+from services.decoder.ops.row_check import rows_are_equal
+
+CPU = torch.device("cpu")
+BLOCKS = 200
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a batch: `count` queries, the last of which is key number `length`."""
+
+    sequence: int
+    length: int
+    count: int
+
+
+class Cache:
+    """Keys and values of some sequences, the same for every ops table."""
+
+    def __init__(self, ops: BaseOps, heads: Heads, lengths: Sequence[int], seed: int = 0) -> None:
+        self.ops, self.heads = ops, heads
+        numbers = torch.Generator().manual_seed(seed)
+        spec = KVSpec(heads.num_kv, heads.size, heads.size, ops.dtype)
+        self.kv = ops.alloc_kv(spec, BLOCKS)
+        order = np.random.default_rng(seed).permutation(np.arange(1, BLOCKS))
+        self.tables, self.queries = [], []
+        for length in lengths:
+            count = -(-length // ops.block_size)
+            blocks, order = order[:count], order[count:]
+            self.tables.append(blocks.astype(np.int32))
+            draw = (torch.randn(count * ops.block_size, n, heads.size, generator=numbers)
+                    for n in (heads.num_kv, heads.num_kv, heads.num_q))  # fmt: skip
+            k, v, q = (x.to(ops.dtype) for x in draw)
+            self.queries.append(q)
+            for i, block in enumerate(blocks.tolist()):
+                part = slice(i * ops.block_size, (i + 1) * ops.block_size)
+                ops.import_block(self.kv, block, k[part], v[part])
+
+    def batch(self, rows: Sequence[Row], extra_width: int = 0) -> tuple[Tensor, AttnMeta]:
+        """Queries [T, heads, D] of rows, those of one query first, and their description."""
+        width = max(-(-row.length // self.ops.block_size) for row in rows) + extra_width
+        table = np.zeros((len(rows), width), np.int32)
+        q, slots = [], []
+        for i, row in enumerate(rows):
+            blocks = self.tables[row.sequence]
+            table[i, : min(width, len(blocks))] = blocks[:width]
+            places = np.arange(row.length - row.count, row.length)
+            slots.append(blocks[places // self.ops.block_size] * self.ops.block_size
+                         + places % self.ops.block_size)  # fmt: skip
+            q.append(self.queries[row.sequence][places])
+        meta = self.ops.make_meta(
+            [row.count for row in rows],
+            [row.length for row in rows],
+            table,
+            np.concatenate(slots).astype(np.int64),
+        )
+        return torch.cat(q), meta
+
+    def attend(self, rows: Sequence[Row], extra_width: int = 0, **options: object) -> list[Tensor]:
+        """Each row's output [count, heads, D]."""
+        q, meta = self.batch(rows, extra_width)
+        v = q[:, : self.heads.num_kv]
+        out = self.ops.paged_attention(q, v, v, self.kv, meta, scale=0.3, **options)  # type: ignore[arg-type]
+        return list(out.split([row.count for row in rows]))
+
+
+ROWS = [Row(0, 1, 1), Row(1, 40, 1), Row(2, 700, 1), Row(3, 300, 300), Row(4, 50, 17), Row(5, 5, 5)]
+LENGTHS = [1, 40, 700, 300, 50, 5]
+
+
+@pytest.mark.parametrize("kind", [CpuOps, CudaOps])
+@pytest.mark.parametrize("heads", [Heads(4, 4, 16), Heads(14, 2, 64), Heads(6, 3, 8)])
+@pytest.mark.parametrize("window", [None, 33])
+def test_attention_is_that_of_the_reference(
+    kind: type[BaseOps], heads: Heads, window: int | None
+) -> None:
+    found = Cache(kind(CPU, torch.float32), heads, LENGTHS).attend(ROWS, window=window)
+    expected = Cache(BaseOps(CPU, torch.float32), heads, LENGTHS).attend(ROWS, window=window)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [CpuOps, CudaOps])
+def test_attention_in_bfloat16(kind: type[BaseOps]) -> None:
+    heads = Heads(8, 2, 32)
+    found = Cache(kind(CPU, torch.bfloat16), heads, LENGTHS).attend(ROWS)
+    expected = Cache(BaseOps(CPU, torch.bfloat16), heads, LENGTHS).attend(ROWS)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.03, atol=0.03)
+
+
+def test_the_reference_is_attention_as_torch_has_it() -> None:
+    heads = Heads(4, 2, 16)
+    cache = Cache(BaseOps(CPU, torch.float32), heads, [90])
+    [found] = cache.attend([Row(0, 90, 90)])
+    k, v = cache.ops.gather(cache.kv, torch.from_numpy(cache.tables[0]), 90)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        cache.queries[0][:90].transpose(0, 1),
+        k.transpose(0, 1).repeat_interleave(2, 0),
+        v.transpose(0, 1).repeat_interleave(2, 0),
+        is_causal=True,
+        scale=0.3,
+    ).transpose(0, 1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [CpuOps, CudaOps])
+def test_caps_sinks_and_spans_are_left_to_the_reference(kind: type[BaseOps]) -> None:
+    heads = Heads(4, 2, 16)
+    for options in ({"softcap": 5.0}, {"sinks": torch.linspace(-1, 1, 4)}):
+        found = Cache(kind(CPU, torch.float32), heads, [40]).attend([Row(0, 40, 40)], **options)
+        plain = Cache(BaseOps(CPU, torch.float32), heads, [40]).attend([Row(0, 40, 40)], **options)
+        without = Cache(BaseOps(CPU, torch.float32), heads, [40]).attend([Row(0, 40, 40)])
+        assert torch.allclose(found[0], plain[0])
+        assert not torch.allclose(found[0], without[0])
+
+
+@pytest.mark.parametrize("heads", [Heads(4, 4, 16), Heads(14, 2, 64), Heads(8, 4, 32)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_attention_rows_are_bit_equal_in_any_batch(heads: Heads, threads: int) -> None:
+    lengths = [33, 64, 200, 520, 1100]
+    cache = Cache(CpuOps(CPU, torch.float32), heads, lengths)
+    torch.set_num_threads(threads)
+    try:
+        whole = {i: cache.attend([Row(i, n, n)])[0] for i, n in enumerate(lengths)}
+        single = [Row(i, n, 1) for i, n in enumerate(lengths)]
+        for out, row in zip(cache.attend(single), single, strict=True):
+            assert torch.equal(out[0], whole[row.sequence][-1])
+        for row in single:
+            [alone] = cache.attend([row], extra_width=40)
+            assert torch.equal(alone[0], whole[row.sequence][-1])
+        chunks = [Row(0, 20, 20), Row(1, 50, 7), Row(2, 150, 100), Row(3, 520, 200), Row(4, 900, 3)]
+        for out, row in zip(cache.attend(chunks), chunks, strict=True):
+            assert torch.equal(out, whole[row.sequence][row.length - row.count : row.length])
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("sizes", [(64, 96), (256, 1152), (896, 1152), (576, 256), (100, 50)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_rows_are_bit_equal_in_any_batch(
+    threads: int, sizes: tuple[int, int], bias: bool
+) -> None:
+    ops = CpuOps(CPU, torch.float32)
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    try:
+        packed = ops.pack(torch.randn(sizes[1], sizes[0]), torch.randn(sizes[1]) if bias else None)
+        x = torch.randn(130, sizes[0])
+        expected = ops.linear(x, packed)
+        for rows in [*range(1, 40), 63, 64, 65, 100]:
+            assert torch.equal(ops.linear(x[:rows].contiguous(), packed), expected[:rows]), rows
+            last = x[130 - rows :].contiguous()
+            assert torch.equal(ops.linear(last, packed), expected[130 - rows :]), rows
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_small_ops_are_bit_equal_in_any_batch_and_right(threads: int) -> None:
+    torch.manual_seed(0)
+    ops, plain = CpuOps(CPU, torch.float32), BaseOps(CPU, torch.float32)
+    heads, inner = Heads(6, 2, 24), 1001
+    x, weight = torch.randn(200, 193), torch.randn(193)
+    gate_up = torch.randn(200, 2 * inner) * 4
+    rows = torch.randn(200, 8, heads.size)
+    angles = torch.randn(200, 1, heads.size)
+    cos, sin = angles.cos(), angles.sin()
+    torch.set_num_threads(threads)
+    try:
+        for function, reference, arguments in (
+            (lambda a: ops.rms_norm(a, weight, 1e-5),
+             lambda a: plain.rms_norm(a, weight, 1e-5), (x,)),
+            (ops.swiglu, plain.swiglu, (gate_up,)),
+            (ops.rope, plain.rope, (rows, cos, sin)),
+            (lambda a, b: ops.add_rms_norm(a, b.clone(), weight, 1e-5)[0],
+             lambda a, b: plain.add_rms_norm(a, b, weight, 1e-5)[0], (x, x.flip(0))),
+        ):  # fmt: skip
+            whole = function(*arguments)
+            torch.testing.assert_close(whole, reference(*arguments), rtol=1e-5, atol=1e-5)
+            for part in (slice(0, 1), slice(7, 8), slice(3, 40), slice(50, 199)):
+                some = function(*(a[part].contiguous() for a in arguments))
+                assert torch.equal(some, whole[part]), part
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("kind", [BaseOps, CpuOps, CudaOps])
+def test_blocks_go_out_and_in(kind: type[BaseOps]) -> None:
+    ops = kind(CPU, torch.float32)
+    spec = KVSpec(2, 8, 8, torch.float32)
+    cache, host = ops.alloc_kv(spec, 6), ops.alloc_host_kv(spec, 3)
+    k, v = torch.randn(16, 2, 8), torch.randn(16, 2, 8)
+    ops.import_block(cache, 2, k, v)
+    ops.copy_blocks(cache, torch.tensor([2]), torch.tensor([4]))
+    ops.swap_blocks(cache, host, torch.tensor([4]), torch.tensor([1]))
+    ops.import_block(cache, 4, torch.zeros_like(k), torch.zeros_like(v))
+    ops.swap_blocks(host, cache, torch.tensor([1]), torch.tensor([5]))
+    for block in (2, 5):
+        found = ops.export_block(cache, block)
+        assert torch.equal(found[0], k) and torch.equal(found[1], v)
+    assert not ops.export_block(cache, 4)[0].any()
+    ops.scrub(cache, torch.tensor([5 * 16 + 3]))
+    scrubbed = ops.export_block(cache, 5)[0]
+    assert not scrubbed[3].any() and torch.equal(scrubbed[4:], k[4:])
+
+
+@pytest.mark.parametrize("kind", [CpuOps, CudaOps])
+def test_fused_rows_are_split_turned_and_written(kind: type[BaseOps]) -> None:
+    heads, tokens = Heads(4, 2, 8), 5
+    torch.manual_seed(0)
+    qkv = torch.randn(tokens, 8 * 8)
+    cos, sin = torch.randn(tokens, 1, 8), torch.randn(tokens, 1, 8)
+    results = []
+    for ops in (kind(CPU, torch.float32), BaseOps(CPU, torch.float32)):
+        kv: PagedKV = ops.alloc_kv(KVSpec(2, 8, 8, torch.float32), 3)
+        slots = np.asarray([17, 18, 40, 41, 19], np.int64)
+        meta = ops.make_meta([5], [5], np.ones((1, 1), np.int32), slots)
+        q, k, v = ops.qkv_rope_write(qkv.clone(), cos, sin, heads, kv, meta)
+        assert torch.equal(ops.export_block(kv, 1)[0][[1, 2, 3]], k[[0, 1, 4]])
+        assert torch.equal(ops.export_block(kv, 2)[1][[8, 9]], v[[2, 3]])
+        results.append((q, k, v))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_what_lies_behind_the_mask_does_not_matter() -> None:
+    heads = Heads(4, 2, 16)
+    for kind in (CpuOps, CudaOps):
+        cache = Cache(kind(CPU, torch.float32), heads, [20, 40])
+        rows = [Row(0, 20, 1), Row(1, 40, 1)]
+        before = cache.attend(rows)
+        big = torch.full((16, 2, 16), 1e30)
+        k, v = cache.ops.export_block(cache.kv, int(cache.tables[0][1]))
+        k[4:], v[4:] = big[4:], big[4:]
+        cache.ops.import_block(cache.kv, int(cache.tables[0][1]), k, v)
+        cache.ops.import_block(cache.kv, 0, big, big)
+        for old, new in zip(before, cache.attend(rows), strict=True):
+            assert torch.equal(old, new)
+
+
+def test_the_check_at_start_tells_ops_that_keep_bits_from_those_that_do_not() -> None:
+    assert rows_are_equal(CpuOps(CPU, torch.float32))
+    assert not rows_are_equal(BaseOps(CPU, torch.float32))

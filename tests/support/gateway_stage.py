@@ -1,0 +1,102 @@
+"""A gateway on real sockets, with its neighbours played through the real contracts."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+from support.neighbours import PreprocessPlayer, SchedulerPlayer
+from support.tokenizers import save
+from tokenizers import Tokenizer
+
+from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.settings import GatewaySettings
+from shared.text import TokenBytes
+
+MODEL = "tiny-vl"
+MAX_MODEL_LEN = 512
+ANSWER = "The red circle 😀 stands left of the blue square. 图中有一个红色的圆形。"
+
+
+@dataclass
+class Stage:
+    """Everything that a test talks to."""
+
+    gateway: Gateway
+    settings: GatewaySettings
+    tokenizer: Tokenizer
+    preprocess: PreprocessPlayer
+    scheduler: SchedulerPlayer
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+
+    def says(self, text: str, size: int = 1) -> list[int]:
+        """Lets the scheduler answer every request with a text and the end-of-sequence token, `size`
+        tokens a step.
+        """
+        eos = self.tokenizer.token_to_id("<|im_end|>")
+        ids: list[int] = [*self.tokenizer.encode(text).ids, eos]
+        groups: list[Sequence[int]] = [ids[i : i + size] for i in range(0, len(ids), size)]
+        self.scheduler.answer = lambda spec: groups
+        return ids
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        """POST /v1/chat/completions with a short question unless `messages` says otherwise."""
+        body.setdefault("messages", [{"role": "user", "content": "What is there?"}])
+        return await self.http.post("/v1/chat/completions", json=body)
+
+
+def write_model(folder: Path, tokenizer: Tokenizer) -> Path:
+    """A checkpoint folder without tensors: what the gateway reads of one."""
+    folder.mkdir()
+    save(tokenizer, folder)
+    size = tokenizer.get_vocab_size()
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": {"max_position_embeddings": MAX_MODEL_LEN, "vocab_size": size},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generation = {"eos_token_id": tokenizer.token_to_id("<|im_end|>"), "top_k": 20}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@contextlib.asynccontextmanager
+async def open_stage(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, **changes: Any
+) -> AsyncIterator[Stage]:
+    """Starts a gateway with its neighbours; `changes` are settings."""
+    settings = GatewaySettings(
+        **{
+            "model": model_folder,
+            "redis_url": redis_url,
+            "port": 0,
+            "grpc_port": 0,
+            "shutdown_timeout": 1,
+            **changes,
+        }
+    )
+    table = TokenBytes.from_tokenizer_json(model_folder / "tokenizer.json")
+    async with (
+        PreprocessPlayer(redis_url, MODEL, tokenizer) as preprocess,
+        SchedulerPlayer(redis_url, MODEL, table) as scheduler,
+        open_gateway(settings) as gateway,
+        httpx.AsyncClient(base_url=gateway.url, timeout=20) as http,
+        AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as openai,
+    ):
+        stage = Stage(gateway, settings, tokenizer, preprocess, scheduler, http, openai)
+        stage.says(ANSWER)
+        await until_ready(http)
+        yield stage
+
+
+async def until_ready(http: httpx.AsyncClient) -> None:
+    """Waits for the readiness page."""
+    async with asyncio.timeout(10):
+        while (await http.get("/health/ready")).status_code != 200:
+            await asyncio.sleep(0.02)

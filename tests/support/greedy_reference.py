@@ -1,0 +1,40 @@
+"""Greedy generation by transformers, and the comparison that allows for ties."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+_TIE = 1e-4
+
+
+def greedy_tokens(
+    model: PreTrainedModel, prompt: Sequence[int], count: int, embeds: Tensor | None = None
+) -> tuple[list[int], Tensor]:
+    """`count` tokens by `generate`, and the logits [count, vocabulary] they were chosen from."""
+    inputs = {"input_ids": torch.tensor([list(prompt)])}
+    if embeds is not None:
+        inputs = {"inputs_embeds": embeds[None]}
+    length = inputs.get("input_ids", torch.empty(1, 0)).shape[1]
+    with torch.no_grad():
+        output = model.generate(
+            **inputs,
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    return output.sequences[0, length:].tolist(), torch.cat(output.scores)
+
+
+def assert_same_up_to_ties(found: Sequence[int], expected: Sequence[int], logits: Tensor) -> None:
+    """Equal, or different from a place on where the reference itself all but tied."""
+    for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if ours != theirs:
+            best = logits[place].topk(2).values
+            gap = float(best[0] - best[1])
+            assert gap < _TIE, f"token {place}: {ours} instead of {theirs}, top two {gap} apart"
+            return
