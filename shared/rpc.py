@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -19,7 +20,14 @@ from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from shared import errors
-from shared.errors import Internal, Overloaded, ServingError, Unavailable
+from shared.errors import (
+    Internal,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    ServingError,
+    Unavailable,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -115,14 +123,16 @@ class RoomServer:
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._grace_s)
 
-    def add(self, name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: Any) -> None:
+    def add(
+        self, name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: Any
+    ) -> None:
         """Serves `servicer` under its full proto name; `register` is the generated function."""
-        register(servicer, self.grpc)
+        register(servicer, _Started(self.grpc))  # type: ignore[arg-type]
         self._names.append(name)
 
     async def ready(self) -> None:
         """Says SERVING for the server and each of its services, and answers reflection."""
-        reflection.enable_server_reflection(self._names, self.grpc)
+        reflection.enable_server_reflection(self._names, _Started(self.grpc))  # type: ignore[arg-type]
         for name in ["", *self._names]:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -135,13 +145,43 @@ class RoomServer:
         if self._listen.startswith("unix:"):
             return self._listen
         host = self._listen.rsplit(":", 1)[0]
+        if host in ("0.0.0.0", "[::]", "::", "*", ""):
+            host = _own_host()
         return f"{host}:{port}"
+
+
+class _Started:
+    """A server that runs already takes generic handlers only; generated code offers another kind
+    as well, which then is refused with a warning and does nothing.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, *_: Any) -> None:
+        """The same methods again, by name: not needed."""
+
+
+def _own_host() -> str:
+    """Where others reach this machine or container, which listens on all of its addresses.
+
+    The address of its own host name: Docker and Kubernetes write it into /etc/hosts, and a pod's
+    name would mean nothing to other pods. Ordinary machines have a loopback address there; then it
+    is the name.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return name
+    return name if address.startswith("127.") else address
 
 
 def run(main: Callable[[asyncio.Event], Awaitable[int | None]]) -> NoReturn:
     """Runs a room until SIGTERM or SIGINT sets the event, then exits with what `main` returned.
 
-    A `ServingError` that `main` raises is logged as one line and exits with status 1.
+    A `ServingError` that `main` raises is logged as one line and exits with status 1, or with 2 where
+    the room was told something wrong, so that starting it again would be of no use.
     """
 
     async def body() -> int:
@@ -153,7 +193,7 @@ def run(main: Callable[[asyncio.Event], Awaitable[int | None]]) -> NoReturn:
             return await main(stop) or 0
         except ServingError as error:
             log.error("cannot go on", reason=error.reason, error=error.message)
-            return 1
+            return 2 if isinstance(error, InvalidRequest | NotFound) else 1
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(body())
@@ -220,27 +260,25 @@ def _as_serving_error(error: Exception) -> ServingError:
     return Internal("INTERNAL", f"internal error: {type(error).__name__}")
 
 
-class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+_HANDLERS = {
+    (False, False): "unary_unary",
+    (False, True): "unary_stream",
+    (True, False): "stream_unary",
+    (True, True): "stream_stream",
+}
+
+
+class _ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Maps errors of unary and streaming handlers alike, so that servicers need no try."""
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
         if handler is None:
             return None
-        if handler.response_streaming:
-            wrapped, factory = _streaming, (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            inner = handler.stream_stream or handler.unary_stream
-        else:
-            wrapped, factory = _unary, (
-                grpc.stream_unary_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_unary_rpc_method_handler
-            )
-            inner = handler.stream_unary or handler.unary_unary
+        streams = (handler.request_streaming, handler.response_streaming)
+        inner = getattr(handler, _HANDLERS[streams])
+        wrapped: Any = _streaming if handler.response_streaming else _unary
+        factory = getattr(grpc, f"{_HANDLERS[streams]}_rpc_method_handler")
         if not (asyncio.iscoroutinefunction(inner) or _is_async_generator(inner)):
             return handler  # the libraries' own synchronous services map their errors themselves
         return factory(

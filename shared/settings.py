@@ -49,7 +49,7 @@ class Settings(BaseSettings):
             cls, cli_parse_args=argv, cli_prog_name=prog
         )
         try:
-            return cls(_cli_settings_source=source)
+            return cls(_cli_settings_source=source)  # type: ignore[call-arg]
         except ValidationError as error:
             name = prog or Path(sys.argv[0]).name
             print(f"{name}: error: {_explain(error)}", file=sys.stderr)
@@ -120,6 +120,12 @@ def default_model_name(model: Path) -> str:
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment with changes, for a process that it starts."""
     return {**os.environ, **changes}
+
+
+def python_path(*folders: Path) -> str:
+    """A PYTHONPATH of these folders before those that this process was given."""
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([*map(str, folders), *filter(None, [given])])
 
 
 def set_process_environment(**values: str) -> None:

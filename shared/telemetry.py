@@ -30,7 +30,9 @@ def configure_logs(
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if style == "text" else "iso", utc=style == "json"),
+        structlog.processors.TimeStamper(
+            fmt="%H:%M:%S.%f" if style == "text" else "iso", utc=style == "json"
+        ),
     ]
     structlog.configure(
         processors=[*shared, *render],

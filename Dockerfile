@@ -1,0 +1,114 @@
+# One image for each room: `docker build --target gateway .`
+#
+#   gateway, scheduler                    without torch
+#   preprocess, vision-encoder, decoder   with torch
+#
+# TORCH_INDEX is an extra package index, for a torch without CUDA libraries:
+#   docker compose build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+FROM python:3.11-slim-bookworm AS python
+ENV PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    GRPC_ENABLE_FORK_SUPPORT=0 \
+    GRPC_VERBOSITY=ERROR \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PATH=/venv/bin:$PATH
+
+# --- what protoc makes ---------------------------------------------------------------------------
+
+FROM python AS protos
+RUN python -m venv /venv
+WORKDIR /build
+COPY pyproject.toml .
+# Group and extras are read from pyproject.toml by a current pip, without the sources.
+RUN pip install --quiet 'pip>=25.1' && pip install --quiet --group proto
+COPY protos protos
+RUN python -m grpc_tools.protoc -I protos --python_out=protos --grpc_python_out=protos \
+    $(find protos -name '*.proto')
+
+# --- libraries: they change when pyproject.toml does, not when code does -------------------------
+
+FROM python AS libraries
+RUN python -m venv /venv && pip install --quiet 'pip>=25.1'
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE ./
+# The project itself is empty here: only what it depends on is installed.
+RUN mkdir -p services shared protos/tessera && touch services/__init__.py shared/__init__.py
+
+FROM libraries AS light
+RUN pip install --quiet '.[gateway,scheduler]' && pip uninstall --quiet --yes tessera-serve
+
+FROM libraries AS heavy
+ARG TORCH_INDEX=""
+RUN pip install --quiet ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+      '.[preprocess,vision-encoder,decoder]' \
+    && pip uninstall --quiet --yes tessera-serve
+
+# --- what runs -----------------------------------------------------------------------------------
+
+FROM python AS base
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin tessera \
+    && mkdir -p /model /artifacts && chown tessera: /artifacts
+ENV PYTHONPATH=/app:/app/protos \
+    TESSERA_LISTEN=0.0.0.0:50051 \
+    TESSERA_ARTIFACT_DIR=/artifacts
+WORKDIR /app
+EXPOSE 50051
+STOPSIGNAL SIGTERM
+# Often while it starts, so that the next one need not wait; seldom later, for each check costs a process.
+HEALTHCHECK --interval=10s --start-interval=2s --start-period=600s --timeout=5s --retries=3 \
+    CMD ["python", "-m", "shared.healthcheck"]
+LABEL org.opencontainers.image.title="Tessera" \
+      org.opencontainers.image.description="Serves vision-language models" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+FROM base AS light-base
+COPY --from=light /venv /venv
+
+FROM base AS heavy-base
+COPY --from=heavy /venv /venv
+
+FROM light-base AS gateway
+COPY --from=protos /build/protos protos
+COPY shared shared
+COPY services/__init__.py services/__init__.py
+COPY services/gateway services/gateway
+ENV TESSERA_GATEWAY_HOST=0.0.0.0 TESSERA_GATEWAY_PORT=8000 TESSERA_GATEWAY_GRPC_PORT=8001
+EXPOSE 8000 8001
+HEALTHCHECK --interval=10s --start-interval=2s --start-period=600s --timeout=5s --retries=3 \
+    CMD ["python", "-m", "shared.healthcheck", "http://127.0.0.1:8000/health/ready"]
+USER tessera
+CMD ["python", "-m", "services.gateway"]
+
+FROM light-base AS scheduler
+COPY --from=protos /build/protos protos
+COPY shared shared
+COPY services/__init__.py services/__init__.py
+COPY services/scheduler services/scheduler
+USER tessera
+CMD ["python", "-m", "services.scheduler"]
+
+FROM heavy-base AS preprocess
+COPY --from=protos /build/protos protos
+COPY shared shared
+COPY services/__init__.py services/__init__.py
+COPY services/preprocess services/preprocess
+USER tessera
+CMD ["python", "-m", "services.preprocess"]
+
+FROM heavy-base AS vision-encoder
+COPY --from=protos /build/protos protos
+COPY shared shared
+COPY services/__init__.py services/__init__.py
+COPY services/vision_encoder services/vision_encoder
+USER tessera
+CMD ["python", "-m", "services.vision_encoder"]
+
+FROM heavy-base AS decoder
+COPY --from=protos /build/protos protos
+COPY shared shared
+COPY services/__init__.py services/__init__.py
+COPY services/decoder services/decoder
+USER tessera
+CMD ["python", "-m", "services.decoder"]

@@ -1,0 +1,79 @@
+# Everything a person types here. `make` lists the targets.
+#
+#   make serve MODEL=/path/to/checkpoint PORT=9000 ARGS='--decoders 2'
+#
+# On a machine without an accelerator, this spares the download of CUDA libraries:
+#   make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?=
+PORT   ?= 8000
+ARGS   ?=
+TORCH_INDEX ?=
+
+BIN       := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+COMPILED  := $(VENV)/.compiled
+PROTOS    := $(shell find protos -name '*.proto')
+COMPOSE   := docker compose
+
+.DEFAULT_GOAL := help
+.PHONY: help serve install proto lint types test bench docker up down clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: install proto ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
+	@exec $(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --port $(PORT) $(ARGS)
+
+install: $(INSTALLED) ## Make .venv and install everything into it, if pyproject.toml has changed
+
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Python 3.11 or newer is needed: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ echo 'venv is needed (Debian: apt-get install python3-venv)' >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') \
+		--editable '.[local]' --group dev --group proto
+	@touch $@
+
+proto: $(COMPILED) ## Compile protos/, if one has changed
+
+$(COMPILED): $(PROTOS) $(INSTALLED)
+	$(BIN)/python -m grpc_tools.protoc -I protos \
+		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
+		--python_out=protos --grpc_python_out=protos --mypy_out=quiet:protos --mypy_grpc_out=quiet:protos \
+		$(PROTOS)
+	@touch $@
+
+lint: install proto ## Check style, format and which room imports what
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+types: install proto ## Check types
+	$(BIN)/mypy
+
+test: install proto ## Run the tests (ARGS= goes to pytest)
+	$(BIN)/pytest $(ARGS)
+
+bench: install proto ## Measure (ARGS= goes to the benchmark)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
+
+docker: ## Build the images
+	$(COMPOSE) build
+
+up: ## Start everything in containers (MODEL=, PORT=, ARGS='--scale decoder=2')
+	MODEL='$(abspath $(MODEL))' SERVED_MODEL_NAME='$(notdir $(abspath $(MODEL)))' \
+		PORT=$(PORT) GRPC_PORT=$$(($(PORT) + 1)) $(COMPOSE) up --detach --wait $(ARGS)
+
+down: ## Stop the containers
+	$(COMPOSE) down
+
+clean: ## Remove .venv, what protoc made, and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find protos \( -name '*_pb2*.py' -o -name '*_pb2*.pyi' \) -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,159 @@
+"""`tessera chat`: a conversation in the terminal, through the OpenAI client."""
+
+import base64
+import mimetypes
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from services.launcher.settings import ChatSettings
+
+_HELP = "/image PATH shows a picture, /clear begins anew, /quit ends"
+
+
+class ChatError(Exception):
+    """What the user has to be told; the conversation goes on."""
+
+
+def main(arguments: list[str]) -> int:
+    """Talks until /quit or the end of the input. Returns 0, or 1 if the last answer failed."""
+    settings = ChatSettings.load(arguments, prog="tessera chat")
+    client = openai.OpenAI(base_url=settings.url, api_key=settings.api_key, max_retries=0)
+    try:
+        conversation = Conversation(client, settings)
+        for path in settings.image:
+            conversation.show(path)
+        return _talk(conversation)
+    except ChatError as error:
+        print(f"tessera chat: {error}", file=sys.stderr)
+        return 1
+    finally:
+        client.close()
+
+
+class Conversation:
+    """The turns so far, and the pictures that go with the next one."""
+
+    def __init__(self, client: openai.OpenAI, settings: ChatSettings) -> None:
+        """Asks the server for its model. Raises ChatError if it is away or has no such model."""
+        self._client = client
+        self._settings = settings
+        self._pictures: list[dict[str, Any]] = []
+        self.model = settings.model or self._only_model()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all turns and pictures."""
+        self._pictures.clear()
+        system = self._settings.system
+        self._messages: list[Any] = [{"role": "system", "content": system}] if system else []
+
+    def show(self, path: Path) -> None:
+        """Adds a picture to the next question. Raises ChatError if there is none at `path`."""
+        try:
+            data = path.expanduser().read_bytes()
+        except OSError as error:
+            raise ChatError(f"cannot read {path}: {error.strerror}") from error
+        kind = mimetypes.guess_type(path.name)[0] or "image/png"
+        url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        self._pictures.append({"type": "image_url", "image_url": {"url": url}})
+
+    def ask(self, question: str) -> None:
+        """Prints the answer as it comes. Raises ChatError; then the question is forgotten."""
+        content: Any = question
+        if self._pictures:
+            content = [*self._pictures, {"type": "text", "text": question}]
+        asked = {"role": "user", "content": content}
+        said: list[str] = []
+        try:
+            for piece in self._stream([*self._messages, asked]):
+                said.append(piece)
+                print(piece, end="", flush=True)
+        except openai.OpenAIError as error:
+            raise ChatError(_explain(error, self._settings.url)) from error
+        except KeyboardInterrupt:  # enough of this answer
+            said.append(" ...")
+        finally:
+            print(flush=True)
+        self._pictures.clear()
+        self._messages += [asked, {"role": "assistant", "content": "".join(said)}]
+
+    def _stream(self, messages: list[Any]) -> Any:
+        options: dict[str, Any] = {}
+        if self._settings.max_tokens is not None:
+            options["max_tokens"] = self._settings.max_tokens
+        if self._settings.temperature is not None:
+            options["temperature"] = self._settings.temperature
+        with self._client.chat.completions.create(
+            model=self.model, messages=messages, stream=True, **options
+        ) as stream:
+            for chunk in stream:
+                if chunk.choices and chunk.choices[0].delta.content:
+                    yield chunk.choices[0].delta.content
+
+    def _only_model(self) -> str:
+        try:
+            models = [model.id for model in self._client.models.list()]
+        except openai.OpenAIError as error:
+            raise ChatError(_explain(error, self._settings.url)) from error
+        if not models:
+            raise ChatError(f"{self._settings.url} serves no model")
+        return models[0]
+
+
+def _talk(conversation: Conversation) -> int:
+    """One line of input after the other."""
+    at_terminal = sys.stdin.isatty()
+    if at_terminal:
+        print(f"{conversation.model}. {_HELP}.")
+    failed = False
+    while True:
+        line = _read_line(at_terminal)
+        if line is None or line in ("/quit", "/exit"):
+            return int(failed)
+        if not line:
+            continue
+        try:
+            _act(conversation, line)
+            failed = False
+        except ChatError as error:
+            failed = True
+            print(f"tessera chat: {error}", file=sys.stderr)
+
+
+def _read_line(at_terminal: bool) -> str | None:
+    """The next line, trimmed; None at the end of the input."""
+    try:
+        return input("> " if at_terminal else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        if at_terminal:
+            print()
+        return None
+
+
+def _act(conversation: Conversation, line: str) -> None:
+    """Carries out a command, or asks a question."""
+    command, _, rest = line.partition(" ")
+    if command == "/image":
+        if not rest.strip():
+            raise ChatError("/image needs a path")
+        conversation.show(Path(rest.strip()))
+    elif command == "/clear":
+        conversation.clear()
+    elif command.startswith("/"):
+        raise ChatError(f"no command {command}: {_HELP}")
+    else:
+        conversation.ask(line)
+
+
+def _explain(error: openai.OpenAIError, url: str) -> str:
+    """One sentence for people."""
+    if isinstance(error, openai.APIConnectionError):
+        return f"nobody answers at {url}: start `tessera serve`, or give --url"
+    if isinstance(error, openai.AuthenticationError):
+        return "the server wants a key: give --api-key"
+    if isinstance(error, openai.APIStatusError):
+        return f"{error.message} (HTTP {error.status_code})"
+    return str(error)

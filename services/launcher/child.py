@@ -1,0 +1,243 @@
+"""One supervised process: started, watched, started again when it dies."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from services.launcher.die_with_parent import die_with_parent
+from services.launcher.probe import Condition, Probe
+
+log = structlog.get_logger(__name__)
+
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 5.0
+_STEADY_AFTER_S = 10.0  # a run this long starts the delays anew
+_DEATHS_AT_START = 5
+_SILENCE_S = 5.0
+_USAGE_ERROR = 2
+_LINES_KEPT = 40
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run, and how to ask it how it is."""
+
+    name: str  # unique, such as "decoder-1"
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(repr=False)
+    probe: Probe
+    socket: Path | None = None  # its unix socket, removed before each start
+    end_with: signal.Signals = signal.SIGKILL  # what it gets when the launcher itself is gone
+    quiet: bool = False  # its lines are shown only if it does not come up
+
+
+class GaveUp(Exception):
+    """A program that does not come up: its name, how it ended, its last lines."""
+
+    def __init__(self, name: str, how: str, lines: Sequence[str]) -> None:
+        super().__init__(f"{name} {how}")
+        self.name, self.how, self.lines = name, how, lines
+
+
+class Child:
+    """Keeps a program running until it is told to stop.
+
+    A program that dies is started again, after 0.2 s at first and at most 5 s. One that was ready
+    and gives no answer for 5 s is killed. One that has never been ready and dies five times, or
+    refuses its settings (status 2), makes `run` raise GaveUp.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        on_state: Callable[[str, str], None],
+        on_line: Callable[[str, str], None],
+    ) -> None:
+        """`on_state(name, state)` and `on_line(name, line)` are told what happens."""
+        self.program = program
+        self.ready = asyncio.Event()
+        self.deaths = 0
+        self._on_state, self._on_line = on_state, on_line
+        self._process: asyncio.subprocess.Process | None = None
+        self._was_ready = False
+        self._stopping = asyncio.Event()
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
+        return self.program.name
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process else None
+
+    async def run(self) -> None:
+        """Runs it again and again until `stop`. Raises GaveUp."""
+        delay = _FIRST_DELAY_S
+        loop = asyncio.get_running_loop()
+        while not self._stopping.is_set():
+            started = loop.time()
+            status = await self._run_once()
+            if self._stopping.is_set():
+                break
+            if loop.time() - started >= _STEADY_AFTER_S:
+                delay = _FIRST_DELAY_S
+            self.deaths += 1
+            self._give_up_if_hopeless(status)
+            log.warning(
+                f"{self.name} {_describe(status)}, starting it again",
+                after_s=delay,
+                deaths=self.deaths,
+            )
+            self._on_state(self.name, "restarting")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
+            delay = min(delay * 2, _LONGEST_DELAY_S)
+        self._on_state(self.name, "stopped")
+
+    def retire(self) -> None:
+        """Does not start it again: `run` returns once it has ended, for whatever reason."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """Asks it to end."""
+        self.retire()
+        self._on_state(self.name, "stopping")
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it and all that it started, at once."""
+        self._stopping.set()
+        self._signal(signal.SIGKILL, group=True)
+
+    async def _run_once(self) -> int:
+        """One life of the process; its exit status, negative for a signal."""
+        self._on_state(self.name, "starting")
+        if self.program.socket is not None:
+            self.program.socket.unlink(missing_ok=True)
+        # A pipe of our own: asyncio's `wait` returns only when its pipes are closed at the other
+        # end, which may be long after the process when others of its making hold them.
+        read_end, write_end = os.pipe()
+        try:
+            process = await self._spawn(write_end)
+        finally:
+            os.close(write_end)
+        self._process = process
+        if self._stopping.is_set():  # asked while it was being started
+            self._signal(signal.SIGTERM)
+        reading = asyncio.create_task(self._read(read_end))
+        watching = asyncio.create_task(self._watch())
+        try:
+            return await process.wait()
+        finally:
+            watching.cancel()
+            self.ready.clear()
+            self._signal(signal.SIGKILL, group=True)  # what it left behind
+            self._process = None
+            await asyncio.wait([reading], timeout=1.0)
+            reading.cancel()
+            await asyncio.gather(watching, reading, return_exceptions=True)
+            await self.program.probe.close()
+
+    async def _spawn(self, output: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self.program.command,
+            env=dict(self.program.environment),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C in a terminal reaches the launcher alone, which ends them in the right order.
+            start_new_session=True,
+            preexec_fn=die_with_parent(self.program.end_with),
+        )
+
+    async def _read(self, read_end: int) -> None:
+        """Passes its output on, line by line, until the other end is closed."""
+        reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
+        )
+        try:
+            while True:
+                try:
+                    line = await reader.readline()
+                except ValueError:  # longer than the limit: it was dropped
+                    continue
+                if not line:
+                    return
+                text = line.decode(errors="replace").rstrip()
+                self._lines.append(text)
+                if not self.program.quiet:
+                    self._on_line(self.name, text)
+        finally:
+            transport.close()
+
+    async def _watch(self) -> None:
+        """Follows its health; kills it when it has been ready and falls silent."""
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        was_ready = False  # in this life
+        questions = 0  # since it was last heard
+        while True:
+            condition = await self.program.probe.ask()
+            questions += 1
+            if condition is not Condition.SILENT:
+                heard, questions = loop.time(), 0
+            self._note(condition, was_ready)
+            was_ready = was_ready or condition is Condition.READY
+            # Several questions, not the clock alone: this process may have been stopped itself.
+            if was_ready and questions >= 4 and loop.time() - heard >= _SILENCE_S:
+                log.error(f"{self.name} gives no answer, killing it", silent_s=_SILENCE_S)
+                self._signal(signal.SIGKILL, group=True)
+                return
+            calm = was_ready and condition is not Condition.SILENT
+            await asyncio.sleep(1.0 if calm else 0.1)
+
+    def _note(self, condition: Condition, was_ready: bool) -> None:
+        if self._stopping.is_set():
+            return
+        if condition is Condition.READY:
+            self._was_ready = True
+            if not self.ready.is_set():
+                self.ready.set()
+                self._on_state(self.name, "ready")
+        elif condition is Condition.ALIVE:
+            self.ready.clear()
+            self._on_state(self.name, "not ready" if was_ready else "loading")
+
+    def _give_up_if_hopeless(self, status: int) -> None:
+        if self._was_ready:
+            return
+        if status == _USAGE_ERROR or self.deaths >= _DEATHS_AT_START:
+            self._on_state(self.name, "failed")
+            raise GaveUp(self.name, _describe(status), list(self._lines))
+
+    def _signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if group:
+                os.killpg(self._process.pid, number)
+            elif self._process.returncode is None:
+                self._process.send_signal(number)
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

@@ -1,0 +1,26 @@
+"""Makes a child process end when its parent does, however the parent ends."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+# Loaded before any fork: loading a library in a forked child of a process with threads may hang.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """Returns a `preexec_fn` by which the kernel sends the child `number` when its parent is gone.
+
+    The kernel means the *thread* that started the child, so children are started from the main
+    thread. Source: prctl(2), PR_SET_PDEATHSIG (Linux).
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it died between fork and prctl
+            os._exit(1)
+
+    return prepare

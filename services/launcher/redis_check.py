@@ -1,0 +1,67 @@
+"""Whether a Redis can be our queue: it answers, it forgets nothing, it writes down what it holds."""
+
+from dataclasses import dataclass
+
+import redis
+
+from shared.errors import Unavailable
+
+_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class RedisReport:
+    """What a Redis says about itself; None where it does not let itself be asked."""
+
+    version: str
+    eviction: str | None
+    append_only: str | None
+
+    @property
+    def faults(self) -> list[tuple[str, str]]:
+        """(what is wrong, the command that mends it) for each setting under which requests are lost."""
+        found = []
+        if self.eviction not in (None, "noeviction"):
+            found.append(
+                (
+                    f"maxmemory-policy is {self.eviction}: accepted requests may be thrown away",
+                    "redis-cli CONFIG SET maxmemory-policy noeviction",
+                )
+            )
+        if self.append_only not in (None, "yes"):
+            found.append(
+                (
+                    f"appendonly is {self.append_only}: a restart of Redis loses what it holds",
+                    "redis-cli CONFIG SET appendonly yes",
+                )
+            )
+        return found
+
+
+def report(url: str) -> RedisReport:
+    """Asks the Redis at a redis:// or unix:// URL. Raises Unavailable if it does not answer."""
+    try:
+        with redis.Redis.from_url(
+            url,
+            decode_responses=True,
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
+        ) as client:
+            version = str(client.info("server")["redis_version"])
+            return RedisReport(
+                version, _setting(client, "maxmemory-policy"), _setting(client, "appendonly")
+            )
+    except (redis.RedisError, ValueError, OSError) as error:
+        raise Unavailable("REDIS_AWAY", f"no Redis answers at {url}: {error}") from error
+
+
+def require(url: str) -> None:
+    """Raises Unavailable if no Redis answers there."""
+    report(url)
+
+
+def _setting(client: redis.Redis, name: str) -> str | None:
+    try:
+        return str(client.config_get(name)[name])
+    except (redis.ResponseError, KeyError):  # hosted ones forbid CONFIG
+        return None

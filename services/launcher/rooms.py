@@ -1,0 +1,196 @@
+"""Which processes make up a whole system, and what each of them is told."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.launcher.child import Program
+from services.launcher.folders import Folders
+from services.launcher.probe import GrpcProbe, HttpProbe
+from services.launcher.settings import ServeSettings
+from shared.errors import InvalidRequest
+from shared.settings import child_environment, python_path
+
+_ROOT = Path(__file__).parents[2]
+_PORTS_APART = 10  # between one gateway and the next
+_ANSWERS_END_WITHIN_S = 1.0  # after Ctrl-C: nobody waits for them
+
+# Rooms that start processes need no fork handlers of gRPC: those processes never call it.
+QUIET_GRPC = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
+
+# Which rooms have which of our flags. A flag that is not given leaves each room's own default.
+PASSED_ON: dict[str, tuple[str, ...]] = {
+    "device": ("decoder", "vision_encoder"),
+    "dtype": ("decoder", "vision_encoder"),
+    "max_model_len": ("gateway", "preprocess", "decoder"),
+    "max_num_seqs": ("decoder",),
+    "max_num_batched_tokens": ("decoder",),
+    "kv_cache_memory_bytes": ("decoder",),
+    "api_key": ("gateway",),
+    "chat_template": ("preprocess",),
+    "limit_mm_per_prompt": ("preprocess",),
+    "allowed_media_domains": ("preprocess",),
+    "allow_private_media": ("preprocess",),
+}
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where one gateway listens."""
+
+    host: str
+    port: int
+    grpc_port: int
+
+    @property
+    def probe_host(self) -> str:
+        """The address by which this machine reaches it."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
+
+    @property
+    def url(self) -> str:
+        """Base URL of the OpenAI-compatible door."""
+        host = f"[{self.probe_host}]" if ":" in self.probe_host else self.probe_host
+        return f"http://{host}:{self.port}"
+
+
+def doors(settings: ServeSettings) -> list[Door]:
+    """One for each gateway."""
+    offsets = range(0, settings.gateways * _PORTS_APART, _PORTS_APART)
+    return [
+        Door(settings.host, settings.port + offset, settings.first_grpc_port + offset)
+        for offset in offsets
+    ]
+
+
+def read_config(model: Path) -> dict[str, Any]:
+    """The checkpoint's config.json. Raises InvalidRequest, saying what is missing."""
+    if not model.is_dir():
+        raise InvalidRequest("NO_MODEL", f"no checkpoint folder at {model}", field="model")
+    path = model / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise InvalidRequest(
+            "NO_MODEL", f"{model} is no Hugging Face checkpoint: it has no config.json"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InvalidRequest("NO_MODEL", f"cannot read {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidRequest("NO_MODEL", f"{path} is no JSON object")
+    return config
+
+
+def require_checkpoint(model: Path) -> dict[str, Any]:
+    """The config of a folder that has all that rooms read. Raises InvalidRequest, naming the file."""
+    config = read_config(model)
+    for pattern in ("tokenizer.json", "*.safetensors"):
+        if not any(model.glob(pattern)):
+            raise InvalidRequest("NO_MODEL", f"the checkpoint {model} has no {pattern}")
+    return config
+
+
+class Rooms:
+    """Builds the program of every process, from the settings and the folders of this instance."""
+
+    def __init__(self, settings: ServeSettings, folders: Folders, redis_url: str) -> None:
+        """Raises InvalidRequest if the checkpoint folder is none, or lacks a file."""
+        self._settings = settings
+        self._folders = folders
+        self._redis_url = redis_url
+        sees = bool(require_checkpoint(settings.model).get("vision_config"))
+        asked = settings.vision_encoders
+        self._encoders = int(sees) if asked is None else asked
+
+    def gateways(self) -> list[Program]:
+        """One for each door."""
+        names = _names("gateway", self._settings.gateways)
+        return [
+            Program(
+                name,
+                _command("gateway"),
+                self._environment(
+                    "gateway",
+                    threads=1,
+                    host=door.host,
+                    port=str(door.port),
+                    grpc_port=str(door.grpc_port),
+                    shutdown_timeout=str(_ANSWERS_END_WITHIN_S),
+                ),
+                HttpProbe(door.probe_host, door.port, "/health/ready"),
+            )
+            for name, door in zip(names, doors(self._settings), strict=True)
+        ]
+
+    def schedulers(self) -> list[Program]:
+        """One: it serves all decoders."""
+        return self._inner("scheduler", 1, threads=1)
+
+    def workers(self) -> list[Program]:
+        """Decoders, encoders and preprocessors."""
+        decoders, encoders = self._settings.decoders, self._encoders
+        return [
+            *self._inner(
+                "decoder",
+                decoders,
+                threads=_share(decoders),
+                shutdown_timeout=str(_ANSWERS_END_WITHIN_S),
+            ),
+            *self._inner("vision_encoder", encoders, threads=_share(encoders)),
+            *self._inner("preprocess", self._settings.preprocessors, threads=1),
+        ]
+
+    def _inner(self, room: str, count: int, threads: int, **own: str) -> list[Program]:
+        """Rooms that only other rooms call, each on a unix socket of its own."""
+        programs = []
+        for name in _names(room, count):
+            path = self._folders.socket(name)
+            listen = f"unix:{path}"
+            environment = self._environment(room, threads, listen=listen, advertise=listen, **own)
+            programs.append(Program(name, _command(room), environment, GrpcProbe(listen), path))
+        return programs
+
+    def _environment(self, room: str, threads: int, **own: str) -> dict[str, str]:
+        """The room's settings under its own prefix, which goes before variables for all rooms."""
+        settings = self._settings
+        values = {
+            "model": str(settings.model.absolute()),
+            "served_model_name": settings.model_name,
+            "redis_url": self._redis_url,
+            "artifact_dir": str(self._folders.artifacts),
+            "log_level": settings.log_level,
+            "log_format": settings.log_format,
+            "threads": str(threads),
+            **own,
+        }
+        for name, rooms in PASSED_ON.items():
+            value = getattr(settings, name)
+            if room in rooms and value is not None:
+                values[name] = str(value)
+        prefix = f"TESSERA_{room.upper()}_"
+        variables = {prefix + name.upper(): value for name, value in values.items()}
+        return child_environment(
+            **variables,
+            PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
+            OMP_NUM_THREADS=str(threads),
+            **QUIET_GRPC,
+        )
+
+
+def _share(replicas: int) -> int:
+    """Cores for each of several processes that compute at the same time."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, replicas))
+
+
+def _command(room: str) -> list[str]:
+    # -P: a folder called `services` or `shared` where the user happens to be is none of ours.
+    return [sys.executable, "-P", "-m", f"services.{room}"]
+
+
+def _names(room: str, count: int) -> list[str]:
+    """Such as "decoder", or "decoder-0" and "decoder-1"."""
+    name = room.replace("_", "-")
+    return [name] if count == 1 else [f"{name}-{number}" for number in range(count)]

@@ -1,0 +1,184 @@
+"""What the launcher shows: a line for each process while they start, and everybody's log lines."""
+
+import io
+import json
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+_COLOURS = {
+    "starting": "yellow",
+    "loading": "yellow",
+    "ready": "green",
+    "not ready": "yellow",
+    "restarting": "red",
+    "failed": "bold red",
+    "stopping": "dim",
+    "stopped": "dim",
+}
+
+
+class Screen(Protocol):
+    """Where progress and lines go; a context manager around the start."""
+
+    def state(self, name: str, state: str) -> None:
+        """A process has reached a state."""
+        ...
+
+    def line(self, name: str, line: str) -> None:
+        """A process has said something."""
+        ...
+
+    def settle(self) -> None:
+        """The start is over: from now on only lines."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class _States:
+    """Who is in which state, and since when."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.width = max(len(name) for name in [*names, "launcher"])
+        self._began = {name: time.monotonic() for name in names}
+        self.state = dict.fromkeys(names, "waiting")
+        self.took_s: dict[str, float] = {}
+
+    def change(self, name: str, state: str) -> bool:
+        """Whether it is another one than before."""
+        if self.state.get(name) == state:
+            return False
+        if state in ("starting", "restarting"):
+            self._began[name] = time.monotonic()
+        self.state[name] = state
+        self.took_s[name] = self.seconds(name)
+        return True
+
+    def seconds(self, name: str) -> float:
+        """Since it was started."""
+        return time.monotonic() - self._began[name]
+
+
+class PlainScreen:
+    """For pipes and files: one line for each change."""
+
+    def __init__(self, names: Sequence[str], *, prefix: bool, stream: TextIO = sys.stderr) -> None:
+        self._states = _States(names)
+        self._prefix = prefix
+        self._stream = stream
+
+    def state(self, name: str, state: str) -> None:
+        """One line for each change."""
+        if not self._states.change(name, state):
+            return
+        seconds = round(self._states.seconds(name), 1)
+        if self._prefix:
+            self.line(name, f"{state} after {seconds} s" if state == "ready" else state)
+        else:
+            event = {"room": "launcher", "event": state, "process": name, "seconds": seconds}
+            self.line(name, json.dumps(event))
+
+    def line(self, name: str, line: str) -> None:
+        """The line behind the name, or as it is where lines are for machines."""
+        prefix = f"{name:<{self._states.width}} | " if self._prefix else ""
+        print(f"{prefix}{line}", file=self._stream, flush=True)
+
+    def settle(self) -> None:
+        """Nothing to clear."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class LiveScreen:
+    """For terminals: a table that changes in place, log lines above it."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._states = _States(names)
+        self._live = Live(
+            get_renderable=self._table, console=self._console, refresh_per_second=8, transient=False
+        )
+        self._settled = False
+
+    def state(self, name: str, state: str) -> None:
+        """Changes its row; after the start, a line."""
+        if self._states.change(name, state) and self._settled:
+            self.line(name, state)
+
+    def line(self, name: str, line: str) -> None:
+        """Above the table, the name dimmed."""
+        text = Text()
+        text.append(f"{name:<{self._states.width}} | ", style="dim")
+        text.append_text(Text.from_ansi(line))
+        self._console.print(text, soft_wrap=True)
+
+    def settle(self) -> None:
+        """Leaves the table where it is."""
+        if not self._settled:
+            self._settled = True
+            self._live.stop()
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, state in self._states.state.items():
+            seconds = self._states.took_s[name] if state == "ready" else self._states.seconds(name)
+            table.add_row(name, Text(state, style=_COLOURS.get(state, "")), f"{seconds:.1f} s")
+        return table
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.settle()
+
+
+class LinesTo(io.TextIOBase):
+    """A text stream that shows what is written to it as lines of the launcher itself."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        """Shows each line once it is whole."""
+        *whole, self._begun = (self._begun + text).split("\n")
+        for line in whole:
+            self._screen.line("launcher", line)
+        return len(text)
+
+
+def open_screen(names: Sequence[str], log_format: str) -> Screen:
+    """A live one on a terminal, else a plain one."""
+    if sys.stderr.isatty() and log_format == "text":
+        return LiveScreen(names)
+    return PlainScreen(names, prefix=log_format == "text")

@@ -1,0 +1,116 @@
+"""What `tessera serve`, `chat` and `doctor` can be told. Flags have vLLM's names where they mean the same."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from shared.settings import DEMO_MODEL, Settings, default_model_name, state_home
+
+
+class ServeSettings(Settings):
+    """Everything on one machine."""
+
+    model: CliPositionalArg[Path] = Field(
+        DEMO_MODEL, description="Hugging Face checkpoint folder; the demo model unless given."
+    )
+    host: str = Field("127.0.0.1", description="Address of the REST and gRPC doors.")
+    port: int = Field(8000, ge=1, le=65535, description="Port of the REST door.")
+    grpc_port: int | None = Field(
+        None, ge=1, le=65535, description="Port of the gRPC door; --port + 1 unless given."
+    )
+    served_model_name: str = Field(
+        "", description="The model's name in requests; the folder's name unless given."
+    )
+    api_key: str | None = Field(None, description="Key that every request must carry.")
+
+    device: str | None = Field(
+        None,
+        description="cpu, cuda or npu, for decoders and encoders; the best there unless given.",
+    )
+    dtype: str | None = Field(None, description="Number format of the model, such as float32.")
+    max_model_len: int | None = Field(
+        None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
+    )
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="Sequences that one decoder runs at once."
+    )
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="Tokens that one decoder computes in a step."
+    )
+    kv_cache_memory_bytes: int | None = Field(
+        None, ge=1, description="Bytes of KV cache for each decoder."
+    )
+
+    preprocessors: int = Field(1, ge=1, le=64, description="Preprocess processes.")
+    vision_encoders: int | None = Field(
+        None, ge=0, le=64, description="Vision encoder processes; 1, or 0 for a text-only model."
+    )
+    decoders: int = Field(1, ge=1, le=64, description="Decoder processes, each with the model.")
+    gateways: int = Field(
+        1, ge=1, le=16, description="Gateway processes; the second listens 10 ports further on."
+    )
+
+    redis_url: str = Field(
+        "", description="A Redis of your own (redis:// or unix://); one is started unless given."
+    )
+    state_dir: Path | None = Field(
+        None, description="Folder of the queue's file; one for each port unless given."
+    )
+    chat_template: Path | None = Field(
+        None, description="File with a chat template to use instead of the checkpoint's own."
+    )
+    limit_mm_per_prompt: str | None = Field(
+        None, description="Largest number of images in a prompt, such as image=4."
+    )
+    allowed_media_domains: str | None = Field(
+        None, description="Hosts that images may be fetched from, separated by commas."
+    )
+    allow_private_media: bool = Field(
+        False, description="Fetches images from private networks too. Unsafe on a shared network."
+    )
+    log_level: str = Field(
+        "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error."
+    )
+    log_format: str = Field("text", pattern="^(text|json)$", description="text or json lines.")
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in requests."""
+        return self.served_model_name or default_model_name(self.model)
+
+    @property
+    def first_grpc_port(self) -> int:
+        """Port of the first gateway's gRPC door."""
+        return self.grpc_port or self.port + 1
+
+    @property
+    def state_folder(self) -> Path:
+        """Where the queue is kept between runs."""
+        return (self.state_dir or state_home() / "tessera" / str(self.port)).absolute()
+
+
+class ChatSettings(Settings):
+    """A conversation in the terminal."""
+
+    # Not TESSERA_ alone: TESSERA_MODEL is a folder, which means nothing to a client.
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_CHAT_",)
+
+    url: str = Field("http://127.0.0.1:8000/v1", description="Base URL of the REST door.")
+    model: str = Field("", description="The served model; the only one unless given.")
+    image: list[Path] = Field([], description="A picture for the first question; may be repeated.")
+    system: str = Field("", description="System message.")
+    max_tokens: int | None = Field(None, ge=1, description="Longest answer.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 always takes the likeliest.")
+    api_key: str = Field("none", description="The server's key, if it has one.")
+
+
+class DoctorSettings(Settings):
+    """What to look at."""
+
+    host: str = Field("127.0.0.1", description="Address that `serve` would listen on.")
+    port: int = Field(8000, ge=1, le=65535, description="Port that `serve` would listen on.")
+    grpc_port: int | None = Field(None, ge=1, le=65535, description="Its gRPC port.")
+    redis_url: str = Field("", description="A Redis of your own, to be checked.")
+    model: Path = Field(DEMO_MODEL, description="Hugging Face checkpoint folder.")

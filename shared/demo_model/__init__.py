@@ -1,0 +1,1 @@
+"""The small model that `make serve` starts, and everything that made it."""

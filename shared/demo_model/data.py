@@ -1,0 +1,261 @@
+"""Batches, drawn in a process of its own while the network learns."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing as mp
+from PIL import Image
+from torch import Tensor
+
+from shared.demo_model import chat
+from shared.demo_model.drawing import draw_with_ink
+from shared.demo_model.model import (
+    ASSISTANT,
+    BOS,
+    END,
+    GRID,
+    IMAGE,
+    IMAGE_SIZE,
+    PAD,
+    PATCHES,
+    SYSTEM,
+    USER,
+    dense_targets,
+)
+from shared.demo_model.questions import WEIGHTS, Questions, Turn, ask
+from shared.demo_model.scenes import Scene, pick_scene
+from shared.demo_model.words import LANGUAGES
+
+
+@dataclass(slots=True)
+class Pictures:
+    """A batch of pictures and what each patch of them shows."""
+
+    pixels: Tensor  # (batch, 144, 144, 3) uint8
+    targets: Tensor  # (batch, 81, 10) float32
+    ink: Tensor  # (batch, 81, 64) float32 in 0..1: where in each patch something was drawn
+
+
+def to_pixels(picture: Image.Image) -> np.ndarray:
+    """Resized as the shipped processor does it: (144, 144, 3) uint8."""
+    small = picture.convert("RGB").resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC)
+    return np.array(small)
+
+
+def draw_pictures(seeds: list[int], easy: float = 0.0) -> tuple[Pictures, list[Scene]]:
+    """One batch, the first `easy` part of it easy ones.
+
+    A few pictures are drawn large, as cameras and screens make them.
+    """
+    pixels, targets, inks, scenes = [], [], [], []
+    for number, seed in enumerate(seeds):
+        picture, scene, ink = draw_with_ink(
+            seed, 1200 if seed % 40 == 0 else 420, number < easy * len(seeds))
+        pixels.append(to_pixels(picture))
+        targets.append(dense_targets(scene))
+        inks.append(np.asarray(ink))
+        scenes.append(scene)
+    fine = torch.from_numpy(np.stack(inks)).float().div_(255)
+    cells = fine.unflatten(2, (GRID, -1)).unflatten(1, (GRID, -1)).permute(0, 1, 3, 2, 4)
+    batch = Pictures(
+        torch.from_numpy(np.stack(pixels)), torch.tensor(targets),
+        cells.reshape(len(seeds), PATCHES, -1).contiguous())
+    return batch, scenes
+
+
+def picture_batches(seed: int, size: int, easy: float) -> Iterator[Pictures]:
+    """Endless batches of fresh pictures. Seeds of training are even; tests use odd ones."""
+    rng = random.Random(seed)
+    while True:
+        yield draw_pictures([2 * rng.getrandbits(48) for _ in range(size)], easy)[0]
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+ROWS, LENGTH = 3, 96  # tokens of questions and answers per picture: three rows, packed
+REPORTED = (*WEIGHTS, "follow", "chat", "off topic", "no picture")
+
+
+@dataclass(slots=True)
+class Talk:
+    """A batch of pictures and of what is said about the first of them; some have none at all."""
+
+    pictures: Pictures | None  # at least as many as there are rows
+    prefix: Tensor  # (batch, p) ids before the first question
+    ids: Tensor  # (batch, ROWS, LENGTH)
+    labels: Tensor  # same shape: the next token where it belongs to an answer, else -100
+    group: Tensor  # same shape: the conversation in its row, 0 for padding
+    positions: Tensor  # same shape
+    answer: Tensor  # same shape: index into `kinds` where labels are set, else -1
+    kinds: list[str]  # of each answer in the batch
+
+
+class Speaker:
+    """Turns scenes into token rows."""
+
+    def __init__(self, tokenizer: Any, weights: dict[str, float]) -> None:
+        core = tokenizer.backend_tokenizer if hasattr(tokenizer, "backend_tokenizer") else tokenizer
+        self._core, self._weights = core, weights
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def conversation(self, scene: Scene | None, rng: random.Random) -> list[Turn]:
+        """One to three turns in one language."""
+        language = rng.choice(LANGUAGES)
+        turns: list[Turn] = []
+        while not turns:
+            turn = self._turn(scene, language, rng)
+            if turn is not None:
+                turns.append(turn)
+        if scene is None:
+            return turns
+        roll = rng.random()
+        if roll < 0.34:
+            follow = Questions(scene, language, rng).follow(turns[-1])
+            if follow is not None:
+                turns.append(follow)
+                if rng.random() < 0.2 and follow.focus is not None:
+                    again = Questions(scene, language, rng).follow(follow)
+                    if again is not None:
+                        turns.append(again)
+        elif roll < 0.42:
+            other = self._turn(scene, rng.choice(LANGUAGES), rng)
+            if other is not None:
+                turns.append(other)
+        return turns
+
+    def _turn(self, scene: Scene | None, language: str, rng: random.Random) -> Turn | None:
+        roll = rng.random()
+        if scene is None:
+            if roll < 0.3:
+                return chat.small_talk(language, rng)
+            if roll < 0.5:
+                return chat.off_topic(language, rng)
+            kind = rng.choice([k for k in WEIGHTS if k != "describe"])
+            asked = ask(pick_scene(rng), kind, language, rng)
+            return asked and chat.no_picture(asked.question, language)
+        if roll < 0.025:
+            return chat.small_talk(language, rng)
+        if roll < 0.07:
+            return chat.off_topic(language, rng)
+        kind = rng.choices(list(self._weights), list(self._weights.values()))[0]
+        return ask(scene, kind, language, rng)
+
+    def tokens(
+        self, turns: list[Turn], with_picture: bool, rng: random.Random
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Ids, labels and which turn each label belongs to (-1 for none)."""
+        ids: list[int] = []
+        labels: list[int] = []
+        owner: list[int] = []
+        for number, turn in enumerate(turns):
+            zh = any(c >= "\u4e00" for c in turn.question)
+            question = chat.dress(turn.question, "zh" if zh else "en", rng).strip().lower()
+            start = [] if with_picture and number == 0 else [USER]
+            asked = [*start, *self.encode(question), END, ASSISTANT]
+            said = [*self.encode(turn.answer), END]
+            ids += asked + said
+            labels += [-100] * (len(asked) - 1) + said + [-100]
+            owner += [-1] * (len(asked) - 1) + [number] * len(said) + [-1]
+        return ids, labels, owner
+
+    def fill(
+        self, scene: Scene | None, start: int, kinds: list[str], rng: random.Random
+    ) -> np.ndarray:
+        """(5, ROWS, LENGTH): ids, labels, group, positions, answer; adds to `kinds`."""
+        out = np.zeros((5, ROWS, LENGTH), np.int64)
+        out[0], out[1], out[4] = PAD, -100, -1
+        used, groups, misses = [0] * ROWS, [0] * ROWS, 0
+        while misses < 3:
+            turns = self.conversation(scene, rng)
+            ids, labels, owner = self.tokens(turns, scene is not None, rng)
+            row = next((r for r in range(ROWS) if used[r] + len(ids) <= LENGTH), None)
+            if row is None:
+                misses += 1
+                continue
+            at = slice(used[row], used[row] + len(ids))
+            groups[row] += 1
+            out[0, row, at], out[1, row, at], out[2, row, at] = ids, labels, groups[row]
+            out[3, row, at] = np.arange(start, start + len(ids))
+            base = len(kinds)
+            out[4, row, at] = [base + n if n >= 0 else -1 for n in owner]
+            kinds.extend(turn.kind if turn.kind in REPORTED else "what" for turn in turns)
+            used[row] += len(ids)
+        return out
+
+
+def talk_batches(
+    seed: int, size: int, more: int, tokenizer_json: str, weights: dict[str, float]
+) -> Iterator[Talk]:
+    """Endless batches of `size` pictures with conversations, and `more` that are only seen."""
+    from tokenizers import Tokenizer
+
+    rng = random.Random(seed)
+    speaker = Speaker(Tokenizer.from_str(tokenizer_json), weights)
+    while True:
+        prefix = [BOS]
+        if rng.random() < 0.2:
+            prefix += [SYSTEM, *speaker.encode(rng.choice(chat.SYSTEM_PROMPTS).lower()), END]
+        pictures: Pictures | None = None
+        scenes: list[Scene | None] = [None] * (size // 2)
+        if rng.random() >= 0.05:
+            pictures, drawn = draw_pictures([2 * rng.getrandbits(48) for _ in range(size + more)])
+            scenes = [*drawn[:size]]
+            prefix += [USER] + [IMAGE] * PATCHES
+        kinds: list[str] = []
+        rows = torch.from_numpy(np.stack(
+            [speaker.fill(scene, len(prefix), kinds, rng) for scene in scenes], axis=1))
+        yield Talk(pictures, torch.tensor([prefix] * len(scenes)), *rows, kinds)
+
+
+def row_mask(group: Tensor) -> Tensor:
+    """(batch, rows, length, length) additive: backwards, and inside one conversation only."""
+    same = group[..., :, None] == group[..., None, :]
+    mask = torch.zeros(same.shape, dtype=torch.bfloat16)
+    return mask.masked_fill_(~same.tril(), float("-inf"))
+
+
+def _work(make: Callable[..., Iterator[Any]], args: tuple[Any, ...], out: Any) -> None:
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    for batch in make(*args):
+        while True:
+            try:
+                out.put(batch, timeout=5)
+                break
+            except queue.Full:
+                if os.getppid() != parent:  # nobody is left to draw for
+                    return
+
+
+class Background:
+    """Runs a generator of batches in another process, a few batches ahead."""
+
+    def __init__(self, make: Callable[..., Iterator[Any]], *args: Any, ahead: int = 6) -> None:
+        context = mp.get_context("spawn")
+        self.queue: Any = context.Queue(maxsize=ahead)
+        self._process = context.Process(target=_work, args=(make, args, self.queue), daemon=True)
+        self._process.start()
+
+    def next(self) -> Any:
+        """The next batch; an error where the process has died."""
+        while True:
+            try:
+                return self.queue.get(timeout=5)
+            except queue.Empty:
+                if not self._process.is_alive():
+                    raise RuntimeError("the drawing process has ended") from None
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()

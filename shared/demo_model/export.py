@@ -1,0 +1,65 @@
+"""Writes a checkpoint folder that `transformers` loads unchanged."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from shared.demo_model.model import ASSISTANT, BOS, END, IMAGE_SIZE, PAD, PATCH, SYSTEM, USER
+from shared.demo_model.tokenizer import CHAT_TEMPLATE
+
+CHECKPOINT = Path(__file__).parent / "checkpoint"
+
+
+def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
+    """Resizes to the square without cropping: nothing at the margins is lost."""
+    side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    images = CLIPImageProcessorPil(
+        do_resize=True, size=side, resample=3, do_center_crop=False, crop_size=side,
+        do_rescale=True, do_normalize=True, image_mean=[0.5] * 3, image_std=[0.5] * 3,
+        do_convert_rgb=True,
+    )
+    return LlavaProcessor(
+        image_processor=images, tokenizer=tokenizer, patch_size=PATCH,
+        vision_feature_select_strategy="full", chat_template=CHAT_TEMPLATE,
+        image_token="<image>", num_additional_image_tokens=0,
+    )
+
+
+def export(
+    model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast,
+    folder: Path = CHECKPOINT,
+) -> int:
+    """Replaces the folder's files one by one, each at once; returns their total size in bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shipped = copy.deepcopy(model).to(torch.bfloat16)
+    shipped.generation_config = GenerationConfig(
+        do_sample=False, max_new_tokens=128, bos_token_id=BOS, pad_token_id=PAD,
+        # A role token ends a turn too: whoever speaks next, it is not this answer.
+        eos_token_id=[END, SYSTEM, USER, ASSISTANT],
+    )
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as name:
+        fresh = Path(name)
+        shipped.save_pretrained(fresh)
+        build_processor(tokenizer).save_pretrained(fresh)
+        tokenizer.save_pretrained(fresh)
+        written = sorted(fresh.iterdir(), key=lambda p: p.suffix != ".safetensors")
+        for path in written:
+            if path.is_file():
+                path.chmod(0o644)
+                os.replace(path, folder / path.name)
+            else:
+                shutil.rmtree(path)
+    return sum(path.stat().st_size for path in folder.iterdir())

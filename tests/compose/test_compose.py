@@ -1,0 +1,131 @@
+"""The containers, as a platform engineer runs them. Needs a Docker daemon: `pytest -m compose`."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import openai
+import pytest
+from support.compose import Stack
+from support.pictures import data_url, png
+
+from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
+
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with Stack() as stack:
+        yield stack
+
+
+def messages(number: int, question: str = "What is in the picture?") -> list[dict[str, object]]:
+    picture = {"type": "image_url", "image_url": {"url": data_url(png(number))}}
+    return [{"role": "user", "content": [picture, {"type": "text", "text": question}]}]
+
+
+def ask(stack: Stack, number: int) -> openai.types.chat.ChatCompletion:
+    with openai.OpenAI(base_url=stack.base_url, api_key="none", timeout=60) as client:
+        return client.chat.completions.create(
+            model=stack.served_model,
+            messages=messages(number),  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=24,
+        )
+
+
+async def ask_many(
+    stack: Stack, numbers: range, max_tokens: int = 24
+) -> list[openai.types.chat.ChatCompletion]:
+    """The answers to as many questions about different pictures, all asked at once."""
+    async with openai.AsyncOpenAI(base_url=stack.base_url, api_key="none", timeout=120) as client:
+        calls = [
+            client.chat.completions.create(
+                model=stack.served_model,
+                messages=messages(number),  # type: ignore[arg-type]
+                temperature=0,
+                max_tokens=max_tokens,
+                extra_body={"ignore_eos": True},
+            )
+            for number in numbers
+        ]
+        return await asyncio.gather(*calls)
+
+
+def until(condition: Callable[[], bool], what: str, within_s: float = 120) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)
+
+
+def test_chat_over_rest(stack: Stack) -> None:
+    answer = ask(stack, 1)
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 50  # the picture is in the prompt
+
+
+def test_chat_over_grpc(stack: Stack) -> None:
+    request = chat_pb2.ChatRequest(
+        messages=[
+            chat_pb2.ChatMessage(
+                role="user",
+                content=[
+                    chat_pb2.ContentPart(image=png(1)),
+                    chat_pb2.ContentPart(text="What is in the picture?"),
+                ],
+            )
+        ],
+        options=chat_pb2.GenerationOptions(temperature=0, max_tokens=24),
+    )
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        events = list(chat_pb2_grpc.ChatServiceStub(channel).Chat(request, timeout=60))
+    assert events[0].WhichOneof("event") == "accepted"
+    assert events[-1].WhichOneof("event") == "usage"
+    text = "".join(event.delta.text for event in events if event.WhichOneof("event") == "delta")
+    assert text == ask(stack, 1).choices[0].message.content
+
+
+async def test_replicas_share_the_work(stack: Stack) -> None:
+    stack.up(vision_encoder=2, decoder=2)
+    until(lambda: len(stack.members("vision_encoder")) == 2, "two encoders in the registry")
+    until(lambda: len(stack.members("decoder")) == 2, "two decoders in the registry")
+    answers = await ask_many(stack, range(100, 140))
+    assert all(answer.choices[0].message.content for answer in answers)
+    held = {instance: stack.artifacts(instance) for instance in stack.members("vision_encoder")}
+    assert all(count > 0 for count in held.values()), held
+    steps = stack.decoder_steps()
+    assert len(steps) == 2
+    assert all(count > 0 for count in steps.values()), steps
+
+
+async def test_killed_replicas_cost_no_answer(stack: Stack) -> None:
+    stack.up(vision_encoder=2, decoder=2)
+    calm = await ask_many(stack, range(200, 208), max_tokens=200)
+    restarts = stack.restarts("decoder") + stack.restarts("vision_encoder")
+    victims = [stack.host_pid("decoder"), stack.host_pid("vision_encoder")]
+    steps = sum(stack.decoder_steps().values())
+
+    disturbed = asyncio.create_task(ask_many(stack, range(200, 208), max_tokens=200))
+    while sum(stack.decoder_steps().values()) < steps + 30:  # in the middle of the answers
+        await asyncio.sleep(0.05)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    assert not disturbed.done()
+    answers = await disturbed
+
+    assert [a.choices[0].message.content for a in answers] == [
+        a.choices[0].message.content for a in calm
+    ]
+    assert all(a.usage is not None and a.usage.completion_tokens == 200 for a in answers)
+    until(
+        lambda: stack.restarts("decoder") + stack.restarts("vision_encoder") >= restarts + 2,
+        "killed containers are started again",
+    )
+    stack.up(vision_encoder=2, decoder=2)
+    assert ask(stack, 300).choices[0].message.content

@@ -1,0 +1,43 @@
+"""Fixtures for every test: a real Redis."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from services.launcher.embedded_redis import EmbeddedRedis
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A temporary folder with a path short enough for unix sockets (pytest's own are too long)."""
+    folder = Path(tempfile.mkdtemp(prefix="ts-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedRedis]:
+    """One Redis for the session. A test that stops or kills one takes `private_redis`."""
+    folder = Path(tempfile.mkdtemp(prefix="ts-", dir="/tmp"))
+    with EmbeddedRedis(folder, folder / "r.sock", persistent=False) as server:
+        yield server
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedRedis) -> str:
+    """Address of the session's Redis, emptied before the test."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server.url
+
+
+@pytest.fixture
+def private_redis(short_tmp: Path) -> Iterator[EmbeddedRedis]:
+    """A running Redis with an append-only file for one test alone, to stop, kill and restart."""
+    with EmbeddedRedis(short_tmp / "redis", short_tmp / "r.sock") as server:
+        yield server

@@ -1,0 +1,71 @@
+"""The trainer learns, saves, goes on; its passes agree with `transformers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.demo_model import train
+from shared.demo_model.data import REPORTED, row_mask, talk_batches
+from shared.demo_model.export import CHECKPOINT, export
+from shared.demo_model.model import IMAGE, PATCHES, build_model, normalise, read, see
+from shared.demo_model.questions import WEIGHTS
+from shared.demo_model.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
+
+
+def test_our_pass_is_that_of_transformers() -> None:
+    model = build_model(300).eval()
+    pixels = normalise(torch.randint(0, 255, (2, 144, 144, 3), dtype=torch.uint8))
+    prefix = torch.tensor([[1, 5] + [IMAGE] * PATCHES] * 2)
+    rows = torch.randint(7, 300, (2, 1, 9))
+    start = prefix.shape[1]
+    positions = torch.arange(start, start + 9).expand(2, 1, 9)
+    with torch.no_grad():
+        theirs = model(input_ids=torch.cat([prefix, rows[:, 0]], 1), pixel_values=pixels).logits
+        mask = row_mask(torch.ones_like(rows)).float()
+        hidden = read(model, prefix, see(model, pixels)[0], rows, positions, mask)
+        ours = model.lm_head(hidden)[:, 0]
+    torch.testing.assert_close(theirs[:, -9:], ours, atol=1e-4, rtol=1e-4)
+
+
+def test_batches_label_answers_only() -> None:
+    tokenizer = load_tokenizer(CHECKPOINT)
+    talk = next(talk_batches(1, 2, 1, tokenizer.backend_tokenizer.to_str(), WEIGHTS))
+    told = talk.labels >= 0
+    assert torch.equal(told, talk.answer >= 0)
+    assert set(talk.kinds) <= set(REPORTED)
+    for index in range(len(talk.kinds)):
+        said = talk.labels[talk.answer == index]
+        assert said[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(said[:-1]).endswith((".", "。", "!", "！"))
+    follows = talk.group[:, :, 1:] == talk.group[:, :, :-1]
+    step = talk.positions[:, :, 1:] - talk.positions[:, :, :-1]
+    assert bool((step[follows & (talk.group[:, :, 1:] > 0)] == 1).all())
+
+
+@pytest.mark.parametrize("stage", ["see", "talk"])
+def test_one_step_then_one_more(stage: str, tmp_path: Path) -> None:
+    common = ["--stage", stage, "--from", str(CHECKPOINT), "--run", str(tmp_path), "--batch", "2",
+              "--steps", "1"]
+    first = train.main(common)
+    assert first.step == 1 and (tmp_path / "state.pt").exists()
+    before = {n: p.clone() for n, p in first.model.named_parameters()}
+    second = train.main(common)
+    assert second.step == 2 and second.seconds > first.seconds
+    moved = [n for n, p in second.model.named_parameters() if not torch.equal(p, before[n])]
+    assert any("vision_tower" in n for n in moved)
+
+
+def test_export_is_whole(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(CHECKPOINT)
+    size = export(build_model(len(tokenizer)), tokenizer, tmp_path / "out")
+    names = {p.name for p in (tmp_path / "out").iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja",
+                     "processor_config.json", "generation_config.json"}
+    assert size < 16e6
+    assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "llava"

@@ -1,0 +1,13 @@
+"""Small real processes to supervise."""
+
+import functools
+from pathlib import Path
+
+import pytest
+from support.program import ProgramMaker, make_program
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> ProgramMaker:
+    """`make_program` with its files in the test's folder."""
+    return functools.partial(make_program, tmp_path)

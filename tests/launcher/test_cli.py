@@ -1,0 +1,172 @@
+"""The command line as a user meets it."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.ports import free_ports
+
+from services.launcher import cli
+from services.launcher.embedded_redis import EmbeddedRedis
+
+
+def tessera(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-m", "services.launcher", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=root,
+        env={"PYTHONPATH": f"{root}:{root / 'protos'}", "HOME": "/nonexistent", "PATH": "/usr/bin"},
+        check=False,
+    )
+
+
+class Echo(BaseHTTPRequestHandler):
+    """An OpenAI server that says how many turns and pictures it was shown, and the last text."""
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+    def do_GET(self) -> None:
+        self._reply("application/json", json.dumps({"data": [{"id": "echo", "object": "model"}]}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        content = body["messages"][-1]["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        pictures = sum(part["type"] == "image_url" for part in parts)
+        if parts[-1]["text"] == "fail":
+            error = {"error": {"message": "messages: too long", "type": "invalid_request_error"}}
+            self._reply("application/json", json.dumps(error), status=400)
+            return
+        answer = f"turns={len(body['messages'])} pictures={pictures} said={parts[-1]['text']}"
+        chunks = [
+            {"choices": [{"index": 0, "delta": {"content": word + " "}}]} for word in answer.split()
+        ]
+        events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        self._reply("text/event-stream", events + "data: [DONE]\n\n")
+
+    def _reply(self, kind: str, text: str, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+@pytest.fixture
+def echo_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name}" in printed for name in ("serve", "chat", "doctor", "version"))
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["sevre"]) == 2
+    assert "no command 'sevre'" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["version"]) == 0
+    assert capsys.readouterr().out.startswith("tessera ")
+
+
+def test_a_taken_port_is_said_before_anything_starts(tmp_path: Path) -> None:
+    port, grpc_port = free_ports(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        state = tmp_path / "state"
+        result = tessera(
+            "serve", "--port", str(port), "--grpc-port", str(grpc_port), "--state-dir", str(state)
+        )
+    assert result.returncode == 1
+    assert f"port {port} of 127.0.0.1 is in use" in result.stderr
+    assert "--port" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not state.exists()
+
+
+def test_a_value_out_of_range_names_its_flag() -> None:
+    result = tessera("serve", "--decoders", "0")
+    assert result.returncode == 2
+    assert "--decoders" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_redis_that_is_away_is_said_before_anything_starts() -> None:
+    (port,) = free_ports(1)
+    result = tessera("serve", "--redis-url", f"redis://127.0.0.1:{port}")
+    assert result.returncode == 1
+    assert f"no Redis answers at redis://127.0.0.1:{port}" in result.stderr
+
+
+def test_a_conversation(echo_url: str, tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"png")
+    lines = f"hello\n/image {picture}\nlook\nagain\n/clear\nafresh\n/quit\nnever\n"
+    result = tessera("chat", "--url", echo_url, "--image", str(picture), stdin=lines)
+    assert result.returncode == 0, result.stderr
+    assert [line.strip() for line in result.stdout.splitlines()] == [
+        "turns=1 pictures=1 said=hello",
+        "turns=3 pictures=1 said=look",
+        "turns=5 pictures=0 said=again",
+        "turns=1 pictures=0 said=afresh",
+    ]
+
+
+def test_a_refused_question_is_explained_and_forgotten(echo_url: str) -> None:
+    result = tessera("chat", "--url", echo_url, stdin="fail\n/image /nowhere\nhello\n")
+    assert "too long" in result.stderr
+    assert "cannot read /nowhere" in result.stderr
+    assert "turns=1" in result.stdout
+    assert result.returncode == 0
+
+
+def test_a_server_that_is_away_is_explained() -> None:
+    (port,) = free_ports(1)
+    result = tessera("chat", "--url", f"http://127.0.0.1:{port}/v1", stdin="hello\n")
+    assert result.returncode == 1
+    assert "nobody answers" in result.stderr
+    assert "tessera serve" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_doctor_finds_nothing_missing_where_these_tests_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"]}')
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "model.safetensors").touch()
+    result = tessera("doctor", "--model", str(tmp_path))
+    assert result.returncode == 0, result.stdout
+    for word in ("python", "cpu", "torch", "grpcio", "redis-server", "shared memory", "protos"):
+        assert word in result.stdout
+    assert "LlavaForConditionalGeneration" in result.stdout
+
+
+def test_doctor_says_how_to_mend_a_redis_that_forgets(short_tmp: Path) -> None:
+    with EmbeddedRedis(short_tmp, short_tmp / "r.sock", persistent=False) as forgetful:
+        result = tessera("doctor", "--redis-url", forgetful.url, "--model", str(short_tmp))
+    assert result.returncode == 1
+    assert "appendonly is no" in result.stdout
+    assert "CONFIG SET appendonly yes" in result.stdout
+    assert "no config.json" in result.stdout
+    assert "3 thing(s) missing" not in result.stdout

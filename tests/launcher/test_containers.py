@@ -1,0 +1,74 @@
+"""What containers need of a room: a health check, and an address at which others reach it."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from shared import healthcheck, rpc
+
+
+async def test_a_room_is_ready_once_it_says_so() -> None:
+    async with rpc.RoomServer("127.0.0.1:0") as server:
+        assert await asyncio.to_thread(healthcheck.check, server.address) == "NOT_SERVING"
+        await server.ready()
+        assert await asyncio.to_thread(healthcheck.check, server.address) == "ready"
+        await server.not_ready()
+        assert await asyncio.to_thread(healthcheck.check, server.address) == "NOT_SERVING"
+    assert await asyncio.to_thread(healthcheck.check, server.address) != "ready"
+
+
+async def test_a_room_that_listens_everywhere_advertises_where_it_is_reached() -> None:
+    async with rpc.RoomServer("0.0.0.0:0") as server:
+        host, port = server.address.rsplit(":", 1)
+        assert host != "0.0.0.0"
+        assert host == socket.gethostname() or not host.startswith("127.")
+        await server.ready()
+        assert await asyncio.to_thread(healthcheck.check, f"127.0.0.1:{port}") == "ready"
+
+
+async def test_what_is_advertised_can_be_given() -> None:
+    async with rpc.RoomServer("0.0.0.0:0", advertise="decoder-7.example:50051") as server:
+        assert server.address == "decoder-7.example:50051"
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/ready" else 503)
+        self.end_headers()
+        self.wfile.write(b"no decoder running")
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_page_is_ready_when_it_answers_200(
+    page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert healthcheck.check(f"{page}/ready") == "ready"
+    monkeypatch.setattr("sys.argv", ["healthcheck", f"{page}/broken"])
+    with pytest.raises(SystemExit) as ended:
+        healthcheck.main()
+    assert ended.value.code == 1
+    assert "no decoder running" in capsys.readouterr().out
+
+
+def test_nobody_there_is_not_ready() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        assert healthcheck.check(f"http://127.0.0.1:{port}/ready") != "ready"
+        assert healthcheck.check(f"127.0.0.1:{port}") != "ready"

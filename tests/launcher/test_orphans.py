@@ -1,0 +1,65 @@
+"""A launcher that is killed outright leaves nothing running."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+LAUNCHER = """
+import asyncio, sys
+from pathlib import Path
+from services.launcher.child import Child, Program
+from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.probe import RedisProbe
+from services.launcher.supervisor import Supervisor
+from shared.settings import child_environment
+
+async def main(folder):
+    redis = EmbeddedRedis(folder, folder / "r.sock")
+    children = [
+        Child(
+            Program(name, command, child_environment(), RedisProbe(redis.socket_path)),
+            on_state=lambda *_: None,
+            on_line=lambda *_: None,
+        )
+        for name, command in (("redis", redis.command), ("room", ["sleep", "600"]))
+    ]
+    supervisor = Supervisor([children[1:]], foundation=children[0])
+    await supervisor.start()
+    await supervisor.all_ready()
+    print(*(child.pid for child in children), flush=True)
+    await supervisor.watch()
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def test_children_die_with_a_killed_launcher(short_tmp: Path) -> None:
+    root = Path(__file__).parents[2]
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(short_tmp)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={"PYTHONPATH": f"{root}:{root / 'protos'}", "PATH": "/usr/bin:/bin"},
+    )
+    with launcher:
+        assert launcher.stdout is not None
+        pids = [int(word) for word in launcher.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(psutil.pid_exists, pids))
+        launcher.kill()
+    deadline = time.monotonic() + 20
+    while any(map(running, pids)):
+        assert time.monotonic() < deadline, "still there"
+        time.sleep(0.02)
+
+
+def running(pid: int) -> bool:
+    """Whether it runs; a dead one that nobody has collected does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,155 @@
+"""What each process is told reaches the settings of its room."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from services.launcher.child import Program
+from services.launcher.folders import Folders
+from services.launcher.rooms import PASSED_ON, Rooms, doors
+from services.launcher.settings import ServeSettings
+from shared.errors import InvalidRequest
+from shared.settings import RoomSettings
+
+REDIS = "unix:///somewhere/redis.sock"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "Tiny-VL"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"vision_config": {"depth": 1}}))
+    for name in ("tokenizer.json", "model-00001-of-00001.safetensors"):
+        (folder / name).touch()
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path / "state")
+
+
+def room_settings(room: str, program: Program, monkeypatch: pytest.MonkeyPatch) -> RoomSettings:
+    """The settings that the room itself reads from the environment it is given."""
+    module = importlib.import_module(f"services.{room}.settings")
+    kinds = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, RoomSettings) and kind is not RoomSettings
+    ]
+    assert len(kinds) == 1, room
+    for name, value in program.environment.items():
+        monkeypatch.setenv(name, value)
+    loaded: RoomSettings = kinds[0].load([], prog=room)
+    return loaded
+
+
+def test_one_of_each_unless_told_otherwise(checkpoint: Path, folders: Folders) -> None:
+    rooms = Rooms(ServeSettings(model=checkpoint), folders, REDIS)
+    programs = [*rooms.gateways(), *rooms.schedulers(), *rooms.workers()]
+    assert sorted(program.name for program in programs) == [
+        "decoder",
+        "gateway",
+        "preprocess",
+        "scheduler",
+        "vision-encoder",
+    ]
+    sockets = [program.socket for program in programs if program.socket]
+    assert len(set(sockets)) == 4
+    assert all(len(bytes(path)) < 100 for path in sockets)
+
+
+def test_a_model_without_eyes_gets_no_encoder(checkpoint: Path, folders: Folders) -> None:
+    (checkpoint / "config.json").write_text("{}")
+    rooms = Rooms(ServeSettings(model=checkpoint), folders, REDIS)
+    assert [program.name for program in rooms.workers()] == ["decoder", "preprocess"]
+
+
+def test_replicas_have_names_and_sockets_of_their_own(checkpoint: Path, folders: Folders) -> None:
+    settings = ServeSettings(model=checkpoint, decoders=2, vision_encoders=3)
+    workers = Rooms(settings, folders, REDIS).workers()
+    names = [program.name for program in workers]
+    assert [name for name in names if name.startswith("decoder")] == ["decoder-0", "decoder-1"]
+    assert len({program.socket for program in workers}) == len(workers) == 6
+
+
+def test_gateways_have_doors_of_their_own(checkpoint: Path) -> None:
+    settings = ServeSettings(model=checkpoint, gateways=2, port=8100)
+    assert [(door.port, door.grpc_port) for door in doors(settings)] == [(8100, 8101), (8110, 8111)]
+
+
+@pytest.mark.parametrize(
+    "room", ["gateway", "scheduler", "preprocess", "vision_encoder", "decoder"]
+)
+def test_every_room_reads_what_it_is_told(
+    room: str, checkpoint: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 96,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 64,
+        "kv_cache_memory_bytes": 1 << 24,
+        "api_key": "sesame",
+        "chat_template": checkpoint / "config.json",
+        "limit_mm_per_prompt": "image=2",
+        "allowed_media_domains": "example.org,example.com",
+        "allow_private_media": True,
+    }
+    assert set(values) == set(PASSED_ON)
+    settings = ServeSettings(model=checkpoint, port=8200, log_level="warning", **values)
+    rooms = Rooms(settings, folders, REDIS)
+    name = room.replace("_", "-")
+    programs = [*rooms.gateways(), *rooms.schedulers(), *rooms.workers()]
+    program = next(program for program in programs if program.name == name)
+    assert program.command[-2:] == ["-m", f"services.{room}"]
+
+    told = room_settings(room, program, monkeypatch)
+    assert told.model == checkpoint
+    assert told.model_name == "Tiny-VL"
+    assert told.redis_url == REDIS
+    assert told.artifact_dir == folders.artifacts
+    assert told.log_level == "warning"
+    for field, reached in PASSED_ON.items():
+        if room in reached:
+            assert str(getattr(told, field)) == str(values[field]), field
+    if room == "gateway":
+        assert (told.port, told.grpc_port) == (8200, 8201)  # type: ignore[attr-defined]
+    else:
+        assert told.listen == f"unix:{program.socket}"
+
+
+def test_what_is_not_given_is_left_to_the_room(checkpoint: Path, folders: Folders) -> None:
+    program = Rooms(ServeSettings(model=checkpoint), folders, REDIS).workers()[0]
+    assert not {"TESSERA_DECODER_DTYPE", "TESSERA_DECODER_MAX_NUM_SEQS"} & set(program.environment)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(None, "no config.json"), ("{", "cannot read"), ("[]", "no JSON object")],
+)
+def test_a_folder_that_is_no_checkpoint_is_refused(
+    tmp_path: Path, folders: Folders, config: str | None, message: str
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(InvalidRequest, match=message):
+        Rooms(ServeSettings(model=tmp_path), folders, REDIS)
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "*.safetensors"])
+def test_a_checkpoint_without_a_needed_file_is_refused(
+    checkpoint: Path, folders: Folders, missing: str
+) -> None:
+    next(checkpoint.glob(missing)).unlink()
+    with pytest.raises(InvalidRequest, match=re.escape(f"has no {missing}")):
+        Rooms(ServeSettings(model=checkpoint), folders, REDIS)
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path, folders: Folders) -> None:
+    with pytest.raises(InvalidRequest, match="no checkpoint folder"):
+        Rooms(ServeSettings(model=tmp_path / "nowhere"), folders, REDIS)

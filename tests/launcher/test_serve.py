@@ -1,0 +1,76 @@
+"""`tessera serve` from start to end, with every room and the demo model."""
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from support.system import System
+
+from shared.settings import DEMO_MODEL
+
+
+def until(condition: Callable[[], bool], what: str, within_s: float = 60) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_it_survives_kills_and_leaves_nothing_behind() -> None:
+    with System() as system:
+        rooms = {"redis", "gateway", "scheduler", "preprocess", "vision_encoder", "decoder"}
+        assert set(system.pids()) == rooms
+        assert system.base_url in system.log
+        assert system.grpc_address in system.log
+
+        before = system.kill("vision_encoder")
+        until(lambda: system.pids().get("vision_encoder", [before]) != [before], "a new encoder")
+        until(lambda: "vision-encoder was ended by SIGKILL" in system.log, "a word about it")
+
+        # Killed outright, it takes its children along, and the next one starts all the same.
+        pids = system.all_pids()
+        psutil.Process(system.pid).kill()
+        until(lambda: not any(runs(pid) for pid in pids if pid != system.pid), "orphans")
+        system.stop()
+        system.start()
+
+        pids = system.all_pids()
+        assert len(system.leftovers()) == 2
+        assert system.stop(signal.SIGINT) == 0
+        assert not any(runs(pid) for pid in pids)
+        assert system.leftovers() == []
+
+
+def test_a_model_that_cannot_be_loaded_ends_with_the_reason(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    config = json.loads((model / "config.json").read_text())
+    config["architectures"] = ["NoSuchModel"]
+    (model / "config.json").write_text(json.dumps(config))
+    system = System(model)
+    with pytest.raises(AssertionError, match="ended with status 1"), system:
+        pass
+    assert "does not come up" in system.log
+    assert "NoSuchModel" in system.log
+    assert "Everything is stopped" in system.log
+
+
+def test_a_folder_without_weights_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    system = System(tmp_path)
+    with pytest.raises(AssertionError, match="ended with status 1"), system:
+        pass
+    assert "has no tokenizer.json" in system.log
+    assert "starting" not in system.log

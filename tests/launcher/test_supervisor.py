@@ -1,0 +1,178 @@
+"""Real processes die, hang and refuse to start; the supervisor does what a user expects of it."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.program import ProgramMaker
+
+from services.launcher.child import Child, GaveUp, Program
+from services.launcher.supervisor import Supervisor
+
+
+class Record:
+    """What the children reported."""
+
+    def __init__(self) -> None:
+        self.states: list[tuple[str, str]] = []
+        self.lines: list[str] = []
+
+    def child(self, program: Program) -> Child:
+        return Child(
+            program,
+            on_state=lambda name, state: self.states.append((name, state)),
+            on_line=lambda name, line: self.lines.append(f"{name}: {line}"),
+        )
+
+    def of(self, name: str) -> list[str]:
+        return [state for who, state in self.states if who == name]
+
+
+@pytest.fixture
+def record() -> Record:
+    return Record()
+
+
+@contextlib.asynccontextmanager
+async def running(supervisor: Supervisor) -> AsyncIterator[None]:
+    await supervisor.start()
+    try:
+        await supervisor.all_ready()
+        yield
+    finally:
+        await supervisor.stop()
+
+
+def alive(pid: int | None) -> bool:
+    return pid is not None and psutil.pid_exists(pid)
+
+
+async def until_replaced(child: Child, pid: int | None) -> None:
+    async with asyncio.timeout(20):
+        while child.pid in (pid, None) or not child.ready.is_set():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_killed_process_is_started_again(program: ProgramMaker, record: Record) -> None:
+    child = record.child(program("decoder"))
+    async with running(Supervisor([[child]])):
+        first = child.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until_replaced(child, first)
+        assert not alive(first)
+        second = child.pid
+        assert alive(second)
+    assert not alive(second)
+    states = record.of("decoder")
+    assert states.index("restarting") > states.index("ready")
+    assert states[-1] == "stopped"
+
+
+async def test_a_process_that_falls_silent_is_killed(
+    program: ProgramMaker, record: Record, tmp_path: Path
+) -> None:
+    child = record.child(program("encoder"))
+    async with running(Supervisor([[child]])):
+        first = child.pid
+        (tmp_path / "encoder.silent").touch()
+        async with asyncio.timeout(20):
+            while alive(first):
+                await asyncio.sleep(0.05)
+        (tmp_path / "encoder.silent").unlink()
+        await until_replaced(child, first)
+
+
+async def test_what_never_comes_up_is_given_up_with_its_last_words(
+    program: ProgramMaker, record: Record
+) -> None:
+    healthy = record.child(program("redis"))
+    broken = record.child(
+        program("decoder", "print('no weights in the folder'); raise SystemExit(1)")
+    )
+    supervisor = Supervisor([[broken]], foundation=healthy)
+    await supervisor.start()
+    with pytest.raises(GaveUp) as error:
+        await supervisor.all_ready()
+    redis_pid = healthy.pid
+    await supervisor.stop()
+    assert error.value.name == "decoder"
+    assert error.value.how == "ended with status 1"
+    assert list(error.value.lines) == ["no weights in the folder"] * 5
+    assert not alive(redis_pid)
+
+
+async def test_refused_settings_are_given_up_at_once(program: ProgramMaker, record: Record) -> None:
+    broken = record.child(program("decoder", "print('--dtype: no such'); raise SystemExit(2)"))
+    supervisor = Supervisor([[broken]])
+    await supervisor.start()
+    with pytest.raises(GaveUp):
+        await supervisor.all_ready()
+    await supervisor.stop()
+    assert broken.deaths == 1
+
+
+async def test_stages_end_in_order(program: ProgramMaker, record: Record) -> None:
+    gateway, decoder, redis = (record.child(program(n)) for n in ("gateway", "decoder", "redis"))
+    async with running(Supervisor([[gateway], [decoder]], foundation=redis)):
+        pass
+    ended = [name for name, state in record.states if state == "stopped"]
+    assert ended == ["gateway", "decoder", "redis"]
+    began = [name for name, state in record.states if state == "starting"]
+    assert began[0] == "redis"
+
+
+async def test_a_process_that_will_not_end_is_killed(program: ProgramMaker, record: Record) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
+    child = record.child(program("decoder", deaf))
+    async with running(Supervisor([[child]])):
+        pid = child.pid
+    assert not alive(pid)
+
+
+async def test_an_impatient_user_need_not_wait(program: ProgramMaker, record: Record) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
+    children = [record.child(program(name, deaf)) for name in ("gateway", "decoder")]
+    supervisor = Supervisor([[children[0]], [children[1]]])
+    await supervisor.start()
+    await supervisor.all_ready()
+    pids = [child.pid for child in children]
+    stopping = asyncio.create_task(supervisor.stop())
+    async with asyncio.timeout(60):
+        while ("gateway", "stopping") not in record.states:
+            await asyncio.sleep(0.01)
+        supervisor.kill()  # the second Ctrl-C
+        await stopping
+    assert not any(map(alive, pids))
+
+
+async def test_what_a_process_started_itself_ends_with_it(
+    program: ProgramMaker, record: Record
+) -> None:
+    source = (
+        "import subprocess, time\n"
+        "print(subprocess.Popen(['sleep', '600']).pid, flush=True); ready(); time.sleep(600)"
+    )
+    child = record.child(program("preprocess", source))
+    async with running(Supervisor([[child]])):
+        pid = child.pid
+        assert pid is not None
+        grandchild = int(record.lines[0].split()[-1])
+        os.kill(pid, signal.SIGKILL)
+        await until_replaced(child, pid)
+        assert not alive(grandchild) or psutil.Process(grandchild).status() == "zombie"
+
+
+async def test_very_long_lines_do_not_stop_the_reading(
+    program: ProgramMaker, record: Record
+) -> None:
+    source = (
+        "import time; print('x' * 3_000_000); print('after', flush=True); ready(); time.sleep(9)"
+    )
+    async with running(Supervisor([[record.child(program("gateway", source))]])):
+        assert record.lines[-1] == "gateway: after"
