@@ -64,7 +64,7 @@ def load(settings: DecoderSettings) -> Loaded:
     model = family.load(checkpoint, ops, longest)
     checkpoint.close()
     log.info("loaded weights", seconds=round(time.perf_counter() - began, 2))
-    limits = _limits(settings, model, ops, longest, device)
+    limits = _limits(settings, model, ops, longest, device, checkpoint.is_small)
     embeddings = Embeddings(ArtifactReader(), ops.device, ops.dtype, settings.embedding_cache_bytes)
     runner = Runner(model, ops, limits, embeddings)
     warm_up(runner)
@@ -104,13 +104,19 @@ def _automatic_threads(checkpoint: Checkpoint) -> int:
 
 
 def _limits(
-    settings: DecoderSettings, model: DecoderModel, ops: BaseOps, longest: int, device: str
+    settings: DecoderSettings,
+    model: DecoderModel,
+    ops: BaseOps,
+    longest: int,
+    device: str,
+    small: bool,
 ) -> Limits:
     block_bytes = model.num_layers * model.kv_spec.bytes_per_token * ops.block_size
     table_blocks = -(-longest // ops.block_size)
     useful = (settings.max_num_seqs * table_blocks + 1) * block_bytes
     available = available_bytes(ops.device)
-    total = kv_bytes(settings.kv_cache_memory_bytes, available, useful)
+    share = settings.gpu_memory_utilization
+    total = kv_bytes(settings.kv_cache_memory_bytes, available, share, useful, small)
     blocks = count_blocks(total, block_bytes, longest, ops.block_size)
     log.info(
         "allocating cache",

@@ -7,7 +7,7 @@ import torch
 from shared.errors import InvalidRequest
 
 _MOST_BYTES = 4 << 30
-_SHARE = 0.4
+_MOST_BYTES_SMALL = 512 << 20  # a hundred thousand tokens of a model that small
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
@@ -19,9 +19,13 @@ def available_bytes(device: torch.device) -> int:
     return min(_host_bytes(), _group_bytes(_CGROUP))
 
 
-def kv_bytes(asked: int, available: int, most_useful: int) -> int:
-    """Bytes for the cache. `most_useful`: what every slot at its longest would fill."""
-    return asked or min(_MOST_BYTES, int(available * _SHARE), most_useful)
+def kv_bytes(asked: int, available: int, share: float, most_useful: int, small: bool) -> int:
+    """Bytes for the cache: what was asked for, or at most `share` of what is available.
+
+    `most_useful`: what every slot at its longest would fill. `small`: the model is.
+    """
+    most = _MOST_BYTES_SMALL if small else _MOST_BYTES
+    return asked or min(most, int(available * share), most_useful)
 
 
 def count_blocks(total_bytes: int, block_bytes: int, max_model_len: int, block_size: int) -> int:

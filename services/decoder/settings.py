@@ -37,8 +37,15 @@ class DecoderSettings(RoomSettings):
     kv_cache_memory_bytes: int = Field(
         0,
         ge=0,
-        description="Bytes of the cache; unless given the least of 4 GiB, 40 % of what is free, and"
-        " what max_num_seqs sequences of max_model_len tokens take.",
+        description="Bytes of the cache; unless given the least of 4 GiB (512 MiB for a model below 100"
+        " million parameters), gpu_memory_utilization of what is free, and what max_num_seqs sequences"
+        " of max_model_len tokens take.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.4,
+        gt=0,
+        le=1,
+        description="Largest share for the cache of the memory that is free after loading (host memory on the CPU).",
     )
     num_host_blocks: int = Field(
         0, ge=0, description="Blocks in host memory for sequences that are swapped out."

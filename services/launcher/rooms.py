@@ -138,6 +138,7 @@ class Rooms:
                 decoders,
                 threads=_share(decoders),
                 shutdown_timeout=str(_ANSWERS_END_WITHIN_S),
+                gpu_memory_utilization=str(self._settings.gpu_memory_utilization / decoders),
             ),
             *self._inner("vision_encoder", encoders, threads=_share(encoders)),
             *self._inner("preprocess", self._settings.preprocessors, threads=1),
@@ -163,9 +164,11 @@ class Rooms:
             "artifact_dir": str(self._folders.artifacts),
             "log_level": settings.log_level,
             "log_format": settings.log_format,
-            "threads": str(threads),
             **own,
         }
+        threading = {"OMP_NUM_THREADS": str(threads)} if threads else {}
+        if threads:
+            values["threads"] = str(threads)
         for name, rooms in PASSED_ON.items():
             value = getattr(settings, name)
             if room in rooms and value is not None:
@@ -175,14 +178,16 @@ class Rooms:
         return child_environment(
             **variables,
             PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
-            OMP_NUM_THREADS=str(threads),
+            **threading,
             **QUIET_GRPC,
         )
 
 
 def _share(replicas: int) -> int:
-    """Cores for each of several processes that compute at the same time."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, replicas))
+    """Cores for each of several processes that compute at the same time; 0 leaves it to the only one."""
+    if replicas <= 1:
+        return 0
+    return max(1, len(os.sched_getaffinity(0)) // replicas)
 
 
 def _command(room: str) -> list[str]:

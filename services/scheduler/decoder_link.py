@@ -66,6 +66,7 @@ class DecoderLink:
         self._plans_in_flight = 1
         self._encodes: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self._silent = False
         self.hello = decoder_pb2.Hello()
         self.core: Scheduler
 
@@ -109,9 +110,9 @@ class DecoderLink:
                         case "heartbeat":
                             self.draining = response.heartbeat.draining
         except asyncio.CancelledError:
-            if self._stopped:
-                raise
-            raise Unavailable("DECODER_SILENT", "the decoder has been silent for 2 s") from None
+            if self._silent:
+                raise Unavailable("DECODER_SILENT", "the decoder was silent for 2 s") from None
+            raise
         finally:
             self._stopped = True
             if self._wake is not None:
@@ -241,6 +242,7 @@ class DecoderLink:
                 decoder_pb2.StepsRequest(heartbeat=decoder_pb2.Heartbeat(draining=False))
             )
             await asyncio.sleep(_HEARTBEAT_S)
+        self._silent = True
         self._call.cancel()
 
     async def _reason(self) -> ServingError:

@@ -13,7 +13,7 @@ from services.scheduler.core.sequence import Ending, EndReason, Sequence
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.encoders import Encoders
 from services.scheduler.log_writer import LogWriter
-from shared import token_log
+from shared import tasks, token_log
 from shared.errors import ServingError, Superseded, Unavailable
 from shared.media_store import MediaStore
 from shared.queue import Append, ControlChannel, Queue, TakenRequest
@@ -87,9 +87,8 @@ class Dispatcher:
         """Takes nothing more, finishes the steps under way, logs them, and gives the rest back to the queue."""
         self._taking = False
         links = list(self._links.values())
-        for keeper in self._keepers.values():
-            keeper.cancel()
         await asyncio.gather(*(link.finish_steps(timeout_s) for link in links))
+        await tasks.end(*self._keepers.values())
         with contextlib.suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(timeout_s):
                 await self._log.flush()
@@ -98,8 +97,6 @@ class Dispatcher:
                 for link in links:
                     await self._queue.free_decoder(link.member.instance_id, self._scheduler_id)
                 await self._queue.leave(self._scheduler_id)
-        for link in links:
-            await link.close()
 
     def load(self) -> GetLoadResponse:
         """What this scheduler holds."""
@@ -255,7 +252,7 @@ class Dispatcher:
     async def _keep(self, member: Member) -> None:
         """Keeps a link to a decoder for as long as it is in the registry."""
         try:
-            while member in self._decoders.members:
+            while self._taking and member in self._decoders.members:
                 try:
                     lease = await self._queue.lease_decoder(member.instance_id, self._scheduler_id)
                     if lease:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+from pathlib import Path
 
 import structlog
 
@@ -12,6 +13,7 @@ from services.scheduler.ownership import Ownership
 from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
 from shared import tasks
+from shared.errors import InvalidRequest
 from shared.keys import Keys, new_instance_id
 from shared.media_store import MediaStore
 from shared.queue import ControlChannel, Queue, connect
@@ -37,7 +39,7 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         server = await stack.enter_async_context(
             RoomServer(settings.listen, advertise=settings.advertise)
         )
-        table = TokenBytes.from_tokenizer_json(settings.model / "tokenizer.json")
+        table = _read_table(settings.model / "tokenizer.json")
         decoders = Directory(redis, keys, "decoder")
         encoders = Directory(redis, keys, "vision_encoder")
         dispatcher = Dispatcher(
@@ -68,6 +70,13 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         gc.collect()
         gc.freeze()
         return await _work(dispatcher, ownership, stop)
+
+
+def _read_table(path: Path) -> TokenBytes:
+    try:
+        return TokenBytes.from_tokenizer_json(path)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest("BAD_TOKENIZER", f"{path}: {error}", field="model") from error
 
 
 async def _work(dispatcher: Dispatcher, ownership: Ownership, stop: asyncio.Event) -> int:

@@ -162,10 +162,11 @@ def test_what_is_chosen_by_itself(llama_folder: Path) -> None:
 
 def test_the_cache_takes_the_least_of_its_bounds() -> None:
     giga = 1 << 30
-    assert kv_bytes(0, 100 * giga, 50 * giga) == 4 * giga
-    assert kv_bytes(0, giga, 50 * giga) == int(0.4 * giga)
-    assert kv_bytes(0, 100 * giga, 5) == 5
-    assert kv_bytes(7, giga, giga) == 7
+    assert kv_bytes(0, 100 * giga, 0.4, 50 * giga, small=False) == 4 * giga
+    assert kv_bytes(0, 100 * giga, 0.4, 50 * giga, small=True) == giga // 2
+    assert kv_bytes(0, giga, 0.4, 50 * giga, small=False) == int(0.4 * giga)
+    assert kv_bytes(0, 100 * giga, 0.4, 5, small=False) == 5
+    assert kv_bytes(7, giga, 0.4, giga, small=True) == 7
     assert count_blocks(100, 10, 16 * 9, 16) == 10
 
 
