@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-VOCABULARY = 32_000
+VOCABULARY = 4_096
 
 
 def make(folder: Path, vocabulary: int = VOCABULARY) -> Path:
-    """Writes a Llama checkpoint: hidden 256, 2 layers, 8 heads over 4 KV heads, float32, about 10 M parameters."""
+    """Writes a Llama checkpoint: hidden 256, 2 layers, 8 heads over 4 KV heads, float32, 3 M parameters."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,

@@ -60,6 +60,7 @@ class Dispatcher:
         self._owners: dict[str, DecoderLink] = {}  # request -> link
         self._wake = asyncio.Event()
         self._taking = True
+        self._more = False  # the last look at the queue did not see its end
         self._tokens = 0  # committed since the last measurement
         self._measured_at = 0.0
         self._model: tuple[bytes, int] | None = (
@@ -123,7 +124,10 @@ class Dispatcher:
                     await self._wake.wait()
             self._wake.clear()
             room = self._room()
-            if room <= 0 or not self._taking:
+            if not self._taking:
+                continue
+            if room <= 0:
+                self._more = True
                 continue
             try:
                 taken = await self._queue.take(
@@ -132,6 +136,7 @@ class Dispatcher:
             except Unavailable as error:
                 log.warning("queue is away", error=error.message)
                 continue
+            self._more = len(taken or ()) == room
             if taken:
                 self._start(taken)
                 self._wake.set()
@@ -176,6 +181,8 @@ class Dispatcher:
                 self._wake.set()
             appends.append(_append(p.sequence, p.start, p.token, p.ending))
         self._log.submit(appends)
+        if self._more:  # the step may have let some of those in that were taken before
+            self._wake.set()
 
     # What others say of a request
 
