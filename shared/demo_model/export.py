@@ -1,7 +1,11 @@
-"""Writes a checkpoint folder that `transformers` loads unchanged."""
+"""Writes a checkpoint folder that `transformers` loads unchanged.
+
+`python -m shared.demo_model.export RUN` writes the shipped folder from a run's saved state.
+"""
 
 from __future__ import annotations
 
+import argparse
 import copy
 import os
 import shutil
@@ -17,8 +21,8 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from shared.demo_model.model import ASSISTANT, BOS, END, IMAGE_SIZE, PAD, PATCH, SYSTEM, USER
-from shared.demo_model.tokenizer import CHAT_TEMPLATE
+from shared.demo_model.model import ASSISTANT, BOS, END, IMAGE_SIZE, PAD, PATCH, SYSTEM, USER, build_model
+from shared.demo_model.tokenizer import CHAT_TEMPLATE, load_tokenizer
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 
@@ -63,3 +67,23 @@ def export(
             else:
                 shutil.rmtree(path)
     return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def export_run(run: Path, folder: Path = CHECKPOINT) -> int:
+    """Writes the folder from a run's `state.pt`, also while the run goes on."""
+    tokenizer = load_tokenizer(run)
+    model = build_model(len(tokenizer))
+    state = torch.load(run / "state.pt", map_location="cpu", weights_only=True)
+    weights = state["optimiser"]["weights"]
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(weights[f"model.{name}"])
+    return export(model, tokenizer, folder)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--to", type=Path, default=CHECKPOINT)
+    args = parser.parse_args()
+    print(f"{export_run(args.run, args.to) / 1e6:.1f} MB")
