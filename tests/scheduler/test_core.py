@@ -84,7 +84,9 @@ def capacity(**changes: int) -> Capacity:
     return Capacity(**{**values, **changes})
 
 
-def sequence(name: str, prompt: list[int], max_tokens: int, arrival: int = 0, **more: object) -> Sequence:
+def sequence(
+    name: str, prompt: list[int], max_tokens: int, arrival: int = 0, **more: object
+) -> Sequence:
     return Sequence(name, list(prompt), len(prompt), max_tokens, arrival=arrival, **more)  # type: ignore[arg-type]
 
 

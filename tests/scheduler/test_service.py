@@ -115,11 +115,15 @@ class Bench:
         self.redis = connect(url)
         self.queue = Queue(self.redis, self.keys)
 
-    async def decoder(self, delay_s: float = 0.0) -> tuple[PlayedDecoder, contextlib.AsyncExitStack]:
+    async def decoder(
+        self, delay_s: float = 0.0
+    ) -> tuple[PlayedDecoder, contextlib.AsyncExitStack]:
         played = PlayedDecoder(delay_s)
         stack = await self.stack.enter_async_context(contextlib.AsyncExitStack())
         server = await stack.enter_async_context(RoomServer("127.0.0.1:0", grace_s=0))
-        server.add("tessera.decoder.v1.DecoderService", add_DecoderServiceServicer_to_server, played)
+        server.add(
+            "tessera.decoder.v1.DecoderService", add_DecoderServiceServicer_to_server, played
+        )
         await server.ready()
         await stack.enter_async_context(
             Announcement(self.redis, self.keys, "decoder", played.id, server.address)
