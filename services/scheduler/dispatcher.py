@@ -146,7 +146,7 @@ class Dispatcher:
         for link in self._links.values():
             if not link.draining:
                 free_slots = link.core.capacity.max_slots - link.core.num_sequences
-                room += max(0, min(free_slots, _READY_TO_START - len(link.core.waiting)))
+                room += max(0, min(free_slots, _READY_TO_START - link.core.num_ready_to_start))
         return room
 
     def _start(self, taken: Items[TakenRequest]) -> None:

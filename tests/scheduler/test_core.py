@@ -239,6 +239,19 @@ def test_text_before_an_image_is_computed_while_it_is_encoded() -> None:
     assert plan.samples == []
 
 
+def test_who_waits_for_an_image_keeps_no_text_out() -> None:
+    scheduler = Scheduler(capacity())
+    for i in range(6):
+        span = MediaSpan(bytes([i]) * 16, 0, 8, 8)
+        scheduler.add(sequence(f"image{i}", [1] * 12, 2, i, media=(span,)))
+    assert scheduler.num_ready_to_start == 0
+    scheduler.add(sequence("text", [1, 2, 3], 2, 9))
+    assert scheduler.num_ready_to_start == 1
+    plan = scheduler.plan()
+    assert plan is not None
+    assert [row.sequence.request_id for row in plan.rows] == ["text"]
+
+
 def test_encodes_stay_within_the_budget_but_one_always_goes() -> None:
     scheduler = Scheduler(capacity(), encoder_budget=50)
     for i, rows in enumerate((60, 20, 20, 20)):

@@ -122,6 +122,11 @@ class Scheduler:
         """Sequences that have not ended."""
         return len(self._by_id)
 
+    @property
+    def num_ready_to_start(self) -> int:
+        """Waiting sequences that lack nothing but room: those that wait for embeddings keep nobody out."""
+        return sum(1 for s in self.waiting if self.media.plannable(s, 0) > 0)
+
     def plan(self) -> StepPlan | None:
         """The next step, or None if there is nothing to do now."""
         plan = StepPlan(self.steps + 1)
