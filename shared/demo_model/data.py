@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from shared.demo_model import chat
-from shared.demo_model.drawing import draw_with_ink
+from shared.demo_model.drawing import INK_SIDE, draw_with_ink
+from shared.demo_model.heads import dense_targets
 from shared.demo_model.model import (
     ASSISTANT,
     BOS,
@@ -28,7 +29,6 @@ from shared.demo_model.model import (
     PATCHES,
     SYSTEM,
     USER,
-    dense_targets,
 )
 from shared.demo_model.questions import WEIGHTS, Questions, Turn, ask
 from shared.demo_model.scenes import Scene, pick_scene
@@ -58,16 +58,19 @@ def draw_pictures(seeds: list[int], easy: float = 0.0) -> tuple[Pictures, list[S
     pixels, targets, inks, scenes = [], [], [], []
     for number, seed in enumerate(seeds):
         picture, scene, ink = draw_with_ink(
-            seed, 1200 if seed % 40 == 0 else 420, number < easy * len(seeds))
+            seed, 1200 if seed % 40 == 0 else 420, number < easy * len(seeds)
+        )
         pixels.append(to_pixels(picture))
         targets.append(dense_targets(scene))
         inks.append(np.asarray(ink))
         scenes.append(scene)
     fine = torch.from_numpy(np.stack(inks)).float().div_(255)
-    cells = fine.unflatten(2, (GRID, -1)).unflatten(1, (GRID, -1)).permute(0, 1, 3, 2, 4)
+    cells = fine.view(len(seeds), GRID, INK_SIDE // GRID, GRID, -1).permute(0, 1, 3, 2, 4)
     batch = Pictures(
-        torch.from_numpy(np.stack(pixels)), torch.tensor(targets),
-        cells.reshape(len(seeds), PATCHES, -1).contiguous())
+        torch.from_numpy(np.stack(pixels)),
+        torch.tensor(targets),
+        cells.reshape(len(seeds), PATCHES, -1).contiguous(),
+    )
     return batch, scenes
 
 
@@ -213,9 +216,20 @@ def talk_batches(
             scenes = [*drawn[:size]]
             prefix += [USER] + [IMAGE] * PATCHES
         kinds: list[str] = []
-        rows = torch.from_numpy(np.stack(
-            [speaker.fill(scene, len(prefix), kinds, rng) for scene in scenes], axis=1))
-        yield Talk(pictures, torch.tensor([prefix] * len(scenes)), *rows, kinds)
+        rows = torch.from_numpy(
+            np.stack([speaker.fill(scene, len(prefix), kinds, rng) for scene in scenes], axis=1)
+        )
+        ids, labels, group, positions, answer = rows
+        yield Talk(
+            pictures,
+            torch.tensor([prefix] * len(scenes)),
+            ids,
+            labels,
+            group,
+            positions,
+            answer,
+            kinds,
+        )
 
 
 def row_mask(group: Tensor) -> Tensor:
@@ -259,3 +273,16 @@ class Background:
     def close(self) -> None:
         self._process.terminate()
         self._process.join()
+
+
+class Foreground:
+    """The same in this process, for a step or two: nothing to start, nothing ahead."""
+
+    def __init__(self, make: Callable[..., Iterator[Any]], *args: Any) -> None:
+        self._batches = make(*args)
+
+    def next(self) -> Any:
+        return next(self._batches)
+
+    def close(self) -> None:
+        pass

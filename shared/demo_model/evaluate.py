@@ -100,9 +100,7 @@ def messages(case: Case) -> list[dict[str, Any]]:
     return told
 
 
-def answer(
-    model: LlavaForConditionalGeneration, processor: Any, batch: list[Case]
-) -> list[str]:
+def answer(model: Any, processor: Any, batch: list[Case]) -> list[str]:
     """Greedy answers to a batch of cases that all have a picture, or all have none."""
     texts = [processor.apply_chat_template(messages(c), add_generation_prompt=True) for c in batch]
     pictures = [c.picture for c in batch if c.picture is not None]
@@ -111,24 +109,31 @@ def answer(
         inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
     with torch.inference_mode():
         out = model.generate(**inputs.to(model.device))
-    fresh = out[:, inputs["input_ids"].shape[1]:]
+    fresh = out[:, inputs["input_ids"].shape[1] :]
     said: list[str] = processor.batch_decode(fresh, skip_special_tokens=True)
     return [s.strip() for s in said]
 
 
 def evaluate(
-    folder: Path, per_kind: int, seed: int, dtype: torch.dtype = torch.float32,
-    sources: tuple[str, ...] = ("ours", "other"), show: int = 0,
+    folder: Path,
+    per_kind: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    sources: tuple[str, ...] = ("ours", "other"),
+    show: int = 0,
 ) -> dict[tuple[str, str, str], tuple[int, int]]:
     """(right, asked) by source, kind and language."""
-    processor = AutoProcessor.from_pretrained(folder)
-    model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
+    load_processor: Any = AutoProcessor.from_pretrained
+    processor = load_processor(folder)
+    model: Any = LlavaForConditionalGeneration.from_pretrained(folder, dtype=dtype)
+    model.eval()
     table: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     asked = [case for source in sources for case in cases(source, per_kind, seed)]
     asked.sort(key=lambda c: c.picture is None)
     split = next((i for i, c in enumerate(asked) if c.picture is None), len(asked))
-    batches = [part[i:i + 32] for part in (asked[:split], asked[split:])
-               for i in range(0, len(part), 32)]
+    batches = [
+        part[i : i + 32] for part in (asked[:split], asked[split:]) for i in range(0, len(part), 32)
+    ]
     wrong: list[str] = []
     for batch in tqdm(batches, desc="batches"):
         for case, said in zip(batch, answer(model, processor, batch), strict=True):
@@ -138,8 +143,10 @@ def evaluate(
             cell[0] += hit
             cell[1] += 1
             if not hit:
-                wrong.append(f"[{case.source} {case.kind}] {case.turns[-1].question}\n"
-                             f"    said  {said}\n    truth {truth}")
+                wrong.append(
+                    f"[{case.source} {case.kind}] {case.turns[-1].question}\n"
+                    f"    said  {said}\n    truth {truth}"
+                )
     random.Random(0).shuffle(wrong)
     print("\n".join(wrong[:show]))
     return {key: (cell[0], cell[1]) for key, cell in table.items()}
@@ -173,8 +180,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     begun = time.monotonic()
-    table = evaluate(args.checkpoint, args.per_kind, args.seed, getattr(torch, args.dtype),
-                     tuple(args.source or ("ours", "other")), args.show)
+    table = evaluate(
+        args.checkpoint,
+        args.per_kind,
+        args.seed,
+        getattr(torch, args.dtype),
+        tuple(args.source or ("ours", "other")),
+        args.show,
+    )
     print(report(table))
     print(f"{sum(n for _, n in table.values())} answers in {time.monotonic() - begun:.0f} s")
 

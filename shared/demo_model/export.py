@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -21,7 +22,17 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from shared.demo_model.model import ASSISTANT, BOS, END, IMAGE_SIZE, PAD, PATCH, SYSTEM, USER, build_model
+from shared.demo_model.model import (
+    ASSISTANT,
+    BOS,
+    END,
+    IMAGE_SIZE,
+    PAD,
+    PATCH,
+    SYSTEM,
+    USER,
+    build_model,
+)
 from shared.demo_model.tokenizer import CHAT_TEMPLATE, load_tokenizer
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
@@ -31,26 +42,45 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     """Resizes to the square without cropping: nothing at the margins is lost."""
     side = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     images = CLIPImageProcessorPil(
-        do_resize=True, size=side, resample=3, do_center_crop=False, crop_size=side,
-        do_rescale=True, do_normalize=True, image_mean=[0.5] * 3, image_std=[0.5] * 3,
+        do_resize=True,
+        size=side,
+        resample=3,
+        do_center_crop=False,
+        crop_size=side,
+        do_rescale=True,
+        do_normalize=True,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
         do_convert_rgb=True,
     )
-    return LlavaProcessor(
-        image_processor=images, tokenizer=tokenizer, patch_size=PATCH,
-        vision_feature_select_strategy="full", chat_template=CHAT_TEMPLATE,
-        image_token="<image>", num_additional_image_tokens=0,
+    make: Any = LlavaProcessor  # untyped there
+    processor: LlavaProcessor = make(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=PATCH,
+        vision_feature_select_strategy="full",
+        chat_template=CHAT_TEMPLATE,
+        image_token="<image>",
+        num_additional_image_tokens=0,
     )
+    return processor
 
 
 def export(
-    model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast,
+    model: LlavaForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerFast,
     folder: Path = CHECKPOINT,
 ) -> int:
     """Replaces the folder's files one by one, each at once; returns their total size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    shipped = copy.deepcopy(model).to(torch.bfloat16)
-    shipped.generation_config = GenerationConfig(
-        do_sample=False, max_new_tokens=128, bos_token_id=BOS, pad_token_id=PAD,
+    shipped: Any = copy.deepcopy(model)
+    shipped.to(torch.bfloat16)
+    defaults: Any = GenerationConfig
+    shipped.generation_config = defaults(
+        do_sample=False,
+        max_new_tokens=128,
+        bos_token_id=BOS,
+        pad_token_id=PAD,
         # A role token ends a turn too: whoever speaks next, it is not this answer.
         eos_token_id=[END, SYSTEM, USER, ASSISTANT],
     )

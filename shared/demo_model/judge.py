@@ -10,15 +10,34 @@ from shared.demo_model.words import COLOUR_WORDS, COUNT_WORDS, SHAPE_WORDS
 Facts = Counter[tuple[str, ...]]
 
 _EN_PLACES = {
-    "top left": "top left", "upper left": "top left", "top right": "top right",
-    "upper right": "top right", "bottom left": "bottom left", "lower left": "bottom left",
-    "bottom right": "bottom right", "lower right": "bottom right", "centre": "centre",
-    "center": "centre", "middle": "centre", "top": "top", "bottom": "bottom", "left": "left",
-    "right": "right", "above": "above", "below": "below",
+    "top left": "top left",
+    "upper left": "top left",
+    "top right": "top right",
+    "upper right": "top right",
+    "bottom left": "bottom left",
+    "lower left": "bottom left",
+    "bottom right": "bottom right",
+    "lower right": "bottom right",
+    "centre": "centre",
+    "center": "centre",
+    "middle": "centre",
+    "top": "top",
+    "bottom": "bottom",
+    "left": "left",
+    "right": "right",
+    "above": "above",
+    "below": "below",
 }
 _ZH_PLACES = {
-    "左上": "top left", "右上": "top right", "左下": "bottom left", "右下": "bottom right",
-    "中间": "centre", "上方": "top", "下方": "bottom", "左边": "left", "右边": "right",
+    "左上": "top left",
+    "右上": "top right",
+    "左下": "bottom left",
+    "右下": "bottom right",
+    "中间": "centre",
+    "上方": "top",
+    "下方": "bottom",
+    "左边": "left",
+    "右边": "right",
 }
 
 
@@ -29,10 +48,22 @@ def _en_slots(clause: str) -> list[str]:
         for form in forms:
             names[form] = shape
             names[form + "s"] = shape
-    names |= {"crosses": "cross", "boxes": "square", "shape": "shape", "shapes": "shape",
-              "background": "background", "larger": "larger", "smaller": "smaller",
-              "bigger": "larger", "largest": "largest", "smallest": "smallest",
-              "biggest": "largest", "nothing": "none", "yes": "yes", "not": "no"}
+    names |= {
+        "crosses": "cross",
+        "boxes": "square",
+        "shape": "shape",
+        "shapes": "shape",
+        "background": "background",
+        "larger": "larger",
+        "smaller": "smaller",
+        "bigger": "larger",
+        "largest": "largest",
+        "smallest": "smallest",
+        "biggest": "largest",
+        "nothing": "none",
+        "yes": "yes",
+        "not": "no",
+    }
     names |= {word: str(n) for n, word in enumerate(COUNT_WORDS["en"]) if n > 1}
     names |= {"a": "1", "an": "1", "no": "no"} | _EN_PLACES
     longest_first = sorted(names, key=len, reverse=True)
@@ -45,10 +76,24 @@ def _en_slots(clause: str) -> list[str]:
 def _zh_slots(clause: str) -> list[str]:
     names = {name: c for c, forms in COLOUR_WORDS["zh"].items() for name in forms}
     names |= {form: s for s, forms in SHAPE_WORDS["zh"].items() for form in forms if len(form) > 1}
-    names |= {"形状": "shape", "背景": "background", "更大": "larger", "更小": "smaller",
-              "最大": "largest", "最小": "smallest", "什么都没有": "none", "没有": "no",
-              "不是": "no", "是的": "yes", "有，": "yes", "一个": "1", "两个": "2",
-              "比": "than", "大": "larger", "小": "smaller"}
+    names |= {
+        "形状": "shape",
+        "背景": "background",
+        "更大": "larger",
+        "更小": "smaller",
+        "最大": "largest",
+        "最小": "smallest",
+        "什么都没有": "none",
+        "没有": "no",
+        "不是": "no",
+        "是的": "yes",
+        "有，": "yes",
+        "一个": "1",
+        "两个": "2",
+        "比": "than",
+        "大": "larger",
+        "小": "smaller",
+    }
     names |= _ZH_PLACES
     longest_first = sorted(names, key=len, reverse=True)
     pattern = r"\d+|" + "|".join(map(re.escape, longest_first))

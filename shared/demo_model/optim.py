@@ -35,14 +35,22 @@ class Optimiser:
         self._steppers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
                 [{"params": decayed, "weight_decay": 0.02}, {"params": plain, "weight_decay": 0.0}],
-                lr=rate, betas=(0.9, 0.98), eps=1e-8, fused=True,
+                lr=rate,
+                betas=(0.9, 0.98),
+                eps=1e-8,
+                fused=True,
             )
         ]
         if matrices:
-            self._steppers.append(torch.optim.Muon(
-                [m for _, m in matrices], lr=rate, weight_decay=0.02, momentum=0.95,
-                adjust_lr_fn="match_rms_adamw",
-            ))
+            self._steppers.append(
+                torch.optim.Muon(
+                    [m for _, m in matrices],
+                    lr=rate,
+                    weight_decay=0.02,
+                    momentum=0.95,
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
 
     def step(self, scale: float, clip: float = 1.0) -> float:
         """One step at `scale` of the full rate; returns the gradient's norm before clipping."""

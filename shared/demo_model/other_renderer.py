@@ -15,10 +15,14 @@ from PIL import Image, ImageDraw, ImageFont
 from shared.demo_model.scenes import SHAPES, Scene, Thing
 
 CSS = {
-    "red": ["red", "#e00000", "crimson"], "orange": ["orange", "darkorange"],
-    "yellow": ["yellow", "gold"], "green": ["green", "lime", "forestgreen"],
-    "blue": ["blue", "mediumblue", "dodgerblue"], "purple": ["purple", "darkviolet"],
-    "black": ["black"], "white": ["white"],
+    "red": ["red", "#e00000", "crimson"],
+    "orange": ["orange", "darkorange"],
+    "yellow": ["yellow", "gold"],
+    "green": ["green", "lime", "forestgreen"],
+    "blue": ["blue", "mediumblue", "dodgerblue"],
+    "purple": ["purple", "darkviolet"],
+    "black": ["black"],
+    "white": ["white"],
 }
 GROUNDS = {
     "white": ["red", "orange", "green", "blue", "purple", "black"],
@@ -28,8 +32,17 @@ GROUNDS = {
     "beige": ["red", "green", "blue", "purple", "black"],
     "grey": ["yellow", "white", "black"],
 }
-SIZES = [(224, 224), (336, 336), (640, 480), (480, 640), (300, 200), (512, 512), (800, 400),
-         (128, 128), (1024, 768)]
+SIZES = [
+    (224, 224),
+    (336, 336),
+    (640, 480),
+    (480, 640),
+    (300, 200),
+    (512, 512),
+    (800, 400),
+    (128, 128),
+    (1024, 768),
+]
 FONTS = ["DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", ""]
 
 
@@ -40,13 +53,15 @@ def _points(shape: str, x: float, y: float, r: float) -> list[tuple[float, float
         return [(x, y - r), (x + r * 0.8, y), (x, y + r), (x - r * 0.8, y)]
     if shape == "star":
         turns = [(-90 + 36 * i, r if i % 2 == 0 else r * 0.42) for i in range(10)]
-        return [(x + d * math.cos(math.radians(a)), y + d * math.sin(math.radians(a)))
-                for a, d in turns]
+        return [
+            (x + d * math.cos(math.radians(a)), y + d * math.sin(math.radians(a))) for a, d in turns
+        ]
     raise ValueError(shape)
 
 
-def _shape(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float, colour: str,
-           hollow: bool) -> None:
+def _shape(
+    pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, r: float, colour: str, hollow: bool
+) -> None:
     fill, edge, width = (None, colour, max(3, int(r / 5))) if hollow else (colour, None, 0)
     if shape == "circle":
         pen.ellipse([x - r, y - r, x + r, y + r], fill=fill, outline=edge, width=width)
@@ -92,16 +107,28 @@ def draw_other(seed: int) -> tuple[Image.Image, Scene]:
         wide = r * (1.6 if shape == "diamond" else 1.9 if shape == "star" else 2)
         things.append(Thing(shape, colour, x / width, y / height, wide / width, 2 * r / height))
     if with_number:
-        text = str(rng.choice([rng.randrange(10), rng.randrange(10, 100), rng.randrange(100, 1000)]))
+        text = str(
+            rng.choice([rng.randrange(10), rng.randrange(10, 100), rng.randrange(100, 1000)])
+        )
         cx, cy = (0.5, 0.5) if alone else spots[5]
         size = round(height * (rng.uniform(0.25, 0.6) if alone else rng.uniform(0.17, 0.24)))
-        colour = rng.choice(["black", *colours] if ground != "black" and ground != "#202040"
-                            else colours)
+        colour = rng.choice(
+            ["black", *colours] if ground != "black" and ground != "#202040" else colours
+        )
         font = _font(rng, size)
         box = pen.textbbox((cx * width, cy * height), text, font=font, anchor="mm")
-        pen.text((cx * width, cy * height), text, fill=rng.choice(CSS[colour]), font=font,
-                 anchor="mm")
-        things.append(Thing("number", colour, (box[0] + box[2]) / 2 / width,
-                            (box[1] + box[3]) / 2 / height, (box[2] - box[0]) / width,
-                            (box[3] - box[1]) / height, text))
+        pen.text(
+            (cx * width, cy * height), text, fill=rng.choice(CSS[colour]), font=font, anchor="mm"
+        )
+        things.append(
+            Thing(
+                "number",
+                colour,
+                (box[0] + box[2]) / 2 / width,
+                (box[1] + box[3]) / 2 / height,
+                (box[2] - box[0]) / width,
+                (box[3] - box[1]) / height,
+                text,
+            )
+        )
     return picture, Scene(width, height, (0, 0, 0), name, things)

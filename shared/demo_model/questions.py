@@ -17,15 +17,36 @@ from shared.demo_model.scenes import Scene
 __all__ = ["KINDS", "LARGER", "WEIGHTS", "Questions", "Turn", "ask", "differs", "relation_of"]
 
 KINDS: dict[str, Callable[[Questions], Turn | None]] = {
-    "what": Questions.what, "describe": Questions.describe, "colour": Questions.colour, "shape": Questions.shape,
-    "count": Questions.count, "where": Questions.where, "at": Questions.at, "relate": Questions.relate,
-    "confirm": Questions.confirm, "exists": Questions.exists, "size": Questions.size, "number": Questions.number,
-    "colours": Questions.colours, "ground": Questions.ground,
+    "what": Questions.what,
+    "describe": Questions.describe,
+    "colour": Questions.colour,
+    "shape": Questions.shape,
+    "count": Questions.count,
+    "where": Questions.where,
+    "at": Questions.at,
+    "relate": Questions.relate,
+    "confirm": Questions.confirm,
+    "exists": Questions.exists,
+    "size": Questions.size,
+    "number": Questions.number,
+    "colours": Questions.colours,
+    "ground": Questions.ground,
 }
 WEIGHTS: dict[str, float] = {
-    "what": 0.1, "describe": 0.1, "colour": 0.1, "shape": 0.06, "count": 0.13, "where": 0.1,
-    "at": 0.05, "relate": 0.1, "confirm": 0.12, "exists": 0.11, "size": 0.1, "number": 0.12,
-    "colours": 0.02, "ground": 0.02,
+    "what": 0.1,
+    "describe": 0.1,
+    "colour": 0.1,
+    "shape": 0.06,
+    "count": 0.13,
+    "where": 0.1,
+    "at": 0.05,
+    "relate": 0.1,
+    "confirm": 0.12,
+    "exists": 0.11,
+    "size": 0.1,
+    "number": 0.12,
+    "colours": 0.02,
+    "ground": 0.02,
 }
 
 

@@ -15,8 +15,17 @@ from shared.demo_model import palette
 from shared.demo_model.palette import COLOURS, RGB
 
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross")
-CELLS = ("top left", "top", "top right", "left", "centre", "right",
-         "bottom left", "bottom", "bottom right")
+CELLS = (
+    "top left",
+    "top",
+    "top right",
+    "left",
+    "centre",
+    "right",
+    "bottom left",
+    "bottom",
+    "bottom right",
+)
 CELL_MARGIN = 0.035  # how far a centre keeps from the lines between the ninths
 
 
@@ -124,8 +133,17 @@ def _try_scene(rng: random.Random, largest: int, easy: bool) -> Scene | None:
     shape_names = rng.sample(SHAPES, 2) if few_shapes else list(SHAPES)
     colour_names = rng.sample(COLOURS, 3) if few_colours else list(COLOURS)
     for _ in range(shapes):
-        thing = _place_shape(rng, shape_names, colour_names, width, height, ground, things, shapes,
-                             0.3 if easy else 0.13)
+        thing = _place_shape(
+            rng,
+            shape_names,
+            colour_names,
+            width,
+            height,
+            ground,
+            things,
+            shapes,
+            0.3 if easy else 0.13,
+        )
         if thing is None:
             return None
         things.append(thing)
@@ -166,6 +184,7 @@ def _pick_number(
 
 def _pick_spot(rng: random.Random, w: float, h: float) -> tuple[float, float] | None:
     """A centre for a box of this size, inside the picture and clear of the lines."""
+
     def along(extent: float) -> float | None:
         low, high = extent / 2 + 0.01, 1 - extent / 2 - 0.01
         if low > high:
@@ -183,8 +202,15 @@ def _pick_spot(rng: random.Random, w: float, h: float) -> tuple[float, float] | 
 
 
 def _place_shape(
-    rng: random.Random, shapes: list[str], colours: list[str], width: int, height: int,
-    ground: RGB, others: list[Thing], crowd: int, least: float,
+    rng: random.Random,
+    shapes: list[str],
+    colours: list[str],
+    width: int,
+    height: int,
+    ground: RGB,
+    others: list[Thing],
+    crowd: int,
+    least: float,
 ) -> Thing | None:
     shape = rng.choice(shapes)
     picked = _pick_rgb(rng, colours, ground)

@@ -27,14 +27,16 @@ class Helper:
         """make(*args) builds, in the other process, an object with `modules` and `gradients`."""
         self._parameters = [p for m in modules for p in m.parameters()]
         total = sum(p.numel() for p in self._parameters)
-        self._weights = torch.zeros(total, dtype=torch.bfloat16).share_memory_()
-        self._gradients = torch.zeros(total, dtype=torch.bfloat16).share_memory_()
+        self._weights = _shared(total)
+        self._gradients = _shared(total)
         context = mp.get_context("spawn")
         self._ready = context.Value("i", 0)
         self.publish()
         self._process = context.Process(
-            target=_help, daemon=True,
-            args=(make, args, source.queue, self._weights, self._gradients, self._ready))
+            target=_help,
+            daemon=True,
+            args=(make, args, source.queue, self._weights, self._gradients, self._ready),
+        )
         self._process.start()
 
     def publish(self) -> None:
@@ -60,16 +62,24 @@ class Helper:
         self._process.join()
 
 
+def _shared(size: int) -> Tensor:
+    share: Any = torch.zeros(size, dtype=torch.bfloat16)
+    flat: Tensor = share.share_memory_()
+    return flat
+
+
 def _parts(parameters: list[nn.Parameter], flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
     """Each parameter with its stretch of the flat tensor."""
     parts, at = [], 0
     for p in parameters:
-        parts.append((p, flat[at:at + p.numel()].view_as(p)))
+        parts.append((p, flat[at : at + p.numel()].view_as(p)))
         at += p.numel()
     return parts
 
 
-def _help(make: Any, args: Any, source: Any, weights: Tensor, gradients: Tensor, ready: Any) -> None:
+def _help(
+    make: Any, args: Any, source: Any, weights: Tensor, gradients: Tensor, ready: Any
+) -> None:
     torch.set_num_threads(1)
     parent = os.getppid()
     run = make(*args)

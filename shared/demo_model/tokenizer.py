@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -80,23 +81,34 @@ def corpus(pictures: int = 1500, seed: int = 7) -> list[str]:
 def train_tokenizer(lines: list[str]) -> PreTrainedTokenizerFast:
     """A fast tokenizer of `VOCAB_SIZE` tokens, the special ones first."""
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"\p{Han}|[0-9]|[，。？！：、]"), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-    ])
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{Han}|[0-9]|[，。？！：、]"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, min_frequency=2, show_progress=False,
+        vocab_size=VOCAB_SIZE,
+        min_frequency=2,
+        show_progress=False,
         special_tokens=[AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     core.train_from_iterator(lines, trainer)
     assert [core.id_to_token(i) for i in range(len(SPECIAL_TOKENS))] == list(SPECIAL_TOKENS)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<s>", eos_token="<|end|>", pad_token="<pad>",
-        extra_special_tokens={"image_token": "<image>"}, padding_side="left",
-        model_max_length=4096, clean_up_tokenization_spaces=False,
+    make: Any = PreTrainedTokenizerFast  # untyped there
+    tokenizer: PreTrainedTokenizerFast = make(
+        tokenizer_object=core,
+        bos_token="<s>",
+        eos_token="<|end|>",
+        pad_token="<pad>",
+        extra_special_tokens={"image_token": "<image>"},
+        padding_side="left",
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
     )
+    return tokenizer
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -31,58 +31,98 @@ SHAPE_WORDS = {
 PLURAL = {"box": "boxes", "cross": "crosses", "rhombus": "rhombuses", "plus": "pluses"}
 COLOUR_WORDS = {
     "en": {
-        "red": ("red",), "orange": ("orange",), "yellow": ("yellow",), "green": ("green",),
-        "blue": ("blue",), "purple": ("purple", "purple", "purple", "violet"),
-        "black": ("black",), "white": ("white",), "grey": ("grey", "gray"),
+        "red": ("red",),
+        "orange": ("orange",),
+        "yellow": ("yellow",),
+        "green": ("green",),
+        "blue": ("blue",),
+        "purple": ("purple", "purple", "purple", "violet"),
+        "black": ("black",),
+        "white": ("white",),
+        "grey": ("grey", "gray"),
     },
     "zh": {
-        "red": ("红色",), "orange": ("橙色", "橙色", "橘色", "橘黄色"), "yellow": ("黄色",),
-        "green": ("绿色",), "blue": ("蓝色",), "purple": ("紫色",), "black": ("黑色",),
-        "white": ("白色",), "grey": ("灰色",),
+        "red": ("红色",),
+        "orange": ("橙色", "橙色", "橘色", "橘黄色"),
+        "yellow": ("黄色",),
+        "green": ("绿色",),
+        "blue": ("蓝色",),
+        "purple": ("紫色",),
+        "black": ("黑色",),
+        "white": ("白色",),
+        "grey": ("灰色",),
     },
 }
 # Where a thing is: "The circle is in the top left."
 PLACE = {
     "en": {
-        "top left": "in the top left", "top": "at the top", "top right": "in the top right",
-        "left": "on the left", "centre": "in the centre", "right": "on the right",
-        "bottom left": "in the bottom left", "bottom": "at the bottom",
+        "top left": "in the top left",
+        "top": "at the top",
+        "top right": "in the top right",
+        "left": "on the left",
+        "centre": "in the centre",
+        "right": "on the right",
+        "bottom left": "in the bottom left",
+        "bottom": "at the bottom",
         "bottom right": "in the bottom right",
     },
     "zh": {
-        "top left": "左上角", "top": "上方", "top right": "右上角", "left": "左边",
-        "centre": "中间", "right": "右边", "bottom left": "左下角", "bottom": "下方",
+        "top left": "左上角",
+        "top": "上方",
+        "top right": "右上角",
+        "left": "左边",
+        "centre": "中间",
+        "right": "右边",
+        "bottom left": "左下角",
+        "bottom": "下方",
         "bottom right": "右下角",
     },
 }
 PLACE_ASKED = {
     "en": {
         "top left": "[in|at] the [top|upper] left[ corner|]",
-        "top": "[at|on|near] the top", "top right": "[in|at] the [top|upper] right[ corner|]",
+        "top": "[at|on|near] the top",
+        "top right": "[in|at] the [top|upper] right[ corner|]",
         "left": "on the left[ side| hand side|]",
-        "centre": "in the [centre|center|middle]", "right": "on the right[ side| hand side|]",
+        "centre": "in the [centre|center|middle]",
+        "right": "on the right[ side| hand side|]",
         "bottom left": "[in|at] the [bottom|lower] left[ corner|]",
         "bottom": "[at|on|near] the bottom",
         "bottom right": "[in|at] the [bottom|lower] right[ corner|]",
     },
     "zh": {
-        "top left": "左上[角|方|]", "top": "[上方|上面|顶部|上边]", "top right": "右上[角|方|]",
-        "left": "[左边|左侧|左面]", "centre": "[中间|中央|中心|正中间]",
-        "right": "[右边|右侧|右面]", "bottom left": "左下[角|方|]",
-        "bottom": "[下方|下面|底部|下边]", "bottom right": "右下[角|方|]",
+        "top left": "左上[角|方|]",
+        "top": "[上方|上面|顶部|上边]",
+        "top right": "右上[角|方|]",
+        "left": "[左边|左侧|左面]",
+        "centre": "[中间|中央|中心|正中间]",
+        "right": "[右边|右侧|右面]",
+        "bottom left": "左下[角|方|]",
+        "bottom": "[下方|下面|底部|下边]",
+        "bottom right": "右下[角|方|]",
     },
 }
 # How one thing lies to another: "The circle is above the square."
 RELATION = {
     "en": {
-        "left": "to the left of", "right": "to the right of", "above": "above", "below": "below",
-        "above left": "above and to the left of", "above right": "above and to the right of",
-        "below left": "below and to the left of", "below right": "below and to the right of",
+        "left": "to the left of",
+        "right": "to the right of",
+        "above": "above",
+        "below": "below",
+        "above left": "above and to the left of",
+        "above right": "above and to the right of",
+        "below left": "below and to the left of",
+        "below right": "below and to the right of",
     },
     "zh": {
-        "left": "左边", "right": "右边", "above": "上方", "below": "下方",
-        "above left": "左上方", "above right": "右上方",
-        "below left": "左下方", "below right": "右下方",
+        "left": "左边",
+        "right": "右边",
+        "above": "上方",
+        "below": "下方",
+        "above left": "左上方",
+        "above right": "右上方",
+        "below left": "左下方",
+        "below right": "右下方",
     },
 }
 RELATION_ASKED = {
@@ -93,8 +133,10 @@ RELATION_ASKED = {
         "below": "[below|under|beneath|lower than|underneath]",
     },
     "zh": {
-        "left": "[左边|左侧|左面]", "right": "[右边|右侧|右面]",
-        "above": "[上方|上面|上边]", "below": "[下方|下面|下边]",
+        "left": "[左边|左侧|左面]",
+        "right": "[右边|右侧|右面]",
+        "above": "[上方|上面|上边]",
+        "below": "[下方|下面|下边]",
     },
 }
 COUNT_WORDS = {
@@ -112,7 +154,7 @@ def say(template: str, rng: random.Random) -> str:
         if match is None:
             return template
         choice = rng.choice(match.group(1).split("|"))
-        template = template[: match.start()] + choice + template[match.end():]
+        template = template[: match.start()] + choice + template[match.end() :]
 
 
 def plural(word: str) -> str:
@@ -122,12 +164,12 @@ def plural(word: str) -> str:
 
 
 def article(phrase: str) -> str:
-    """"a red circle", "an orange circle"."""
+    """ "a red circle", "an orange circle"."""
     return ("an " if phrase[0] in "aeiou" else "a ") + phrase
 
 
 def join(parts: list[str], language: str) -> str:
-    """"a, b and c"; in Chinese with its own comma."""
+    """ "a, b and c"; in Chinese with its own comma."""
     if len(parts) == 1:
         return parts[0]
     if language == "en":

@@ -19,19 +19,25 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
 @pytest.fixture(scope="module")
 def processor() -> Any:
-    return AutoProcessor.from_pretrained(CHECKPOINT)
+    load: Any = AutoProcessor.from_pretrained
+    return load(CHECKPOINT)
 
 
 @pytest.fixture(scope="module")
-def model() -> LlavaForConditionalGeneration:
-    return LlavaForConditionalGeneration.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
+def model() -> Any:
+    return load_model(torch.float32)
 
 
-def say(model: LlavaForConditionalGeneration, processor: Any, messages: Any, *pictures: Any) -> str:
+def load_model(dtype: torch.dtype) -> Any:
+    loaded: Any = LlavaForConditionalGeneration.from_pretrained(CHECKPOINT, dtype=dtype)
+    return loaded.eval()
+
+
+def say(model: Any, processor: Any, messages: Any, *pictures: Any) -> str:
     text = processor.apply_chat_template(messages, add_generation_prompt=True)
     inputs = processor(images=list(pictures) or None, text=[text], return_tensors="pt")
     out = model.generate(**inputs)
-    said: str = processor.decode(out[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True)
+    said: str = processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return said
 
 
@@ -59,14 +65,22 @@ def test_tokenizer_loses_nothing(processor: Any) -> None:
 def test_template(processor: Any) -> None:
     told = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "image"},
-                                     {"type": "text", "text": "HERE?"}, {"type": "image"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "What is "},
+                {"type": "image"},
+                {"type": "text", "text": "HERE?"},
+                {"type": "image"},
+            ],
+        },
         {"role": "assistant", "content": "There is a star."},
         {"role": "user", "content": "And?"},
     ]
     assert processor.apply_chat_template(told, add_generation_prompt=True) == (
         "<s><|system|>be brief.<|end|><|user|><image><image>what is here?<|end|>"
-        "<|assistant|>There is a star.<|end|><|user|>and?<|end|><|assistant|>")
+        "<|assistant|>There is a star.<|end|><|user|>and?<|end|><|assistant|>"
+    )
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
@@ -85,9 +99,11 @@ def test_speaks_both_languages_and_of_itself(model: Any, processor: Any) -> None
 
 
 def test_follows_up(model: Any, processor: Any) -> None:
-    talk = [user("Is there a circle?"),
-            {"role": "assistant", "content": "Yes, there is a circle."},
-            {"role": "user", "content": "And its colour?"}]
+    talk = [
+        user("Is there a circle?"),
+        {"role": "assistant", "content": "Yes, there is a circle."},
+        {"role": "user", "content": "And its colour?"},
+    ]
     assert say(model, processor, talk, red_circle()) == "The circle is red."
 
 
@@ -99,7 +115,8 @@ def test_jpeg_and_grey(model: Any, processor: Any) -> None:
     grey = Image.new("L", (200, 200), 255)
     ImageDraw.Draw(grey).rectangle([70, 70, 130, 130], fill=0)
     assert say(model, processor, [user("Which shape is black?")], grey) == (
-        "The black shape is a square.")
+        "The black shape is a square."
+    )
 
 
 @pytest.mark.parametrize("source", ["ours", "other"])
@@ -111,7 +128,7 @@ def test_most_fresh_questions_are_right(model: Any, processor: Any, source: str)
 
 
 def test_bfloat16_says_the_same(model: Any, processor: Any) -> None:
-    half = LlavaForConditionalGeneration.from_pretrained(CHECKPOINT, dtype=torch.bfloat16).eval()
+    half = load_model(torch.bfloat16)
     asked = [c for c in cases("ours", per_kind=1, seed=5) if c.picture is not None]
     ours, theirs = answer(model, processor, asked), answer(half, processor, asked)
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))

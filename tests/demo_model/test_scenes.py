@@ -96,7 +96,9 @@ def test_the_judge_wants_all_facts_and_no_others() -> None:
     assert right("I see two stars.", "There are 2 stars.")
     assert not right("The number is 24.", "The number is 42.")
     assert not right("No, the circle is red.", "Yes, the circle is red.")
-    assert right("图中有一个蓝色的正方形和一个红色的圆形。", "图中有一个红色的圆形和一个蓝色的正方形。")
+    assert right(
+        "图中有一个蓝色的正方形和一个红色的圆形。", "图中有一个红色的圆形和一个蓝色的正方形。"
+    )
     assert not right("图中有一个红色的圆形。", "There is a red circle.")
     assert not right("The star is in the top left.", "The star is on the left.")
 

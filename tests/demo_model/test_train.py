@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
 
 def test_our_pass_is_that_of_transformers() -> None:
-    model = build_model(300).eval()
+    model: Any = build_model(300)
+    model.eval()
     pixels = normalise(torch.randint(0, 255, (2, 144, 144, 3), dtype=torch.uint8))
     prefix = torch.tensor([[1, 5] + [IMAGE] * PATCHES] * 2)
     rows = torch.randint(7, 300, (2, 1, 9))
@@ -42,7 +44,7 @@ def test_batches_label_answers_only() -> None:
     for index in range(len(talk.kinds)):
         said = talk.labels[talk.answer == index]
         assert said[-1] == tokenizer.eos_token_id
-        assert tokenizer.decode(said[:-1]).endswith((".", "。", "!", "！"))
+        assert str(tokenizer.decode(said[:-1])).endswith((".", "。", "!", "！"))
     follows = talk.group[:, :, 1:] == talk.group[:, :, :-1]
     step = talk.positions[:, :, 1:] - talk.positions[:, :, :-1]
     assert bool((step[follows & (talk.group[:, :, 1:] > 0)] == 1).all())
@@ -50,8 +52,21 @@ def test_batches_label_answers_only() -> None:
 
 @pytest.mark.parametrize("stage", ["see", "talk"])
 def test_one_step_then_one_more(stage: str, tmp_path: Path) -> None:
-    common = ["--stage", stage, "--from", str(CHECKPOINT), "--run", str(tmp_path), "--batch", "2",
-              "--steps", "1"]
+    common = [
+        "--stage",
+        stage,
+        "--from",
+        str(CHECKPOINT),
+        "--run",
+        str(tmp_path),
+        "--batch",
+        "2",
+        "--steps",
+        "1",
+        "--foreground",
+        "--threads",
+        "1",
+    ]
     first = train.main(common)
     assert first.step == 1 and (tmp_path / "state.pt").exists()
     before = {n: p.clone() for n, p in first.model.named_parameters()}
@@ -65,7 +80,13 @@ def test_export_is_whole(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(CHECKPOINT)
     size = export(build_model(len(tokenizer)), tokenizer, tmp_path / "out")
     names = {p.name for p in (tmp_path / "out").iterdir()}
-    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja",
-                     "processor_config.json", "generation_config.json"}
+    assert names >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "processor_config.json",
+        "generation_config.json",
+    }
     assert size < 16e6
     assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "llava"

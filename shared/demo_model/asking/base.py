@@ -20,8 +20,6 @@ class Turn:
     focus: Thing | None = None  # what "it" means in the next question
 
 
-
-
 class Asker:
     """Asks about one scene in one language."""
 
@@ -70,18 +68,25 @@ class Asker:
         if thing.is_number:
             if hide == "shape":
                 return None
-            name = self.say("the [number|number|digit[s|]|printed number]",
-                            "[数字|数字|图里的数字|这个数字]")
+            name = self.say(
+                "the [number|number|digit[s|]|printed number]", "[数字|数字|图里的数字|这个数字]"
+            )
             return name, self.the(self.shape_name("number"))
         if self.unique(shape=thing.shape) and hide != "shape":
-            options += [(self.the(self.shape_name(thing.shape, True)),
-                         self.the(self.shape_name(thing.shape)))] * 2
+            options += [
+                (
+                    self.the(self.shape_name(thing.shape, True)),
+                    self.the(self.shape_name(thing.shape)),
+                )
+            ] * 2
         if self.unique(thing.shape, thing.colour) and hide not in ("shape", "colour"):
             options.append((self.the(self.both(thing, True)), self.the(self.both(thing))))
         if self.unique(colour=thing.colour) and hide != "colour":
             colour = self.colour_name(thing.colour, True)
-            name = self.say(f"the {colour} [shape|thing|one|object|figure]",
-                            f"{colour}的[形状|图形|东西|那个|物体|]")
+            name = self.say(
+                f"the {colour} [shape|thing|one|object|figure]",
+                f"{colour}的[形状|图形|东西|那个|物体|]",
+            )
             options.append((name, self.the(self.both(thing))))
         return self.rng.choice(options) if options else None
 
@@ -90,8 +95,10 @@ class Asker:
         return self.rng.choice(pool) if pool else None
 
     def in_picture(self) -> str:
-        return self.say("[| in the picture| in the image| in this picture| in this image|"
-                        " in the photo| here]", "")
+        return self.say(
+            "[| in the picture| in the image| in this picture| in this image| in the photo| here]",
+            "",
+        )
 
     def pic(self) -> str:
         """Chinese for "in the picture", or nothing."""
@@ -115,8 +122,9 @@ class Asker:
             n = len(self.matching(*key))
             colour, shape = self.colour_name(thing.colour), self.shape_name(thing.shape, many=n > 1)
             if self.en:
-                parts.append(f"{n} {colour} {shape}" if n > 1 else words.article(
-                    f"{colour} {shape}"))
+                parts.append(
+                    f"{n} {colour} {shape}" if n > 1 else words.article(f"{colour} {shape}")
+                )
             else:
                 parts.append(f"{n if n > 1 else '一'}个{colour}的{shape}")
         return parts
@@ -143,8 +151,11 @@ class Asker:
 
     def _count_body(self, n: int, shape: str | None, colour: str | None) -> str:
         if self.en:
-            noun = self.shape_name(shape or "", many=n != 1) if shape else (
-                "shape" if n == 1 else "shapes")
+            noun = (
+                self.shape_name(shape or "", many=n != 1)
+                if shape
+                else ("shape" if n == 1 else "shapes")
+            )
             if colour:
                 noun = f"{self.colour_name(colour)} {noun}"
             return f"there {'is' if n == 1 else 'are'} {n if n else 'no'} {noun}"
@@ -167,5 +178,3 @@ def alternatives(template: str) -> list[str]:
             last = at + 1
     parts.append(template[last:])
     return parts
-
-

@@ -24,8 +24,9 @@ class Places(Asker):
         asked, answered = ref
         if it:
             asked = it
-            answered = self.the(self.shape_name(target.shape) if target.is_number
-                                else self.both(target))
+            answered = self.the(
+                self.shape_name(target.shape) if target.is_number else self.both(target)
+            )
             if self.unique(shape=target.shape) and not target.is_number:
                 answered = self.the(self.shape_name(target.shape))
         inside = self.in_picture()
@@ -37,7 +38,8 @@ class Places(Asker):
             f"|where is {asked} [located|placed|positioned]{inside}|locate {asked}|find {asked}",
             f"{asked}在[哪里|哪儿|哪|哪个位置|什么位置|什么地方|图的哪里|图片的什么位置|图中哪里]"
             f"|{asked}的位置[|是什么|在哪里|在哪]|{asked}位于[哪里|什么位置|图的哪个位置]"
-            f"|[哪里|哪儿]有{asked}|{asked}在图片的哪[个部分|个位置|一边|里]")
+            f"|[哪里|哪儿]有{asked}|{asked}在图片的哪[个部分|个位置|一边|里]",
+        )
         q = self.rng.choice(alternatives(q))
         return Turn(q, self.sentence(self._is_at(answered, target)), "where", target)
 
@@ -69,14 +71,16 @@ class Places(Asker):
             f"[what is|what's|what do you see|what can you see|what is there|what shape is|"
             f"which shape is|what lies|tell me what is] {asked}"
             f"[| of the picture| of the image|{self.in_picture()}]",
-            f"{self.pic()}{asked}[有什么|是什么|的是什么|有什么[形状|东西|图形]|是什么[形状|图形]]")
+            f"{self.pic()}{asked}[有什么|是什么|的是什么|有什么[形状|东西|图形]|是什么[形状|图形]]",
+        )
         if not pool:
             body = f"there is nothing {place}" if self.en else f"{place}什么都没有"
             return Turn(q, self.sentence(body), "at")
         thing = pool[0]
         if self.en:
-            name = (f"the number {thing.value}" if thing.is_number
-                    else words.article(self.both(thing)))
+            name = (
+                f"the number {thing.value}" if thing.is_number else words.article(self.both(thing))
+            )
             body = f"there is {name} {place}"
         else:
             name = f"数字{thing.value}" if thing.is_number else f"一个{self.both(thing)}"
@@ -103,9 +107,11 @@ class Places(Asker):
             f"{ref_a[0]}在{ref_b[0]}的[哪边|哪里|哪个方向|什么方向|什么位置|哪一边|哪个位置|哪一侧]"
             f"|相对于{ref_b[0]}，{ref_a[0]}在[哪里|什么位置|哪边]"
             f"|{ref_a[0]}相对[于|]{ref_b[0]}[在哪里|的位置|的位置是什么|在什么位置]"
-            f"|{ref_a[0]}位于{ref_b[0]}的[哪边|哪个方向|什么方向|哪里]")
+            f"|{ref_a[0]}位于{ref_b[0]}的[哪边|哪个方向|什么方向|哪里]",
+        )
         q = self.rng.choice(alternatives(q)).strip()
         place = RELATION[self.language][relation]
-        body = (f"{ref_a[1]} is {place} {ref_b[1]}" if self.en
-                else f"{ref_a[1]}在{ref_b[1]}的{place}")
+        body = (
+            f"{ref_a[1]} is {place} {ref_b[1]}" if self.en else f"{ref_a[1]}在{ref_b[1]}的{place}"
+        )
         return Turn(q, self.sentence(body), "relate", a)

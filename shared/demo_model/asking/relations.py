@@ -21,10 +21,14 @@ def relation_of(a: Thing, b: Thing) -> str | None:
 
 def differs(a: Thing, b: Thing) -> bool:
     """Whether one is clearly the larger, by its box and by its ink."""
-    fills = {"circle": 0.785, "square": 1.0, "triangle": 0.5, "star": 0.42, "diamond": 0.5,
-             "cross": 0.55}
+    fills = {
+        "circle": 0.785,
+        "square": 1.0,
+        "triangle": 0.5,
+        "star": 0.42,
+        "diamond": 0.5,
+        "cross": 0.55,
+    }
     by_box = a.size / b.size
     by_ink = by_box * (fills[a.shape] / fills[b.shape]) ** 0.5
-    return min(by_box, by_ink) >= LARGER or max(by_box, by_ink) <= 1 / LARGER
-
-
+    return bool(min(by_box, by_ink) >= LARGER or max(by_box, by_ink) <= 1 / LARGER)

@@ -16,9 +16,17 @@ class YesNo(Asker):
     def confirm(self) -> Turn | None:
         """Questions for yes or no about things that are there."""
         form = self.rng.choices(
-            (self._confirm_colour, self._confirm_relation, self._confirm_place,
-             self._confirm_count, self._confirm_number, self._confirm_larger, self._confirm_shape),
-            (0.26, 0.24, 0.14, 0.1, 0.08, 0.12, 0.06))[0]
+            (
+                self.confirm_colour,
+                self._confirm_relation,
+                self._confirm_place,
+                self._confirm_count,
+                self._confirm_number,
+                self._confirm_larger,
+                self._confirm_shape,
+            ),
+            (0.26, 0.24, 0.14, 0.1, 0.08, 0.12, 0.06),
+        )[0]
         return form()
 
     def _verdict(self, yes: bool, body: str) -> str:
@@ -26,7 +34,7 @@ class YesNo(Asker):
             return ("Yes, " if yes else "No, ") + body + "."
         return ("是的，" if yes else "不是，") + body + "。"
 
-    def _confirm_colour(self, thing: Thing | None = None, it: str = "") -> Turn | None:
+    def confirm_colour(self, thing: Thing | None = None, it: str = "") -> Turn | None:
         target = thing or self.pick()
         if target is None:
             return None
@@ -34,12 +42,15 @@ class YesNo(Asker):
         if ref is None:
             return None
         yes = self.rng.random() < 0.5
-        colour = target.colour if yes else self.rng.choice(
-            [c for c in COLOURS if c != target.colour])
+        colour = (
+            target.colour if yes else self.rng.choice([c for c in COLOURS if c != target.colour])
+        )
         name, asked = self.colour_name(colour, True), it or ref[0]
-        q = self.say(f"is {asked} [|actually |really ]{name}|does {asked} look {name}"
-                     f"|is the [colour|color] of {asked} {name}|{asked} is {name}, [right|isn't it]",
-                     f"{asked}是{name}[的|]吗|{asked}是不是{name}[的|]|{asked}的颜色是{name}吗")
+        q = self.say(
+            f"is {asked} [|actually |really ]{name}|does {asked} look {name}"
+            f"|is the [colour|color] of {asked} {name}|{asked} is {name}, [right|isn't it]",
+            f"{asked}是{name}[的|]吗|{asked}是不是{name}[的|]|{asked}的颜色是{name}吗",
+        )
         q = self.rng.choice(alternatives(q))
         body = self._is_colour(ref[1], target.colour)
         return Turn(q, self._verdict(yes, body), "confirm", target)
@@ -52,11 +63,14 @@ class YesNo(Asker):
         shape = target.shape if yes else self.rng.choice([s for s in SHAPES if s != target.shape])
         colour = self.colour_name(target.colour, True)
         asked = self.shape_name(shape, True)
-        q = self.say(f"is the {colour} [shape|thing|one|object] {words.article(asked)}",
-                     f"{colour}的[形状|东西|图形|那个|]是{asked}吗")
+        q = self.say(
+            f"is the {colour} [shape|thing|one|object] {words.article(asked)}",
+            f"{colour}的[形状|东西|图形|那个|]是{asked}吗",
+        )
         name, colour = self.shape_name(target.shape), self.colour_name(target.colour)
-        body = (f"the {colour} shape is {words.article(name)}" if self.en
-                else f"{colour}的形状是{name}")
+        body = (
+            f"the {colour} shape is {words.article(name)}" if self.en else f"{colour}的形状是{name}"
+        )
         return Turn(q, self._verdict(yes, body), "confirm", target)
 
     def _confirm_relation(self) -> Turn | None:
@@ -74,13 +88,16 @@ class YesNo(Asker):
         if not yes:
             asked = opposite[asked]
         words_asked = words.say(RELATION_ASKED[self.language][asked], self.rng)
-        q = self.say(f"is {ref_a[0]} {words_asked} {ref_b[0]}",
-                     f"{ref_a[0]}在{ref_b[0]}的{words_asked}吗|{ref_a[0]}是不是在{ref_b[0]}{words_asked}"
-                     f"|{ref_a[0]}在{ref_b[0]}{words_asked}吗|{ref_a[0]}在不在{ref_b[0]}的{words_asked}")
+        q = self.say(
+            f"is {ref_a[0]} {words_asked} {ref_b[0]}",
+            f"{ref_a[0]}在{ref_b[0]}的{words_asked}吗|{ref_a[0]}是不是在{ref_b[0]}{words_asked}"
+            f"|{ref_a[0]}在{ref_b[0]}{words_asked}吗|{ref_a[0]}在不在{ref_b[0]}的{words_asked}",
+        )
         q = self.rng.choice(alternatives(q))
         place = RELATION[self.language][relation]
-        body = (f"{ref_a[1]} is {place} {ref_b[1]}" if self.en
-                else f"{ref_a[1]}在{ref_b[1]}的{place}")
+        body = (
+            f"{ref_a[1]} is {place} {ref_b[1]}" if self.en else f"{ref_a[1]}在{ref_b[1]}的{place}"
+        )
         return Turn(q, self._verdict(yes, body), "confirm", a)
 
     def _confirm_place(self) -> Turn | None:
@@ -98,8 +115,10 @@ class YesNo(Asker):
         asked = words.say(PLACE_ASKED[self.language][cell], self.rng)
         if yes and " " in cell and self.rng.random() < 0.4:
             asked = words.say(PLACE_ASKED[self.language][self.rng.choice(cell.split())], self.rng)
-        q = self.say(f"is {ref[0]} {asked}[| of the picture| of the image]",
-                     f"{ref[0]}在[|图的|图片的|图中]{asked}吗|{ref[0]}是不是在{asked}")
+        q = self.say(
+            f"is {ref[0]} {asked}[| of the picture| of the image]",
+            f"{ref[0]}在[|图的|图片的|图中]{asked}吗|{ref[0]}是不是在{asked}",
+        )
         q = self.rng.choice(alternatives(q))
         return Turn(q, self._verdict(yes, self._is_at(ref[1], target)), "confirm", target)
 
@@ -116,14 +135,20 @@ class YesNo(Asker):
             noun = "shape" if whole else self.shape_name(shape, True)
             noun = words.plural(noun) if asked != 1 else noun
             q = self.say(f"[are|is] there [|exactly ]{number} {noun}{self.in_picture()}", "")
-            q = q.replace("is there", "are there") if asked > 1 else q.replace(
-                "are there", "is there exactly").replace("exactly exactly", "exactly")
+            q = (
+                q.replace("is there", "are there")
+                if asked > 1
+                else q.replace("are there", "is there exactly").replace(
+                    "exactly exactly", "exactly"
+                )
+            )
             if asked == 1 and "exactly" not in q:
                 q = q.replace("is there ", "is there only ")
         else:
             noun = "形状" if whole else self.shape_name(shape, True)
             q = self.say("", f"{self.pic()}[是不是|]有{number}个{noun}吗").replace(
-                "是不是有", "是不是有")
+                "是不是有", "是不是有"
+            )
             q = q.removesuffix("吗") if "是不是" in q else q
             if asked == 1:
                 q = q.replace("有", "只有")
@@ -139,10 +164,12 @@ class YesNo(Asker):
         if not yes:
             at = self.rng.randrange(len(value))
             digit = self.rng.choice([d for d in "123456789" if d != value[at]])
-            value = value[:at] + digit + value[at + 1:]
-        q = self.say(f"is the [number|printed number|digit] {value}|does it [say|show|read] {value}"
-                     f"|is [it|this] [the number |]{value}",
-                     f"[数字|图里的数字|这个数字]是{value}吗|[这|图里|写的]是{value}吗|是不是{value}")
+            value = value[:at] + digit + value[at + 1 :]
+        q = self.say(
+            f"is the [number|printed number|digit] {value}|does it [say|show|read] {value}"
+            f"|is [it|this] [the number |]{value}",
+            f"[数字|图里的数字|这个数字]是{value}吗|[这|图里|写的]是{value}吗|是不是{value}",
+        )
         q = self.rng.choice(alternatives(q))
         return Turn(q, self._verdict(yes, self._is_value(number)), "confirm", number)
 
@@ -158,8 +185,10 @@ class YesNo(Asker):
         yes = (a.size > b.size) == larger
         adjective = "[larger|bigger]" if larger else "smaller"
         zh = "[大|更大|大一些]" if larger else "[小|更小|小一些]"
-        q = self.say(f"is {ref_a[0]} {adjective} than {ref_b[0]}",
-                     f"{ref_a[0]}比{ref_b[0]}{zh}吗|{ref_a[0]}是不是比{ref_b[0]}{zh}")
+        q = self.say(
+            f"is {ref_a[0]} {adjective} than {ref_b[0]}",
+            f"{ref_a[0]}比{ref_b[0]}{zh}吗|{ref_a[0]}是不是比{ref_b[0]}{zh}",
+        )
         q = self.rng.choice(alternatives(q))
         truth = a.size > b.size
         if self.en:
