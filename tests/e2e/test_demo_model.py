@@ -50,12 +50,12 @@ QUESTIONS = [
     (RED_CIRCLE, "What colour is the circle?", ["red"]),
     (RED_CIRCLE, "is there a blue square?", ["no"]),
     (RED_CIRCLE, "图里有什么？", ["红", "圆"]),
-    (TWO, "How many shapes are there?", ["two"]),
+    (TWO, "How many shapes are there?", ["2"]),
     (TWO, "Which shape is green?", ["triangle"]),
     (TWO, "Is there a triangle?", ["yes"]),
     (TWO, "正方形是什么颜色？", ["蓝"]),
     (THREE, "What color is the square?", ["orange"]),
-    (THREE, "How many circles are there?", ["two"]),
+    (THREE, "How many circles are there?", ["2"]),
 ]
 
 
