@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> Run:
         default=0,
         help="further pictures in a step of `talk` that are only seen",
     )
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--decay", type=float, default=0.3, help="last part of the budget")
     parser.add_argument("--from", dest="source", help="checkpoint folder to begin with")
     parser.add_argument(
