@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,14 +29,15 @@ class Member:
     address: str
 
 
-class _Loop:
+class _Loop(ABC):
     """A background task that does one thing every half second, and survives Redis being away."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
+    @abstractmethod
     async def _once(self) -> None:
-        raise NotImplementedError
+        """The one thing."""
 
     async def __aenter__(self) -> Self:
         with contextlib.suppress(Unavailable):
