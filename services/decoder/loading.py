@@ -46,12 +46,9 @@ def load(settings: DecoderSettings) -> Loaded:
     family = model_class(checkpoint)
     config = family.read_config(checkpoint)
     device = resolve_device(settings.device)
-    if device == "cpu" and (threads := settings.threads or _automatic_threads(checkpoint)):
-        torch.set_num_threads(threads)
     dtype = _choose_dtype(settings.dtype, device, checkpoint)
-    ops = load_ops(device, dtype)
-    if settings.block_size:
-        ops.block_size = settings.block_size
+    threads = settings.threads or _automatic_threads(checkpoint)
+    ops = load_ops(device, dtype, threads, settings.block_size)
     longest = settings.max_model_len or config.max_position_embeddings
     log.info(
         "found model",
@@ -59,7 +56,6 @@ def load(settings: DecoderSettings) -> Loaded:
         layers=config.num_layers,
         device=device,
         dtype=str(dtype).removeprefix("torch."),
-        threads=torch.get_num_threads(),
     )
     model = family.load(checkpoint, ops, longest)
     checkpoint.close()
@@ -99,7 +95,7 @@ def _choose_dtype(asked: str, device: str, checkpoint: Checkpoint) -> torch.dtyp
 
 def _automatic_threads(checkpoint: Checkpoint) -> int:
     """1 for a small model, whose operations are shorter than the wait for a second thread;
-    otherwise 0, torch's own choice."""
+    otherwise 0, one for each core."""
     return 1 if checkpoint.is_small else 0
 
 

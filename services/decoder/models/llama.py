@@ -1,6 +1,6 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -121,7 +121,7 @@ class Llama(DecoderModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DecoderModel.logits`."""
-        return self._ops.linear(hidden, self._head).float()
+        return self._ops.linear_float32(hidden, self._head)
 
 
 def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: BaseOps) -> _Layer:
@@ -129,12 +129,16 @@ def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: Ba
     queries, keys = (n * config.head_size for n in (config.num_heads, config.num_kv_heads))
     attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
 
-    def fused(has_bias: bool, *parts: tuple[str, int]) -> Packed:
+    def fused(
+        has_bias: bool,
+        *parts: tuple[str, int],
+        pack: Callable[[Tensor, Tensor | None], Packed] = ops.pack,
+    ) -> Packed:
         rows = weights.take_fused([(f"{name}.weight", size) for name, size in parts], hidden)
         bias = None
         if has_bias:
             bias = weights.take_fused([(f"{name}.bias", size) for name, size in parts])
-        return ops.pack(rows, bias)
+        return pack(rows, bias)
 
     def single(has_bias: bool, name: str, out: int, inside: int) -> Packed:
         bias = weights.take(f"{name}.bias", out) if has_bias else None
@@ -153,6 +157,11 @@ def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: Ba
         ),
         output=single(config.output_bias, f"{attention}.o_proj", hidden, queries),
         post_norm=norm("post_attention_layernorm"),
-        gate_up=fused(config.mlp_bias, (f"{mlp}.gate_proj", inner), (f"{mlp}.up_proj", inner)),
+        gate_up=fused(
+            config.mlp_bias,
+            (f"{mlp}.gate_proj", inner),
+            (f"{mlp}.up_proj", inner),
+            pack=ops.pack_gate_up,
+        ),
         down=single(config.mlp_bias, f"{mlp}.down_proj", hidden, inner),
     )

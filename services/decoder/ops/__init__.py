@@ -7,9 +7,10 @@ import torch
 from services.decoder.ops.base import BaseOps
 from shared.errors import InvalidRequest
 
+# Device -> module and what there makes its ops of (dtype, threads, block_size).
 _DEVICES = {
-    "cpu": ("services.decoder.ops.cpu", "CpuOps"),
-    "cuda": ("services.decoder.ops.cuda", "CudaOps"),
+    "cpu": ("services.decoder.ops.cpu", "make_ops"),
+    "cuda": ("services.decoder.ops.cuda", "make_ops"),
 }
 
 
@@ -30,8 +31,9 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def load_ops(device: str, dtype: torch.dtype) -> BaseOps:
-    """The ops of a resolved device."""
+def load_ops(device: str, dtype: torch.dtype, threads: int = 0, block_size: int = 0) -> BaseOps:
+    """The ops of a resolved device; 0 is one thread for each core, and the device's own block."""
     module, name = _DEVICES[device]
-    ops: BaseOps = getattr(importlib.import_module(module), name)(torch.device(device), dtype)
+    ops: BaseOps = getattr(importlib.import_module(module), name)(dtype, threads, block_size)
+    ops.block_size = block_size or ops.block_size
     return ops

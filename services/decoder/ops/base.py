@@ -48,6 +48,14 @@ class BaseOps:
         """[rows, in] to [rows, out]."""
         return F.linear(x, packed.weight, packed.bias)
 
+    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+        """`pack` for a layer of gates [I, in] above what they gate, for `gate_up_swiglu` alone."""
+        return self.pack(weight, bias)
+
+    def linear_float32(self, x: Tensor, packed: Packed) -> Tensor:
+        """`linear` with results in float32, for logits."""
+        return self.linear(x, packed).float()
+
     def vector(self, weight: Tensor) -> Tensor:
         """Takes over a small parameter, such as a norm's weight."""
         return weight.to(self.device, self.dtype, copy=True)
@@ -71,7 +79,7 @@ class BaseOps:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """The norm of `x + residual`, and that sum, which may overwrite `residual`."""
+        """The norm of `x + residual`, and that sum; both may be overwritten."""
         total = residual + x
         return self.rms_norm(total, weight, eps), total
 

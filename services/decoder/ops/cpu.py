@@ -1,146 +1,239 @@
-"""Ops for CPUs by torch alone. In float32 every row is bit-equal whatever else is in the batch.
+"""Ops for CPUs by our own kernels. Every row is bit-equal whatever else is in the batch, in float32
+and in bfloat16: each kernel adds up in an order that depends on the row alone.
 
-What makes that so (each point is tested): torch's float32 GEMM gives equal rows when the number of
-rows is a multiple of 4 or at least 12, so smaller batches are padded; attention pads queries the
-same way and keys to multiples of 64 with mask, sums values in tiles of 128 keys, one tile after the
-other, so that a sum's order depends on the key alone; activations use only operations whose vector
-and scalar forms agree in every bit.
+The cache is [blocks, kv heads, pages, 2, 16 * D]: pages of 16 tokens, keys first, in the order in
+which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vectors with zeros.
 """
 
+import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
 from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, Packed, PagedKV
 from services.decoder.ops.base import BaseOps
+from services.decoder.ops.cpu_kernels import library
+from services.decoder.ops.cpu_kernels.library import LANES, PAGE, PANEL, Kernels
+from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.host_memory import zeros_in_huge_pages
-from services.decoder.ops.row_groups import RowGroup, group_rows
 
-# Keys of one partial sum over values: GEMM cuts longer sums (from 193 on, measured) by their length.
-_VALUE_TILE = 128
+log = structlog.get_logger(__name__)
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+# Rows (query, head) that one attention task handles: their scores stay in the first caches.
+_TASK_ROWS = 112
+
+
+def make_ops(dtype: torch.dtype, threads: int, block_size: int = 0) -> BaseOps:
+    """Ops with our kernels, or torch's where those cannot be had or do not know type or block."""
+    threads = threads or len(os.sched_getaffinity(0))
+    fitting = dtype in _TYPES and block_size % PAGE == 0
+    kernels = library.load_kernels(threads) if fitting else None
+    if kernels is None:
+        torch.set_num_threads(threads)
+        return TorchCpuOps(torch.device("cpu"), dtype)
+    torch.set_num_threads(1)  # two pools would take the cores from each other
+    log.info("CPU kernels", instructions=kernels.name, threads=threads)
+    return CpuOps(dtype, kernels)
 
 
 class CpuOps(BaseOps):
-    """Keys and values lie as [num_kv, blocks, block_size * D]: a gather copies whole blocks and
-    leaves a batch of matrices behind, one for each pair of head and row. What `paged_attention`
-    returns is overwritten by the next layer."""
+    """The kernels take contiguous rows; what they return is new memory."""
 
     name = "cpu"
-    block_axis = 1
+
+    def __init__(self, dtype: torch.dtype, kernels: Kernels) -> None:
+        super().__init__(torch.device("cpu"), dtype)
+        self._kernels = kernels
+        self._type = _TYPES[dtype]
 
     @property
     def row_invariant(self) -> bool:
-        """True in float32. Library kernels for bfloat16 promise nothing."""
-        return self.dtype == torch.float32
+        """Always."""
+        return True
 
-    def padded_rows(self, rows: int) -> int:
-        """Up to a multiple of 4 below 12 rows, so that each linear layer need not pad by itself."""
-        return rows if rows >= 12 or not self.row_invariant else -(-rows // 4) * 4
+    # Linear layers
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+        """In panels of 32 outputs, in huge pages; see `cpu_kernels/linear.h`."""
+        return self._pack(weight, bias, library.PLAIN, weight.shape[0])
+
+    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+        """Gates beside what they gate, so that one pass does both."""
+        return self._pack(weight, bias, library.SWIGLU, weight.shape[0] // 2)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None, epilogue: int, outputs: int) -> Packed:
+        rows = weight.to(self.dtype).contiguous()
+        inputs = rows.shape[1]
+        whole = inputs + (inputs & self._type)  # bfloat16 goes in pairs
+        if whole != inputs:
+            rows = torch.nn.functional.pad(rows, (0, 1))
+        width = LANES if epilogue == library.SWIGLU else PANEL
+        panels = -(-outputs // width)
+        memory = zeros_in_huge_pages((panels, whole * PANEL), self.dtype, touch=False)
+        self._kernels.pack(
+            self._type, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr()
+        )
+        padded = None
+        if bias is not None:
+            padded = _pack_bias(bias.float(), epilogue, outputs, panels)
+        layer = library.Linear(
+            memory.data_ptr(),
+            None if padded is None else padded.data_ptr(),
+            whole,
+            outputs,
+            epilogue,
+            0,
+        )
+        wide = library.Linear.from_buffer_copy(layer)
+        wide.wide = 1
+        return _PackedPanels(
+            memory, padded, inputs, outputs, ctypes.byref(layer), ctypes.byref(wide)
+        )
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
-        """[rows, in] to [rows, out], padded where the number of rows would change their bits."""
-        rows = x.shape[0]
-        padded = self.padded_rows(rows)
-        if padded == rows:
-            return super().linear(x, packed)
-        wide = x.new_zeros((padded, x.shape[1]))
-        wide[:rows] = x
-        return super().linear(wide, packed)[:rows]
+        """[rows, in] to [rows, out]."""
+        return self._linear(x, packed, x.dtype)
+
+    def linear_float32(self, x: Tensor, packed: Packed) -> Tensor:
+        """The sums as they are, in float32."""
+        return self._linear(x, packed, torch.float32)
+
+    def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
+        """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`."""
+        return self._linear(x, packed, x.dtype)
+
+    def _linear(self, x: Tensor, packed: Packed, result: torch.dtype) -> Tensor:
+        assert isinstance(packed, _PackedPanels)
+        rows, inputs = x.shape
+        if inputs & self._type:
+            x, inputs = torch.nn.functional.pad(x, (0, 1)), inputs + 1
+        out = torch.empty((rows, packed.outputs), dtype=result)
+        wide = result is not self.dtype
+        self._kernels.linear(
+            self._type,
+            packed.wide if wide else packed.layer,
+            x.data_ptr(),
+            out.data_ptr(),
+            rows,
+            x.stride(0),
+            packed.outputs,
+        )
+        return out
+
+    # Small ops
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """[rows, H]; in float32 without the conversions of the reference."""
-        if x.dtype != torch.float32:
-            return super().rms_norm(x, weight, eps)
-        return (x * x.pow(2).mean(-1, keepdim=True).add_(eps).rsqrt_()).mul_(weight)
+        """[rows, H]; sums in float32."""
+        out = torch.empty_like(x)
+        rows, size = x.shape
+        self._kernels.rms_norm(
+            self._type, x.data_ptr(), weight.data_ptr(), eps, rows, size, out.data_ptr()
+        )
+        return out
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Overwrites `residual` with the sum."""
-        residual += x
-        return self.rms_norm(residual, weight, eps), residual
+        """Overwrites `residual` with the sum, and `x` with its norm."""
+        rows, size = x.shape
+        self._kernels.add_rms_norm(
+            self._type,
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            rows,
+            size,
+            x.data_ptr(),
+        )
+        return x, residual
 
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Separate products and one sum: fused forms round differently at a vector's tail."""
-        turned = torch.roll(x, x.shape[-1] // 2, -1).mul_(sin)
-        return turned.add_(x * cos)
-
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        """silu spelt out in float32: torch's own differs by a bit at a vector's tail."""
-        if not self.row_invariant:
-            return super().swiglu(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return (gate / gate.neg().exp_().add_(1)).mul_(up)
+    # The cache
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
-        """Memory of its own (see `zeros_in_huge_pages`), keys and values as halves of one tensor."""
+        """Memory of its own, in huge pages."""
         if spec.k_size != spec.v_size:
             raise NotImplementedError("keys and values of different sizes")
-        shape = (2 * spec.num_kv_heads, num_blocks, self.block_size * spec.k_size)
-        both = zeros_in_huge_pages(shape, spec.dtype)
-        return _JointKV(both[: spec.num_kv_heads], both[spec.num_kv_heads :], both)
+        pages, heads = self.block_size // PAGE, spec.num_kv_heads
+        size = -(-spec.k_size // LANES) * LANES
+        both = zeros_in_huge_pages((num_blocks, heads, pages, 2, PAGE * size), spec.dtype)
+        cache = library.Cache(both.data_ptr(), pages, heads, size, spec.k_size)
+        return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.k_size, ctypes.byref(cache))
 
     def qkv_rope_write(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, kv: PagedKV, meta: AttnMeta
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotates in place and writes keys and values as they lie beside each other."""
+        """Rotates queries and keys in place and writes the cache."""
+        call = library.RopeWrite(
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            meta.slots.data_ptr(),
+            None,
+            None,
+            qkv.shape[0],
+            heads.num_q,
+            0.0,
+        )
+        self._kernels.rope_write(self._type, call, _own(kv).cache)
         rows = qkv.view(qkv.shape[0], -1, heads.size)
-        turning = rows[:, : heads.num_q + heads.num_kv]
-        turned = torch.roll(turning, heads.size // 2, -1).mul_(sin)
-        turning.mul_(cos).add_(turned)
-        both = _joint(kv).both
-        tokens = both.view(both.shape[0], -1, heads.size)
-        tokens.index_copy_(1, meta.slots, rows[:, heads.num_q :].transpose(0, 1))
-        return rows[:, : heads.num_q], turning[:, heads.num_q :], rows[:, -heads.num_kv :]
+        both = rows[:, heads.num_q :]
+        return rows[:, : heads.num_q], both[:, : heads.num_kv], both[:, heads.num_kv :]
 
     def kv_write(self, k: Tensor, v: Tensor, kv: PagedKV, meta: AttnMeta) -> None:
         """Writes this step's keys and values [T, num_kv, D] where `meta.slots` says."""
-        for cache, new in ((kv.k, k), (kv.v, v)):
-            tokens = cache.view(cache.shape[0], -1, new.shape[-1])
-            tokens.index_copy_(1, meta.slots, new.transpose(0, 1))
+        self._copy(self._kernels.kv_write, k.contiguous(), v.contiguous(), kv, meta.slots)
 
     def scrub(self, kv: PagedKV, slots: Tensor) -> None:
         """Zeroes single tokens of the cache."""
-        both = _joint(kv).both
-        both.view(both.shape[0], -1, both.shape[2] // self.block_size).index_fill_(1, slots, 0)
+        own = _own(kv)
+        zeros = torch.zeros((len(slots), own.both.shape[1], own.size), dtype=own.both.dtype)
+        self._copy(self._kernels.kv_write, zeros, zeros, kv, slots)
 
     def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
         """One block in the canonical layout (token of the block, kv head, element)."""
-        k, v = (
-            x[:, block].view(x.shape[0], self.block_size, -1).transpose(0, 1).clone()
-            for x in (kv.k, kv.v)
-        )
-        return k, v
+        return self._read(kv, self._slots(block))
 
     def import_block(self, kv: PagedKV, block: int, k: Tensor, v: Tensor) -> None:
         """Writes one block given in the canonical layout."""
-        kv.k[:, block] = k.transpose(0, 1).flatten(1)
-        kv.v[:, block] = v.transpose(0, 1).flatten(1)
+        self._copy(self._kernels.kv_write, k.contiguous(), v.contiguous(), kv, self._slots(block))
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` keys and values [length, num_kv, D] of one row of the block table."""
-        blocks = table[: -(-length // self.block_size)].long()
-        k, v = (
-            x.index_select(1, blocks).view(x.shape[0], -1, x.shape[2] // self.block_size)
-            for x in (kv.k, kv.v)
-        )
-        return k.transpose(0, 1)[:length], v.transpose(0, 1)[:length]
+        places = torch.arange(length)
+        blocks = table[places // self.block_size].long()
+        return self._read(kv, blocks * self.block_size + places % self.block_size)
 
-    def make_meta(
+    def _slots(self, block: int) -> Tensor:
+        return torch.arange(block * self.block_size, (block + 1) * self.block_size)
+
+    def _read(self, kv: PagedKV, slots: Tensor) -> tuple[Tensor, Tensor]:
+        own = _own(kv)
+        shape = (len(slots), own.both.shape[1], own.size)
+        k, v = (torch.empty(shape, dtype=own.both.dtype) for _ in range(2))
+        self._copy(self._kernels.kv_read, k, v, kv, slots)
+        return k, v
+
+    def _copy(
         self,
-        counts: Sequence[int],
-        kv_lens: Sequence[int],
-        block_table: "np.ndarray[tuple[int, int], np.dtype[np.int32]]",
-        slots: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-        bidirectional: list[tuple[int, int, int]] | None = None,
-    ) -> AttnMeta:
-        """Adds the groups of rows of like size that attention runs as one batch each."""
-        meta = super().make_meta(counts, kv_lens, block_table, slots, bidirectional)
-        meta.device_state["groups"] = group_rows(counts, kv_lens, block_table, self.block_size)
-        return meta
+        function: "ctypes._NamedFuncPointer",
+        k: Tensor,
+        v: Tensor,
+        kv: PagedKV,
+        slots: Tensor,
+    ) -> None:
+        slots = slots.contiguous()
+        function(
+            self._type, k.data_ptr(), v.data_ptr(), slots.data_ptr(), len(slots), _own(kv).cache
+        )
+
+    # Attention
 
     def paged_attention(
         self,
@@ -155,63 +248,89 @@ class CpuOps(BaseOps):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """As the reference says; soft caps, sinks and two-way spans are left to it."""
-        if softcap is not None or sinks is not None or meta.bidirectional:
+        """As the reference says; spans that see each other whole are left to it."""
+        if meta.bidirectional:
             return super().paged_attention(
                 q, k, v, kv, meta, scale=scale, window=window, softcap=softcap, sinks=sinks
             )
-        out = meta.device_state.get("out")
-        if out is None or out.shape != q.shape:
-            out = meta.device_state["out"] = q.new_zeros(q.shape)
-        for group in meta.device_state["groups"]:
-            self._attend(group, q, out, _joint(kv).both, scale, window)
+        own = _own(kv)
+        tokens, num_q, size = q.shape
+        out = torch.empty((tokens, num_q, size), dtype=q.dtype)
+        if tokens > meta.cu_q[-1]:
+            out[meta.cu_q[-1] :] = 0
+        tasks = _tasks(meta, num_q // own.both.shape[1])
+        sinks = None if sinks is None else sinks.float().contiguous()
+        call = library.Attention(
+            q.data_ptr(),
+            out.data_ptr(),
+            q.stride(0),
+            num_q * size,
+            meta.block_table.data_ptr(),
+            meta.block_table.stride(0),
+            tasks.ctypes.data,
+            len(tasks),
+            num_q,
+            scale,
+            softcap or 0.0,
+            window or 0,
+            None if sinks is None else sinks.data_ptr(),
+        )
+        self._kernels.attention(self._type, call, own.cache)
         return out
-
-    def _attend(
-        self, group: RowGroup, q: Tensor, out: Tensor, kv: Tensor, scale: float, window: int | None
-    ) -> None:
-        """Fills the group's rows of `out` [T, num_q, D]."""
-        num_kv, size, g = kv.shape[0] // 2, q.shape[2], group.rows
-        share = q.shape[1] // num_kv  # query heads for each head of keys
-        real = group.queries * share
-        padded = self.padded_rows(real)
-        by_row = (g, group.queries, num_kv, share, size)
-        by_head = (num_kv, g, group.queries, share, size)
-
-        queries = group.query_memory(num_kv, padded, q)
-        picked = q[group.tokens].view(by_row).permute(2, 0, 1, 3, 4)
-        torch.mul(picked, scale, out=queries[:, :, :real].view(by_head))
-        gathered = kv.index_select(1, group.blocks).view(2, num_kv * g, group.keys, size)
-        keys, values = gathered[0], gathered[1]
-        scores = torch.bmm(queries.view(num_kv * g, padded, size), keys.transpose(1, 2))
-        # Replaced, not added to: what lies behind the mask may be anything.
-        every = scores.view(num_kv, g, padded, group.keys)
-        every.masked_fill_(group.hidden(window, share, padded), float("-inf"))
-        weights = torch.softmax(scores, -1)
-        if group.keys <= _VALUE_TILE:
-            mixed = torch.bmm(weights, values)
-        else:
-            mixed = torch.bmm(weights[:, :, :_VALUE_TILE], values[:, :_VALUE_TILE])
-            for start in range(_VALUE_TILE, group.keys, _VALUE_TILE):
-                tile = slice(start, start + _VALUE_TILE)
-                mixed += torch.bmm(weights[:, :, tile], values[:, tile])
-        found = mixed.view(num_kv, g, padded, size)[:, :, :real].view(by_head)
-        if isinstance(group.tokens, slice):
-            out[group.tokens].view(by_row).permute(2, 0, 1, 3, 4).copy_(found)
-            return
-        rows = found.permute(1, 2, 0, 3, 4).reshape(-1, q.shape[1], size)
-        if group.kept is not None:
-            rows = rows.index_select(0, group.kept)
-        out[group.tokens if group.targets is None else group.targets] = rows
 
 
 @dataclass(frozen=True)
-class _JointKV(PagedKV):
-    """Keys and values [num_kv, blocks, block_size * D] as the halves of `both`."""
+class _PackedPanels(Packed):
+    """`weight`: panels; `bias`: float32, one for each of their columns. The kernels' view of it
+    twice, for results in the weight's type and in float32."""
+
+    inputs: int
+    outputs: int
+    layer: "ctypes._CArgObject"
+    wide: "ctypes._CArgObject"
+
+
+@dataclass(frozen=True)
+class _CpuKV(PagedKV):
+    """Keys and values as the halves of `both` [blocks, kv heads, pages, 2, 16 * padded D]."""
 
     both: Tensor
+    size: int  # D
+    cache: "ctypes._CArgObject"
 
 
-def _joint(kv: PagedKV) -> _JointKV:
-    assert isinstance(kv, _JointKV)
+def _own(kv: PagedKV) -> _CpuKV:
+    assert isinstance(kv, _CpuKV)
     return kv
+
+
+def _pack_bias(bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:
+    """One number for each column of the panels."""
+    if epilogue == library.PLAIN:
+        padded = torch.zeros(panels * PANEL)
+        padded[:outputs] = bias
+        return padded
+    halves = torch.zeros(2, panels * LANES)
+    halves[:, :outputs] = bias.view(2, outputs)
+    return halves.view(2, panels, LANES).transpose(0, 1).reshape(-1).contiguous()
+
+
+def _tasks(
+    meta: AttnMeta, share: int
+) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
+    """Pieces of rows that attention handles one by one: row, first token in the batch, tokens,
+    position of the first; the longest rows' last pieces first, so that none is left to the end."""
+    known: dict[int, np.ndarray[tuple[int, int], np.dtype[np.int32]]]
+    known = meta.device_state.setdefault("tasks", {})
+    if share not in known:
+        most = max(1, _TASK_ROWS // share)
+        tasks = []
+        for row, (first, end, length) in enumerate(
+            zip(meta.cu_q, meta.cu_q[1:], meta.kv_lens, strict=False)
+        ):
+            for token in range(first, end, most):
+                count = min(most, end - token)
+                tasks.append((row, token, count, length - (end - token)))
+        tasks.sort(key=lambda task: -task[2] * (task[3] + task[2]))
+        known[share] = np.asarray(tasks, np.int32).reshape(-1, 4)
+    return known[share]

@@ -12,6 +12,11 @@ from services.decoder.ops.attention_meta import AttnMeta, KVSpec, PagedKV
 from services.decoder.ops.base import BaseOps, hidden_keys
 
 
+def make_ops(dtype: torch.dtype, threads: int, block_size: int) -> BaseOps:
+    """The ops of the first CUDA device, whatever the threads of the host and the size of a block."""
+    return CudaOps(torch.device("cuda"), dtype)
+
+
 class CudaOps(BaseOps):
     """The default layout; rows of one token as one padded batch, longer rows one after another."""
 

@@ -15,11 +15,11 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14: makes pages present without changing th
 _PIECE = 2 << 20  # bytes asked for at a time: mappings of the process are locked meanwhile
 
 
-def zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype, touch: bool = True) -> Tensor:
     """A zeroed tensor in anonymous memory of its own, in huge pages where the kernel gives them.
 
-    The pages are made present by a thread of low priority, so that memory which is promised now
-    cannot turn out to be missing later, and a start does not wait for gigabytes of page faults.
+    touch: the pages are made present by a thread of low priority, so that memory which is promised
+    now cannot turn out to be missing later, and a start does not wait for gigabytes of page faults.
     """
     count = int(np.prod(shape))
     if count == 0:
@@ -33,7 +33,8 @@ def zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     tensor = torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
-    _toucher.touch(tensor, len(memory))
+    if touch:
+        _toucher.touch(tensor, len(memory))
     return tensor
 
 

@@ -1,0 +1,300 @@
+// Attention over a paged cache.
+//
+// Sixteen tokens of one head are a page, laid out as the products want it: keys as a panel of 16
+// columns (for every unit of the head the keys side by side), then values as rows of units (two
+// neighbouring keys make a unit in bfloat16). So both products are the same small kernel as a
+// linear layer's. A block of the cache is one page or several.
+//
+// Queries walk over the keys in tiles of fixed places with a running maximum (Milakov and
+// Gimelshein, 2018; Dao et al., 2022): what a query adds up, and in which order, depends on its own
+// position alone.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "pool.h"
+#include "vectors.h"
+
+namespace tessera {
+
+constexpr int PAGE = 16;  // keys
+constexpr int TILE_PAGES = 8;
+constexpr int TILE = PAGE * TILE_PAGES;  // keys of one step of the running maximum
+#if defined(__AVX512F__)
+constexpr int SCORE_ROWS = 12, VALUE_ROWS = 6;
+#else
+constexpr int SCORE_ROWS = 3, VALUE_ROWS = 1;
+#endif
+
+// One layer's cache: [blocks, kv heads, pages of a block, keys then values, PAGE * size] elements.
+struct Cache {
+    void* base;
+    int64_t pages;  // of a block
+    int64_t heads;
+    int64_t size;  // of a head, in whole vectors: what is beyond `real` is zero
+    int64_t real;
+};
+
+template <class T>
+static inline typename T::Element* page_of(const Cache& cache, int64_t block, int64_t page,
+                                           int64_t head) {
+    const int64_t pages = (block * cache.heads + head) * cache.pages + page;
+    return (typename T::Element*)cache.base + pages * 2 * PAGE * cache.size;
+}
+
+// The page that holds a slot (block * block size + place).
+template <class T>
+static inline typename T::Element* page_at(const Cache& cache, int64_t slot, int64_t head) {
+    const int64_t page = slot / PAGE;
+    return page_of<T>(cache, page / cache.pages, page % cache.pages, head);
+}
+
+// Where element `d` of key `token` lies in its page; value `token` after all keys.
+template <class T>
+static inline int64_t key_place(int64_t token, int64_t d) {
+    constexpr int P = T::PER_UNIT;
+    return (d / P * PAGE + token) * P + d % P;
+}
+
+template <class T>
+static inline int64_t value_place(int64_t token, int64_t d, int64_t size) {
+    constexpr int P = T::PER_UNIT;
+    return PAGE * size + (token / P * size + d) * P + token % P;
+}
+
+struct Attention {
+    const void* q;       // [tokens, q heads, real size], rows q_stride elements apart
+    void* out;           // [tokens, q heads, real size]
+    int64_t q_stride, out_stride;
+    const int32_t* table;  // [rows, table_stride]
+    int64_t table_stride;
+    const int32_t* tasks;  // row, first token in the batch, tokens, position of the first
+    int64_t num_tasks;
+    int64_t q_heads;
+    float scale, softcap;  // softcap 0: none
+    int64_t window;        // 0: none
+    const float* sinks;    // [q heads] or null
+};
+
+// What one thread needs for a task; kept from call to call.
+template <class T>
+struct Workspace {
+    std::vector<typename T::Element> queries, weights;
+    std::vector<float> scores, mixed, highest, total;
+
+    void fit(int64_t rows, int64_t size) {
+        queries.resize(rows * size);
+        weights.resize(rows * TILE);
+        scores.resize(rows * TILE);
+        mixed.resize(rows * size);
+        highest.resize(rows);
+        total.resize(rows);
+    }
+};
+
+// scores[R][32] of two neighbouring pages (or one page twice).
+template <class T, int R>
+static inline void score(const typename T::Element* queries, int64_t size,
+                         const typename T::Element* first, const typename T::Element* second,
+                         float* scores) {
+    const int64_t units = size / T::PER_UNIT;
+    const int32_t* q = (const int32_t*)queries;
+    const int32_t *a = (const int32_t*)first, *b = (const int32_t*)second;
+    floats left[R] = {}, right[R] = {};
+    for (int64_t u = 0; u < units; u++) {
+        const ints ka = load<ints>(a + u * PAGE), kb = load<ints>(b + u * PAGE);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            const int32_t unit = q[r * units + u];
+            left[r] = T::dot(left[r], ka, unit);
+            right[r] = T::dot(right[r], kb, unit);
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        store(scores + r * TILE, left[r]);
+        store(scores + r * TILE + PAGE, right[r]);
+    }
+}
+
+template <class T, int R>
+static inline void score_some(int rows, const typename T::Element* queries, int64_t size,
+                              const typename T::Element* first, const typename T::Element* second,
+                              float* scores) {
+    if constexpr (R > 0) {
+        if (rows == R) return score<T, R>(queries, size, first, second, scores);
+        score_some<T, R - 1>(rows, queries, size, first, second, scores);
+    }
+}
+
+// mixed[R][C * 16] += weights[R][keys] times values[keys][C * 16].
+template <class T, int R, int C>
+static inline void mix(const typename T::Element* weights, const typename T::Element* const* values,
+                       int pages, int64_t size, int64_t column, float* mixed) {
+    constexpr int64_t UNITS = PAGE / T::PER_UNIT;
+    const int32_t* w = (const int32_t*)weights;
+    floats acc[R][C];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) acc[r][c] = load<floats>(mixed + r * size + c * LANES);
+    for (int page = 0; page < pages; page++) {
+        const int32_t* v = (const int32_t*)values[page] + column;
+        for (int64_t u = 0; u < UNITS; u++) {
+            ints columns[C];
+#pragma GCC unroll 4
+            for (int c = 0; c < C; c++) columns[c] = load<ints>(v + u * size + c * LANES);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) {
+                const int32_t unit = w[(r * TILE_PAGES + page) * UNITS + u];
+#pragma GCC unroll 4
+                for (int c = 0; c < C; c++) acc[r][c] = T::dot(acc[r][c], columns[c], unit);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) store(mixed + r * size + c * LANES, acc[r][c]);
+}
+
+template <class T, int R, int C>
+static inline void mix_some(int rows, const typename T::Element* weights,
+                            const typename T::Element* const* values, int pages, int64_t size,
+                            int64_t column, float* mixed) {
+    if constexpr (R > 0) {
+        if (rows == R) return mix<T, R, C>(weights, values, pages, size, column, mixed);
+        mix_some<T, R - 1, C>(rows, weights, values, pages, size, column, mixed);
+    }
+}
+
+// Turns a row's scores of one tile into weights; returns what older sums are to be scaled by.
+template <class T>
+static inline float soften(const float* scores, int seen_from, int seen_to, int width,
+                           const Attention& call, float* highest, float* total,
+                           typename T::Element* weights) {
+    const floats never = broadcast(-INFINITY);
+    const ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    floats kept[TILE_PAGES], best = never;
+    for (int i = 0; i < width; i++) {
+        floats s = load<floats>(scores + i * LANES) * call.scale;
+        if (call.softcap > 0) {
+            const floats e = exp(-2.0f * max(s, -s) / call.softcap);
+            const floats t = (1.0f - e) / (1.0f + e) * call.softcap;
+            s = s < 0.0f ? -t : t;
+        }
+        const ints place = lanes + i * LANES;
+        s = (place >= seen_from) & (place < seen_to) ? s : never;
+        kept[i] = s;
+        best = max(best, s);
+    }
+    const float before = *highest;
+    const float now = std::max(before, largest(best));
+    floats added = {};
+    for (int i = 0; i < width; i++) {
+        const floats e = exp(kept[i] - now);
+        T::write(weights + i * LANES, e);
+        added = added + e;
+    }
+    const float factor = exp(broadcast(before - now))[0];
+    *total = *total * factor + sum(added);
+    *highest = now;
+    return factor;
+}
+
+template <class T>
+static void attend(const Attention& call, const Cache& cache, const int32_t* task, int64_t head,
+                   Workspace<T>& space) {
+    typedef typename T::Element Element;
+    const int64_t row = task[0], token = task[1], tokens = task[2], position = task[3];
+    const int64_t size = cache.size, real = cache.real;
+    const int64_t share = call.q_heads / cache.heads, rows = tokens * share;
+    space.fit(rows, size);
+    for (int64_t r = 0; r < rows; r++) {
+        const Element* q = (const Element*)call.q + (token + r / share) * call.q_stride +
+                           (head * share + r % share) * real;
+        Element* to = space.queries.data() + r * size;
+        std::memcpy(to, q, real * sizeof(Element));
+        std::memset(to + real, 0, (size - real) * sizeof(Element));
+        space.highest[r] = call.sinks ? call.sinks[head * share + r % share] : -1e30f;
+        space.total[r] = call.sinks ? 1.0f : 0.0f;
+    }
+    std::fill(space.mixed.begin(), space.mixed.begin() + rows * size, 0.0f);
+    const int32_t* table = call.table + row * call.table_stride;
+    const int64_t keys = position + tokens;
+    const int64_t oldest = call.window ? std::max<int64_t>(0, position - call.window + 1) : 0;
+    for (int64_t tile = oldest / TILE * TILE; tile < keys; tile += TILE) {
+        const int pages = (int)std::min<int64_t>(TILE_PAGES, (keys - tile + PAGE - 1) / PAGE);
+        const Element *page[TILE_PAGES], *values[TILE_PAGES];
+        for (int p = 0; p < pages; p++) {
+            const int64_t number = tile / PAGE + p;
+            page[p] = page_of<T>(cache, table[number / cache.pages], number % cache.pages, head);
+            values[p] = page[p] + PAGE * size;
+        }
+        for (int64_t r = 0; r < rows; r += SCORE_ROWS) {
+            const int count = (int)std::min<int64_t>(SCORE_ROWS, rows - r);
+            for (int p = 0; p < pages; p += 2)
+                score_some<T, SCORE_ROWS>(count, space.queries.data() + r * size, size, page[p],
+                                          page[std::min(p + 1, pages - 1)],
+                                          space.scores.data() + r * TILE + p * PAGE);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t place = position + r / share;
+            const int64_t from = call.window ? place - call.window + 1 - tile : 0;
+            const float factor = soften<T>(
+                space.scores.data() + r * TILE, (int)std::max<int64_t>(0, from),
+                (int)std::min<int64_t>(TILE, place + 1 - tile), pages, call, &space.highest[r],
+                &space.total[r], space.weights.data() + r * TILE);
+            if (factor != 1.0f)
+                for (int64_t d = 0; d < size; d++) space.mixed[r * size + d] *= factor;
+        }
+        for (int64_t r = 0; r < rows; r += VALUE_ROWS) {
+            const int count = (int)std::min<int64_t>(VALUE_ROWS, rows - r);
+            const Element* weights = space.weights.data() + r * TILE;
+            float* mixed = space.mixed.data() + r * size;
+            int64_t d = 0;
+            for (; d + 4 * LANES <= size; d += 4 * LANES)
+                mix_some<T, VALUE_ROWS, 4>(count, weights, values, pages, size, d, mixed + d);
+            for (; d < size; d += LANES)
+                mix_some<T, VALUE_ROWS, 1>(count, weights, values, pages, size, d, mixed + d);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        Element* to = (Element*)call.out + (token + r / share) * call.out_stride +
+                      (head * share + r % share) * real;
+        const float* from = space.mixed.data() + r * size;
+        const float inverse = 1.0f / space.total[r];
+        for (int64_t d = 0; d < real; d += LANES)
+            write_some<T>(to + d, load<floats>(from + d) * inverse,
+                          (int)std::min<int64_t>(LANES, real - d));
+    }
+}
+
+template <class T>
+struct AttentionRegion {
+    const Attention* call;
+    const Cache* cache;
+};
+
+template <class T>
+static void attention_tile(void* context, int tile) {
+    const auto& region = *(const AttentionRegion<T>*)context;
+    static thread_local Workspace<T> space;
+    // Long tasks first would be better still; those of one row are neighbours and share its keys.
+    const int64_t task = tile / region.cache->heads, head = tile % region.cache->heads;
+    attend<T>(*region.call, *region.cache, region.call->tasks + 4 * task, head, space);
+}
+
+template <class T>
+static void attention(Pool& pool, const Attention& call, const Cache& cache) {
+    AttentionRegion<T> region{&call, &cache};
+    const int tiles = (int)(call.num_tasks * cache.heads);
+    int64_t keys = 0;
+    for (int64_t i = 0; i < call.num_tasks; i++)
+        keys += (call.tasks[4 * i + 2] + 3) / 4 * (call.tasks[4 * i + 3] + call.tasks[4 * i + 2]);
+    const int64_t bytes = keys * cache.heads * cache.size * 2 * sizeof(typename T::Element);
+    if (bytes < (256 << 10)) {
+        for (int tile = 0; tile < tiles; tile++) attention_tile<T>(&region, tile);
+        return;
+    }
+    pool.run(tiles, attention_tile<T>, &region);
+}
+
+}  // namespace tessera

@@ -1,0 +1,129 @@
+// The CPU device's kernels behind a C interface. Compiled once for each instruction set
+// (`build.py`); `library.py` declares the same functions for Python.
+//
+// `type` is 0 for float32 and 1 for bfloat16 everywhere.
+
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+#include "rows.h"
+
+using namespace tessera;
+
+namespace {
+
+Pool* pool = nullptr;
+
+// Runs body(first, last) over `count` rows, in pieces, where they are worth a second thread.
+template <class Body>
+void over_rows(int64_t count, int64_t bytes_each, Body body) {
+    struct Region {
+        Body* body;
+        int64_t count, each;
+    };
+    if (count * bytes_each < LEAST_BYTES || pool->threads() == 1) return body(0, count);
+    const int64_t tiles = std::min<int64_t>(count, 4 * pool->threads());
+    Region region{&body, count, (count + tiles - 1) / tiles};
+    pool->run((int)((count + region.each - 1) / region.each), [](void* context, int tile) {
+        auto& r = *(Region*)context;
+        (*r.body)(tile * r.each, std::min(r.count, (tile + 1) * r.each));
+    }, &region);
+}
+
+}  // namespace
+
+#define TYPED(type, CALL)       \
+    do {                        \
+        if (type) {             \
+            typedef BFloat16 T; \
+            CALL;               \
+        } else {                \
+            typedef Float32 T;  \
+            CALL;               \
+        }                       \
+    } while (0)
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Begins anew with this many threads, the caller's included.
+void tessera_start(int threads) {
+    delete pool;
+    pool = new Pool(threads);
+}
+
+void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs, int epilogue,
+                  void* panels) {
+    TYPED(type, pack<T>(*pool, (const T::Element*)weight, outputs, inputs, epilogue,
+                        (T::Element*)panels));
+}
+
+void tessera_linear(int type, const Linear* layer, const void* x, void* y, int64_t rows,
+                    int64_t x_stride, int64_t y_stride) {
+    TYPED(type, linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
+}
+
+void tessera_rms_norm(int type, const void* x, const void* weight, float eps, int64_t rows,
+                      int64_t size, void* out) {
+    TYPED(type, over_rows(rows, 4 * size, [=](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; r++)
+            rms_norm<T>((const T::Element*)x + r * size, (const T::Element*)weight, eps, size,
+                        (T::Element*)out + r * size);
+    }));
+}
+
+// residual += x; out = norm(residual).
+void tessera_add_rms_norm(int type, const void* x, void* residual, const void* weight, float eps,
+                          int64_t rows, int64_t size, void* out) {
+    TYPED(type, over_rows(rows, 8 * size, [=](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; r++) {
+            auto* sums = (T::Element*)residual + r * size;
+            add<T>((const T::Element*)x + r * size, sums, size);
+            rms_norm<T>(sums, (const T::Element*)weight, eps, size, (T::Element*)out + r * size);
+        }
+    }));
+}
+
+void tessera_rope_write(int type, const RopeWrite* call, const Cache* cache) {
+    const int64_t bytes = (call->q_heads + 2 * cache->heads) * cache->size * 8;
+    TYPED(type, over_rows(call->tokens, bytes, [=](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; t++) rope_write_token<T>(*call, *cache, t);
+    }));
+}
+
+void tessera_attention(int type, const Attention* call, const Cache* cache) {
+    TYPED(type, attention<T>(*pool, *call, *cache));
+}
+
+// keys, values: [tokens, kv heads, size].
+void tessera_kv_write(int type, const void* keys, const void* values, const int64_t* slots,
+                      int64_t tokens, const Cache* cache) {
+    const int64_t heads = cache->heads, size = cache->real;
+    TYPED(type, for (int64_t t = 0; t < tokens; t++) for (int64_t h = 0; h < heads; h++) {
+        write_key<T>(*cache, slots[t], h, (const T::Element*)keys + (t * heads + h) * size);
+        write_value<T>(*cache, slots[t], h, (const T::Element*)values + (t * heads + h) * size);
+    });
+}
+
+void tessera_kv_read(int type, void* keys, void* values, const int64_t* slots, int64_t tokens,
+                     const Cache* cache) {
+    const int64_t heads = cache->heads, size = cache->real;
+    TYPED(type, for (int64_t t = 0; t < tokens; t++) for (int64_t h = 0; h < heads; h++) {
+        const auto* page = page_at<T>(*cache, slots[t], h);
+        auto* to_k = (T::Element*)keys + (t * heads + h) * size;
+        auto* to_v = (T::Element*)values + (t * heads + h) * size;
+        for (int64_t d = 0; d < size; d++) {
+            to_k[d] = page[key_place<T>(slots[t] % PAGE, d)];
+            to_v[d] = page[value_place<T>(slots[t] % PAGE, d, cache->size)];
+        }
+    });
+}
+
+// The index of each row's largest value, the first of equals; -1 for a row with a NaN.
+void tessera_largest(const float* logits, int64_t rows, int64_t size, int64_t* tokens) {
+    over_rows(rows, 4 * size, [=](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; r++) tokens[r] = index_of_largest(logits + r * size, size);
+    });
+}
+}
+#pragma GCC visibility pop

@@ -1,0 +1,137 @@
+"""The compiled kernels, called through ctypes."""
+
+import ctypes
+import functools
+import subprocess
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+
+import structlog
+
+from services.decoder.ops.cpu_kernels import build
+
+log = structlog.get_logger(__name__)
+
+PANEL = 32  # columns of a packed weight that lie together
+LANES = 16
+PAGE = 16  # tokens of the cache that lie together; a block is one page or several
+PLAIN, SWIGLU = 0, 1
+
+
+class Linear(Structure):
+    """See `linear.h`."""
+
+    _fields_ = (
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("epilogue", c_int32),
+        ("wide", c_int32),
+    )
+
+
+class Cache(Structure):
+    """See `attention.h`."""
+
+    _fields_ = (
+        ("base", c_void_p),
+        ("pages", c_int64),
+        ("heads", c_int64),
+        ("size", c_int64),
+        ("real", c_int64),
+    )
+
+
+class Attention(Structure):
+    """See `attention.h`."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("out", c_void_p),
+        ("q_stride", c_int64),
+        ("out_stride", c_int64),
+        ("table", c_void_p),
+        ("table_stride", c_int64),
+        ("tasks", c_void_p),
+        ("num_tasks", c_int64),
+        ("q_heads", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("window", c_int64),
+        ("sinks", c_void_p),
+    )
+
+
+class RopeWrite(Structure):
+    """See `rows.h`."""
+
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("slots", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("tokens", c_int64),
+        ("q_heads", c_int64),
+        ("eps", c_float),
+    )
+
+
+class Kernels:
+    """The functions of `kernels.cpp`, with a pool of `threads`; one object for each process."""
+
+    def __init__(self, library: ctypes.CDLL, name: str, threads: int) -> None:
+        self.name = name  # of the instruction set
+        self.threads = threads
+        self.pack = _declare(library.tessera_pack, c_int, c_void_p, c_int64, c_int64, c_int, c_void_p)
+        self.linear = _declare(
+            library.tessera_linear,
+            c_int, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int64, c_int64,
+        )  # fmt: skip
+        self.rms_norm = _declare(
+            library.tessera_rms_norm,
+            c_int, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p,
+        )  # fmt: skip
+        self.add_rms_norm = _declare(
+            library.tessera_add_rms_norm,
+            c_int, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p,
+        )  # fmt: skip
+        self.rope_write = _declare(
+            library.tessera_rope_write, c_int, POINTER(RopeWrite), POINTER(Cache)
+        )
+        self.attention = _declare(
+            library.tessera_attention, c_int, POINTER(Attention), POINTER(Cache)
+        )
+        copies = (c_int, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Cache))
+        self.kv_write = _declare(library.tessera_kv_write, *copies)
+        self.kv_read = _declare(library.tessera_kv_read, *copies)
+        self.largest = _declare(library.tessera_largest, c_void_p, c_int64, c_int64, c_void_p)
+        _declare(library.tessera_start, c_int)(threads)
+
+
+@functools.lru_cache(maxsize=1)  # one pool of threads for each process
+def load_kernels(threads: int) -> Kernels | None:
+    """The kernels for this machine, compiled if need be; None, with a line in the log, if not."""
+    known = build.best_instruction_set()
+    if known is None:
+        log.info("no CPU kernels for this processor: torch does their work")
+        return None
+    path = build.find(known)
+    try:
+        if path is None:
+            log.info("compiling CPU kernels, once", instructions=known.name)
+            path = build.compile_library(known)
+        return Kernels(ctypes.CDLL(str(path)), known.name, threads)
+    except subprocess.CalledProcessError as error:
+        problem = str(error.stderr).strip().splitlines()[:1] or [str(error)]
+        log.warning("CPU kernels do not compile: torch does their work", error=problem[0])
+    except OSError as error:
+        log.warning("no CPU kernels: torch does their work", error=str(error))
+    return None
+
+
+def _declare(function: "ctypes._NamedFuncPointer", *arguments: type) -> "ctypes._NamedFuncPointer":
+    function.argtypes = arguments
+    function.restype = None
+    return function

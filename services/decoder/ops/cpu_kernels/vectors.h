@@ -1,0 +1,146 @@
+// Sixteen lanes at a time, and the two element types as "units" of four bytes.
+//
+// The compiler's vector extension makes one AVX-512 register of a `floats`, or two AVX2 registers;
+// only what it has no operator for is spelt out with intrinsics. Every kernel adds up in an order
+// that depends on neither the number of rows nor the place of a row: a row's bits are its own.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace tessera {
+
+constexpr int LANES = 16;
+
+typedef float floats __attribute__((vector_size(64)));
+typedef int32_t ints __attribute__((vector_size(64)));
+typedef uint16_t halves __attribute__((vector_size(32)));
+
+template <class V>
+static inline V load(const void* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class V>
+static inline void store(void* to, V v) {
+    std::memcpy(to, &v, sizeof v);
+}
+
+static inline floats broadcast(float x) { return x - floats{}; }
+static inline ints broadcast_int(int32_t x) { return x - ints{}; }
+
+static inline floats max(floats a, floats b) { return a > b ? a : b; }
+
+static inline float sum(floats v) {
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+}
+
+static inline float largest(floats v) {
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+    return v[0];
+}
+
+// e^x to about one unit in the last place: 2^n times a polynomial of the rest (Cephes'
+// coefficients). Below -87 it is zero, above 88 that of 88; not-a-number stays one.
+static inline floats exp(floats x) {
+    const floats least = broadcast(-87.0f), most = broadcast(88.0f);
+    const ints gone = x < least;
+    x = gone ? least : x;
+    x = x > most ? most : x;
+    const floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const floats shifted = x * 1.44269504088896341f + magic;
+    const ints n = (ints)shifted - (ints)magic;
+    const floats whole = shifted - magic;
+    floats r = x - whole * 0.693359375f;
+    r = r - whole * -2.12194440e-4f;
+    floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const floats scale = (floats)((n + 127) << 23);
+    return gone ? floats{} : p * scale;
+}
+
+// To bfloat16, to nearest even. Not-a-number stays one.
+static inline halves to_bfloat16(floats v) {
+#if defined(__AVX512BF16__)
+    return (halves)_mm512_cvtneps_pbh((__m512)v);
+#else
+    const ints bits = (ints)v;
+    const ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    const ints kept = v == v ? rounded : (bits | 0x400000);
+    return __builtin_convertvector((kept >> 16) & 0xffff, halves);
+#endif
+}
+
+static inline floats from_bfloat16(halves v) {
+    return (floats)(__builtin_convertvector(v, ints) << 16);
+}
+
+// A unit is what one broadcast brings to all lanes: one float32, or a pair of neighbours in
+// bfloat16. `dot` multiplies the units of sixteen columns with it and adds.
+
+struct Float32 {
+    typedef float Element;
+    static constexpr int PER_UNIT = 1;
+
+    static inline floats dot(floats acc, ints columns, int32_t unit) {
+        return acc + (floats)columns * (floats)broadcast_int(unit);
+    }
+    static inline floats read(const Element* from) { return load<floats>(from); }
+    static inline void write(Element* to, floats v) { store(to, v); }
+    static inline float widen(Element x) { return x; }
+};
+
+struct BFloat16 {
+    typedef uint16_t Element;
+    static constexpr int PER_UNIT = 2;
+
+    static inline floats dot(floats acc, ints columns, int32_t unit) {
+        const ints both = broadcast_int(unit);
+#if defined(__AVX512BF16__)
+        return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)columns, (__m512bh)both);
+#else
+        const ints high = broadcast_int((int32_t)0xffff0000);
+        acc = acc + (floats)(columns << 16) * (floats)(both << 16);
+        return acc + (floats)(columns & high) * (floats)(both & high);
+#endif
+    }
+    static inline floats read(const Element* from) { return from_bfloat16(load<halves>(from)); }
+    static inline void write(Element* to, floats v) { store(to, to_bfloat16(v)); }
+    static inline float widen(Element x) {
+        const uint32_t bits = (uint32_t)x << 16;
+        float v;
+        std::memcpy(&v, &bits, 4);
+        return v;
+    }
+};
+
+// The first `count` of sixteen lanes; the others read as zero and are not written.
+template <class T>
+static inline floats read_some(const typename T::Element* from, int count) {
+    if (count >= LANES) return T::read(from);
+    typename T::Element lanes[LANES] = {};
+    std::memcpy(lanes, from, count * sizeof *lanes);
+    return T::read(lanes);
+}
+
+template <class T>
+static inline void write_some(typename T::Element* to, floats v, int count) {
+    if (count >= LANES) return T::write(to, v);
+    typename T::Element lanes[LANES];
+    T::write(lanes, v);
+    std::memcpy(to, lanes, count * sizeof *lanes);
+}
+
+}  // namespace tessera
