@@ -155,13 +155,44 @@ async def test_logits_in_bfloat16_are_as_near_as_those_of_transformers(
         running_decoder(llama_folder, short_tmp / "s", dtype="bfloat16") as decoder,
         StepStream.open(decoder.address) as stream,
     ):
-        assert not stream.hello.row_invariant
         text = Text(0, prompt, greedy(logprobs=vocabulary))
         result = await NaiveScheduler(stream).step([text], 256)
     ours = torch.empty(vocabulary)
     ours[read_ints(result.top_ids)] = torch.tensor(read_floats(result.top_logprobs))
     allowed = (theirs.float().log_softmax(-1) - exact).abs().max()
     assert (ours - exact).abs().max() < 2 * allowed + 0.05
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_tokens_do_not_depend_on_company_or_chunks(
+    llama_folder: Path, short_tmp: Path, dtype: str
+) -> None:
+    """What `row_invariant` promises: bit-equal log-probabilities, alone or among others."""
+    texts = prompts(9, 400)
+    async with (
+        running_decoder(llama_folder, short_tmp / "s", dtype=dtype, threads=2) as decoder,
+        StepStream.open(decoder.address) as stream,
+    ):
+        assert stream.hello.row_invariant
+        scheduler = NaiveScheduler(stream)
+        slots = iter(range(32))
+
+        async def log_probabilities(chosen: list[list[int]], chunk: int) -> list[list[bytes]]:
+            batch = [Text(next(slots), prompt, greedy(logprobs=3)) for prompt in chosen]
+            found: list[list[bytes]] = [[] for _ in chosen]
+            while len(batch[0].output) < 8:
+                before = [len(text.output) for text in batch]
+                result = await scheduler.step(batch, chunk)
+                told = iter(np.frombuffer(result.top_logprobs, "<f4").reshape(-1, 3))
+                for text, row, old in zip(batch, found, before, strict=True):
+                    if len(text.output) > old:
+                        row.append(next(told).tobytes())
+            return [row[:8] for row in found]
+
+        [alone] = await log_probabilities(texts[:1], 256)
+        [in_pieces] = await log_probabilities(texts[:1], 5)
+        together = await log_probabilities(texts, 25)
+        assert alone == in_pieces == together[0]
 
 
 async def test_a_sequence_that_is_not_finite_fails_alone(tmp_path: Path, short_tmp: Path) -> None:
