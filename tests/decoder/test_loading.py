@@ -112,9 +112,20 @@ def test_configurations_that_cannot_be_served(
         load(settings(folder))
 
 
-def test_sliding_windows_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ({"layer_types": ["full_attention"]}, "1 entries for 2 layers"),
+        ({"layer_types": None, "sliding_window": -3}, "sliding_window -3"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     folder = make_checkpoint(tmp_path, "qwen2", text={"use_sliding_window": True})
-    with pytest.raises(InvalidRequest, match="use_sliding_window"):
+    edit_config(folder, **changes)
+    with pytest.raises(InvalidRequest, match=message):
         load(settings(folder))
 
 

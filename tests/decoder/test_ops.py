@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, PagedKV
+from services.decoder.ops.attention_meta import AttnMeta, HeadNorms, Heads, KVSpec, PagedKV
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu import CpuOps
 from services.decoder.ops.cpu_kernels.library import load_kernels
@@ -238,10 +238,13 @@ def test_small_ops_are_bit_equal_in_any_batch_and_right(
     x, weight = torch.randn(200, 193).to(dtype), torch.randn(193).to(dtype)
     gate_up = (torch.randn(200, 2 * inner) * 4).to(dtype)
     rows = torch.randn(200, 8, heads.size).to(dtype)
+    norms = HeadNorms(*torch.randn(2, heads.size).to(dtype), 1e-6)
     angles = torch.randn(200, 1, heads.size)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}
     for function, reference, arguments in (
+        (lambda a: ops.head_norms(a, heads, norms),
+         lambda a: plain.head_norms(a, heads, norms), (rows,)),
         (lambda a: ops.rms_norm(a, weight, 1e-5),
          lambda a: plain.rms_norm(a, weight, 1e-5), (x,)),
         (ops.swiglu, plain.swiglu, (gate_up,)),
@@ -277,9 +280,11 @@ def test_blocks_go_out_and_in(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])
-def test_fused_rows_are_split_turned_and_written(kind: Kind) -> None:
+@pytest.mark.parametrize("normed", [False, True])
+def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool) -> None:
     heads, tokens = Heads(4, 2, 8), 5
     torch.manual_seed(0)
+    norms = HeadNorms(torch.randn(8), torch.randn(8), 1e-5) if normed else None
     qkv = torch.randn(tokens, 8 * 8)
     cos, sin = torch.randn(tokens, 1, 8), torch.randn(tokens, 1, 8)
     results = []
@@ -287,7 +292,7 @@ def test_fused_rows_are_split_turned_and_written(kind: Kind) -> None:
         kv: PagedKV = ops.alloc_kv(KVSpec(2, 8, 8, torch.float32), 3)
         slots = np.asarray([17, 18, 40, 41, 19], np.int64)
         meta = ops.make_meta([5], [5], np.ones((1, 1), np.int32), slots)
-        q, k, v = ops.qkv_rope_write(qkv.clone(), cos, sin, heads, kv, meta)
+        q, k, v = ops.qkv_rope_write(qkv.clone(), cos, sin, heads, kv, meta, norms)
         assert torch.equal(ops.export_block(kv, 1)[0][[1, 2, 3]], k[[0, 1, 4]])
         assert torch.equal(ops.export_block(kv, 2)[1][[8, 9]], v[[2, 3]])
         results.append((q, k, v))

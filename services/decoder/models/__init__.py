@@ -8,11 +8,18 @@ from shared.errors import InvalidRequest
 
 _MODELS = {
     "LlamaForCausalLM": ("services.decoder.models.llama", "Llama"),
+    "MistralForCausalLM": ("services.decoder.models.mistral", "Mistral"),
     "Qwen2ForCausalLM": ("services.decoder.models.qwen2", "Qwen2"),
+    "Qwen3ForCausalLM": ("services.decoder.models.qwen3", "Qwen3"),
 }
 # The language part of these is a model of its own, named by text_config's model_type.
 _COMPOSITES = ("LlavaForConditionalGeneration",)
-_BY_TYPE = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_BY_TYPE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 def model_class(checkpoint: Checkpoint) -> type[DecoderModel]:

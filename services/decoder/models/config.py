@@ -8,10 +8,16 @@ from services.decoder.models.rope import RopeConfig
 from shared.checkpoint import Checkpoint
 from shared.errors import InvalidRequest
 
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes in elements. `tied`: the output layer is the embedding."""
+    """Sizes in elements. `tied`: the output layer is the embedding.
+
+    windows: for each layer how many tokens a query sees, itself included; None is all. What has
+    left a window stays in the cache: blocks are shared between sequences and freed as a whole.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -26,6 +32,8 @@ class DecoderConfig:
     qkv_bias: bool
     output_bias: bool  # of the attention's output layer
     mlp_bias: bool
+    head_norms: bool  # RMS norms of each head's queries and keys before rotation
+    windows: tuple[int | None, ...]
     rope: RopeConfig
 
 
@@ -44,11 +52,12 @@ def read_config(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> DecoderC
     kv_heads = int(values.get("num_key_value_heads") or heads)
     if heads % kv_heads:
         raise _refuse(checkpoint, f"{heads} attention heads do not divide into {kv_heads} groups")
+    layers = int(values["num_hidden_layers"])
     return DecoderConfig(
         vocab_size=int(values["vocab_size"]),
         hidden_size=int(values["hidden_size"]),
         intermediate_size=int(values["intermediate_size"]),
-        num_layers=int(values["num_hidden_layers"]),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
@@ -58,8 +67,33 @@ def read_config(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> DecoderC
         qkv_bias=bool(values["attention_bias"]),
         output_bias=bool(values["attention_output_bias"]),
         mlp_bias=bool(values["mlp_bias"]),
+        head_norms=bool(values.get("head_norms")),
+        windows=_windows(checkpoint, values, layers),
         rope=RopeConfig.read(values, head_size),
     )
+
+
+def _windows(
+    checkpoint: Checkpoint, values: Mapping[str, Any], layers: int
+) -> tuple[int | None, ...]:
+    """By `use_sliding_window`, `sliding_window` and `layer_types` or `max_window_layers`."""
+    if not values.get("use_sliding_window") or not values.get("sliding_window"):
+        return (None,) * layers
+    window = int(values["sliding_window"])
+    if window < 1:
+        raise _refuse(checkpoint, f"sliding_window {window} is not a number of tokens")
+    kinds = values.get("layer_types")
+    if kinds is None:
+        first = int(values.get("max_window_layers", 0))
+        return tuple(window if i >= first else None for i in range(layers))
+    unknown = sorted(set(kinds) - _LAYER_TYPES)
+    if unknown or len(kinds) != layers:
+        raise _refuse(
+            checkpoint,
+            f"layer_types has {len(kinds)} entries for {layers} layers, of which unknown are"
+            f" {', '.join(unknown) or 'none'}; there are {', '.join(sorted(_LAYER_TYPES))}",
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _refuse(checkpoint: Checkpoint, what: str) -> InvalidRequest:

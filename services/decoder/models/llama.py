@@ -10,7 +10,14 @@ from services.decoder.models.config import DecoderConfig, read_config
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.rope import rope_table
 from services.decoder.models.weights import LanguageWeights
-from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, Packed, PagedKV
+from services.decoder.ops.attention_meta import (
+    AttnMeta,
+    HeadNorms,
+    Heads,
+    KVSpec,
+    Packed,
+    PagedKV,
+)
 from services.decoder.ops.base import BaseOps
 from shared.checkpoint import Checkpoint
 
@@ -23,6 +30,8 @@ class _Layer:
     post_norm: Tensor
     gate_up: Packed  # [2 * intermediate, H]
     down: Packed
+    norms: HeadNorms | None
+    window: int | None  # tokens that a query sees, itself included; None is all
 
 
 class Llama(DecoderModel):
@@ -104,13 +113,15 @@ class Llama(DecoderModel):
     ) -> Tensor:
         """See `DecoderModel.forward`."""
         ops, eps = self._ops, self.config.rms_norm_eps
-        cos, sin = self._cos[positions[0]], self._sin[positions[0]]
+        cos, sin = self.rotation(positions)
         residual = hidden
         normed = ops.rms_norm(hidden, self._layers[0].input_norm, eps)
         for i, layer in enumerate(self._layers):
             fused = ops.linear(normed, layer.qkv)
-            q, k, v = ops.qkv_rope_write(fused, cos, sin, self._heads, kv[i], meta)
-            mixed = ops.paged_attention(q, k, v, kv[i], meta, scale=self._scale)
+            q, k, v = ops.qkv_rope_write(fused, cos, sin, self._heads, kv[i], meta, layer.norms)
+            mixed = ops.paged_attention(
+                q, k, v, kv[i], meta, scale=self._scale, window=layer.window
+            )
             mixed = ops.linear(mixed.flatten(1), layer.output)
             normed, residual = ops.add_rms_norm(mixed, residual, layer.post_norm, eps)
             mixed = ops.linear(ops.gate_up_swiglu(normed, layer.gate_up), layer.down)
@@ -118,6 +129,10 @@ class Llama(DecoderModel):
             weight = self._layers[after].input_norm if after < self.num_layers else self._norm
             normed, residual = ops.add_rms_norm(mixed, residual, weight, eps)
         return normed
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, 1, D] at positions [axes, T], as `ops.rope` takes them."""
+        return self._cos[positions[0]], self._sin[positions[0]]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DecoderModel.logits`."""
@@ -144,9 +159,13 @@ def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: Ba
         bias = weights.take(f"{name}.bias", out) if has_bias else None
         return ops.pack(weights.take(f"{name}.weight", out, inside), bias)
 
-    def norm(name: str) -> Tensor:
-        return ops.vector(weights.take(f"layers.{i}.{name}.weight", hidden))
+    def norm(name: str, size: int = hidden) -> Tensor:
+        return ops.vector(weights.take(f"layers.{i}.{name}.weight", size))
 
+    norms = None
+    if config.head_norms:
+        q, k = (norm(f"self_attn.{name}_norm", config.head_size) for name in "qk")
+        norms = HeadNorms(q, k, config.rms_norm_eps)
     return _Layer(
         input_norm=norm("input_layernorm"),
         qkv=fused(
@@ -164,4 +183,6 @@ def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: Ba
             pack=ops.pack_gate_up,
         ),
         down=single(config.mlp_bias, f"{mlp}.down_proj", hidden, inner),
+        norms=norms,
+        window=config.windows[i],
     )

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from services.decoder.models.config import DecoderConfig, read_config
 from services.decoder.models.llama import Llama
 from shared.checkpoint import Checkpoint
-from shared.errors import InvalidRequest
 
 
 class Qwen2(Llama):
@@ -25,15 +24,11 @@ class Qwen2(Llama):
         "attention_bias": True,
         "attention_output_bias": False,
         "mlp_bias": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
     }
 
     @staticmethod
     def read_config(checkpoint: Checkpoint) -> DecoderConfig:
-        """Raises InvalidRequest where the configuration asks for sliding windows."""
-        if checkpoint.text_config.get("use_sliding_window"):
-            raise InvalidRequest(
-                "UNSUPPORTED_CONFIG",
-                f"{checkpoint.folder / 'config.json'}: use_sliding_window is not supported yet",
-                field="model",
-            )
+        """Layers from `max_window_layers` on have sliding windows where `use_sliding_window` says so."""
         return read_config(checkpoint, Qwen2.DEFAULTS)

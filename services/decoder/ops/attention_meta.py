@@ -67,3 +67,12 @@ class Heads:
     num_q: int
     num_kv: int
     size: int
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms of each head's queries and keys before they are rotated: weights [size]."""
+
+    q: Tensor
+    k: Tensor
+    eps: float

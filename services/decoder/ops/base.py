@@ -11,7 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, Packed, PagedKV
+from services.decoder.ops.attention_meta import (
+    AttnMeta,
+    HeadNorms,
+    Heads,
+    KVSpec,
+    Packed,
+    PagedKV,
+)
 
 
 class BaseOps:
@@ -98,15 +105,31 @@ class BaseOps:
 
     # Fused ops
 
-    def qkv_rope_write(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, kv: PagedKV, meta: AttnMeta
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits fused rows [T, (num_q + 2 num_kv) * D], rotates, writes the cache.
+    def head_norms(self, rows: Tensor, heads: Heads, norms: HeadNorms) -> Tensor:
+        """Norms of queries and keys [T, num_q + num_kv, D], each head by itself."""
+        q = self.rms_norm(rows[:, : heads.num_q], norms.q, norms.eps)
+        return torch.cat([q, self.rms_norm(rows[:, heads.num_q :], norms.k, norms.eps)], 1)
 
-        Returns q [T, num_q, D], k and v [T, num_kv, D].
+    def qkv_rope_write(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: Heads,
+        kv: PagedKV,
+        meta: AttnMeta,
+        norms: HeadNorms | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Splits fused rows [T, (num_q + 2 num_kv) * D], norms heads, rotates, writes the cache.
+
+        norms: for models that normalise queries and keys first (Qwen3). Returns q [T, num_q, D],
+        k and v [T, num_kv, D].
         """
         rows = qkv.view(qkv.shape[0], -1, heads.size)
-        turned = self.rope(rows[:, : heads.num_q + heads.num_kv], cos, sin)
+        turning = rows[:, : heads.num_q + heads.num_kv]
+        if norms is not None:
+            turning = self.head_norms(turning, heads, norms)
+        turned = self.rope(turning, cos, sin)
         q, k = turned[:, : heads.num_q], turned[:, heads.num_q :]
         v = rows[:, heads.num_q + heads.num_kv :]
         self.kv_write(k, v, kv, meta)

@@ -15,7 +15,14 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, Packed, PagedKV
+from services.decoder.ops.attention_meta import (
+    AttnMeta,
+    HeadNorms,
+    Heads,
+    KVSpec,
+    Packed,
+    PagedKV,
+)
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu_kernels import library
 from services.decoder.ops.cpu_kernels.library import LANES, PAGE, PANEL, Kernels
@@ -129,11 +136,18 @@ class CpuOps(BaseOps):
     # Small ops
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """[rows, H]; sums in float32."""
+        """[..., H]; sums in float32."""
+        x = x.contiguous()
         out = torch.empty_like(x)
-        rows, size = x.shape
+        size = x.shape[-1]
         self._kernels.rms_norm(
-            self._type, x.data_ptr(), weight.data_ptr(), eps, rows, size, out.data_ptr()
+            self._type,
+            x.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            x.numel() // size,
+            size,
+            out.data_ptr(),
         )
         return out
 
@@ -167,19 +181,26 @@ class CpuOps(BaseOps):
         return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.k_size, ctypes.byref(cache))
 
     def qkv_rope_write(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, kv: PagedKV, meta: AttnMeta
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: Heads,
+        kv: PagedKV,
+        meta: AttnMeta,
+        norms: HeadNorms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotates queries and keys in place and writes the cache."""
+        """Norms and rotates queries and keys in place and writes the cache."""
         call = library.RopeWrite(
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
             meta.slots.data_ptr(),
-            None,
-            None,
+            None if norms is None else norms.q.data_ptr(),
+            None if norms is None else norms.k.data_ptr(),
             qkv.shape[0],
             heads.num_q,
-            0.0,
+            0.0 if norms is None else norms.eps,
         )
         self._kernels.rope_write(self._type, call, _own(kv).cache)
         rows = qkv.view(qkv.shape[0], -1, heads.size)

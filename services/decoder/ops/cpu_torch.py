@@ -14,7 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec, Packed, PagedKV
+from services.decoder.ops.attention_meta import (
+    AttnMeta,
+    HeadNorms,
+    Heads,
+    KVSpec,
+    Packed,
+    PagedKV,
+)
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.host_memory import zeros_in_huge_pages
 from services.decoder.ops.row_groups import RowGroup, group_rows
@@ -84,11 +91,20 @@ class TorchCpuOps(BaseOps):
         return _JointKV(both[: spec.num_kv_heads], both[spec.num_kv_heads :], both)
 
     def qkv_rope_write(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, heads: Heads, kv: PagedKV, meta: AttnMeta
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: Heads,
+        kv: PagedKV,
+        meta: AttnMeta,
+        norms: HeadNorms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotates in place and writes keys and values as they lie beside each other."""
         rows = qkv.view(qkv.shape[0], -1, heads.size)
         turning = rows[:, : heads.num_q + heads.num_kv]
+        if norms is not None:
+            turning.copy_(self.head_norms(turning, heads, norms))
         turned = torch.roll(turning, heads.size // 2, -1).mul_(sin)
         turning.mul_(cos).add_(turned)
         both = _joint(kv).both

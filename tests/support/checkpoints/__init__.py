@@ -1,0 +1,100 @@
+"""Small random checkpoints made with transformers: whole folders, for every room and end to end.
+
+`make_checkpoint(folder, family, ...)` writes weights, config, generation config, a real byte-level
+BPE tokenizer, a chat template and, for families with images, a processor. A family is a file here
+with `build` and `respelt`, and a line in `_IMAGE_FAMILIES`.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from support.checkpoints import llava
+from support.checkpoints.options import (
+    TEXT_MODELS,
+    CheckpointOptions,
+    randomise,
+    text_config,
+    tokenizer,
+)
+from transformers import PreTrainedModel
+
+_IMAGE_FAMILIES = {"llava": llava}
+FAMILIES = (*TEXT_MODELS, *_IMAGE_FAMILIES)
+SPELLINGS = ("saved", "old", "new")
+
+
+def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path:
+    """Writes a checkpoint of a family (FAMILIES) with CheckpointOptions; returns the folder.
+
+    Every parameter of two or more dimensions is drawn from N(0, 0.2), so that greedy choices are
+    not degenerate; the others are jittered.
+    """
+    chosen = CheckpointOptions(**options)
+    words = tokenizer()
+    if family in _IMAGE_FAMILIES:
+        model, processor = _IMAGE_FAMILIES[family].build(chosen, words)
+        processor.save_pretrained(folder)
+    else:
+        model = TEXT_MODELS[family][1](text_config(family, chosen, words))
+        words.save_pretrained(folder)
+    randomise(model, chosen.seed)
+    model = model.to(chosen.dtype)
+    ids = chosen.eos_token_ids
+    model.generation_config.eos_token_id = words.eos_token_id if ids is None else list(ids) or None
+    model.generation_config.pad_token_id = words.pad_token_id
+    size = "10GB" if chosen.shard_bytes is None else chosen.shard_bytes
+    model.save_pretrained(folder, max_shard_size=size)
+    if chosen.spelling != "saved":
+        respelt = _IMAGE_FAMILIES[family].respelt
+        _respell_names(folder, lambda name: respelt(name, chosen.spelling))
+    if chosen.old_rope:
+        _respell_rope(folder)
+    return folder
+
+
+def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The checkpoint as transformers loads it, ready to be asked."""
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model: PreTrainedModel = getattr(transformers, architecture).from_pretrained(
+        folder, dtype=dtype
+    )
+    return model.eval()
+
+
+def _respell_names(folder: Path, respelt: Callable[[str], str]) -> None:
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors = {respelt(name): value for name, value in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        content = json.loads(index.read_text())
+        content["weight_map"] = {
+            respelt(name): file for name, file in content["weight_map"].items()
+        }
+        index.write_text(json.dumps(content))
+
+
+def _respell_rope(folder: Path) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.get("text_config", config)
+    parameters = text.pop("rope_parameters")
+    text["rope_theta"] = parameters.pop("rope_theta")
+    if parameters.get("rope_type", "default") != "default":
+        text["rope_scaling"] = parameters
+    path.write_text(json.dumps(config))
+
+
+__all__ = [
+    "FAMILIES",
+    "SPELLINGS",
+    "CheckpointOptions",
+    "load_reference",
+    "make_checkpoint",
+    "tokenizer",
+]
