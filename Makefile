@@ -15,16 +15,18 @@ TORCH_INDEX ?=
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 COMPILED  := $(VENV)/.compiled
+KERNELS   := $(VENV)/.kernels
+CPU_KERNELS := services/decoder/ops/cpu_kernels
 PROTOS    := $(shell find protos -name '*.proto')
 COMPOSE   := docker compose
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install proto lint types test bench docker up down clean
+.PHONY: help serve install proto kernels lint types test bench docker up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: install proto ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
+serve: install proto kernels ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
 	@exec $(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --port $(PORT) $(ARGS)
 
 install: $(INSTALLED) ## Make .venv and install everything into it, if pyproject.toml has changed
@@ -49,6 +51,12 @@ $(COMPILED): $(PROTOS) $(INSTALLED)
 		$(PROTOS)
 	@touch $@
 
+kernels: $(KERNELS) ## Compile the CPU kernels, if one has changed and there is a compiler
+
+$(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/*.h $(CPU_KERNELS)/*.cpp) $(INSTALLED)
+	@$(BIN)/python $(CPU_KERNELS)/build.py
+	@touch $@
+
 lint: install proto ## Check style, format and which room imports what
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,10 +65,10 @@ lint: install proto ## Check style, format and which room imports what
 types: install proto ## Check types
 	$(BIN)/mypy
 
-test: install proto ## Run the tests (ARGS= goes to pytest)
+test: install proto kernels ## Run the tests (ARGS= goes to pytest)
 	$(BIN)/pytest $(ARGS)
 
-bench: install proto ## Measure (ARGS= goes to the benchmark)
+bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 
 docker: ## Build the images

@@ -273,9 +273,14 @@ class Runner:
             return
         owner = owner[samples]
         picked = torch.from_numpy(token_of[plan.sample_row[samples]]).to(self._ops.device)
-        logits = self._model.logits(hidden.index_select(0, picked)).cpu().numpy()
-        output = (slots.length[owner] - slots.prompt_len[owner]).astype(np.int64)
-        chosen = self._sampler.sample(logits, owner, output)
+        last = hidden.index_select(0, picked)
+        if self._sampler.is_plain(owner):
+            tokens, values = self._model.largest(last)
+            chosen = self._sampler.take_largest(tokens.cpu().numpy(), values.cpu().numpy())
+        else:
+            output = (slots.length[owner] - slots.prompt_len[owner]).astype(np.int64)
+            logits = self._model.logits(last).cpu().numpy()
+            chosen = self._sampler.sample(logits, owner, output)
         step.tokens[samples] = chosen.tokens
         for sample, error in chosen.failed.items():
             slots.failed[owner[sample]] = True

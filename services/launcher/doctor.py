@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
     yield from (Finding(what, found) for what, found in hardware.describe())
     yield from (_package(name) for name in _PACKAGES)
     yield _protos()
+    yield _kernels()
     yield _model(settings.model)
     yield _shared_memory()
     yield _port(settings.host, "--port", settings.port)
@@ -100,6 +102,25 @@ def _protos() -> Finding:
     if found is None:
         return Finding("generated protos", "not there", "make proto")
     return Finding("generated protos", "there")
+
+
+def _kernels() -> Finding:
+    """Asked in a process of its own: the launcher imports no other room."""
+    what = "cpu kernels"
+    spec = importlib.util.find_spec("services.decoder")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not folders:
+        return Finding(what, "this installation has no decoder", needed=False)
+    script = Path(folders[0]) / "ops" / "cpu_kernels" / "build.py"
+    try:
+        command = [sys.executable, str(script), "--status"]
+        found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(what, str(error), "make kernels", needed=False)
+    status = found.stdout.strip()
+    if status.endswith("to be compiled") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        return Finding(what, f"{status}, but no C++ compiler", "apt-get install g++", needed=False)
+    return Finding(what, status)
 
 
 def _model(model: Path) -> Finding:

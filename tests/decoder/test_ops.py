@@ -118,9 +118,7 @@ LENGTHS = [1, 40, 700, 300, 50, 5]
 @pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])
 @pytest.mark.parametrize("heads", [Heads(4, 4, 16), Heads(14, 2, 64), Heads(6, 3, 8)])
 @pytest.mark.parametrize("window", [None, 33])
-def test_attention_is_that_of_the_reference(
-    kind: Kind, heads: Heads, window: int | None
-) -> None:
+def test_attention_is_that_of_the_reference(kind: Kind, heads: Heads, window: int | None) -> None:
     found = Cache(kind(CPU, torch.float32), heads, LENGTHS).attend(ROWS, window=window)
     expected = Cache(BaseOps(CPU, torch.float32), heads, LENGTHS).attend(ROWS, window=window)
     for ours, theirs in zip(found, expected, strict=True):
@@ -225,6 +223,26 @@ def test_linear_layers_are_those_of_the_reference(
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.dtype == theirs.dtype
             torch.testing.assert_close(ours, theirs, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])
+def test_the_largest_is_found_without_the_rest(kind: Kind, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    ops = kind(CPU, dtype)
+    weight, shift = torch.randn(5003, 64), torch.randn(5003)
+    weight[4000], shift[4000] = weight[7], shift[7]  # equal to an earlier one
+    packed = ops.pack(weight, shift)
+    x = torch.randn(40, 64).to(dtype)
+    x[3] = weight[7].to(dtype)
+    logits = ops.linear_float32(x, packed).numpy()
+    tokens, values = ops.largest(x, packed)
+    assert tokens.tolist() == logits.argmax(1).tolist()
+    assert values.tolist() == logits.max(1).tolist()
+    assert tokens[3] == 7
+    x[5, 1] = float("nan")
+    _, poisoned = ops.largest(x, packed)
+    assert poisoned.isnan().tolist() == [row == 5 for row in range(40)]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from services.decoder.models.config import DecoderConfig
@@ -58,3 +59,10 @@ class DecoderModel(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocabulary] of rows that `forward` returned."""
+
+    def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each row's logits the index [rows] of the largest, the first of equals, and its value
+        [rows], NaN if there is one among them. For those who want no more of them."""
+        logits = self.logits(hidden)
+        values, _ = logits.max(-1)
+        return (logits == values[:, None]).to(torch.uint8).argmax(-1), values

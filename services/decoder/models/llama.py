@@ -138,6 +138,10 @@ class Llama(DecoderModel):
         """See `DecoderModel.logits`."""
         return self._ops.linear_float32(hidden, self._head)
 
+    def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DecoderModel.largest`."""
+        return self._ops.largest(hidden, self._head)
+
 
 def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: BaseOps) -> _Layer:
     hidden, inner = config.hidden_size, config.intermediate_size

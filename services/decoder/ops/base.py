@@ -63,6 +63,14 @@ class BaseOps:
         """`linear` with results in float32, for logits."""
         return self.linear(x, packed).float()
 
+    def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+        """Of each row of `linear_float32` the index [rows] of the largest, the first of equals, and
+        the largest itself [rows], which is NaN if there is one among them."""
+        logits = self.linear_float32(x, packed)
+        values, _ = logits.max(-1)
+        # torch's own index may be that of any of equals.
+        return (logits == values[:, None]).to(torch.uint8).argmax(-1), values
+
     def vector(self, weight: Tensor) -> Tensor:
         """Takes over a small parameter, such as a norm's weight."""
         return weight.to(self.device, self.dtype, copy=True)

@@ -7,7 +7,6 @@ which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vecto
 
 import ctypes
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,9 +82,7 @@ class CpuOps(BaseOps):
         width = LANES if epilogue == library.SWIGLU else PANEL
         panels = -(-outputs // width)
         memory = zeros_in_huge_pages((panels, whole * PANEL), self.dtype, touch=False)
-        self._kernels.pack(
-            self._type, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr()
-        )
+        self._kernels.pack(self._type, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr())
         padded = None
         if bias is not None:
             padded = _pack_bias(bias.float(), epilogue, outputs, panels)
@@ -95,41 +92,47 @@ class CpuOps(BaseOps):
             whole,
             outputs,
             epilogue,
-            0,
+            library.SAME,
         )
-        wide = library.Linear.from_buffer_copy(layer)
-        wide.wide = 1
+        views = {library.SAME: layer}
+        for result in (library.WIDE, library.LARGEST):
+            views[result] = library.Linear.from_buffer_copy(layer)
+            views[result].result = result
         return _PackedPanels(
-            memory, padded, inputs, outputs, ctypes.byref(layer), ctypes.byref(wide)
+            memory, padded, inputs, outputs, tuple(ctypes.byref(views[i]) for i in range(3))
         )
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         """[rows, in] to [rows, out]."""
-        return self._linear(x, packed, x.dtype)
+        out = torch.empty((x.shape[0], _panels(packed).outputs), dtype=self.dtype)
+        return self._linear(x, packed, library.SAME, out)
 
     def linear_float32(self, x: Tensor, packed: Packed) -> Tensor:
         """The sums as they are, in float32."""
-        return self._linear(x, packed, torch.float32)
+        out = torch.empty((x.shape[0], _panels(packed).outputs), dtype=torch.float32)
+        return self._linear(x, packed, library.WIDE, out)
+
+    def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+        """As the reference says, without writing the sums anywhere."""
+        pairs = torch.empty((x.shape[0], 2), dtype=torch.int32)
+        self._linear(x, packed, library.LARGEST, pairs)
+        return pairs[:, 1], pairs[:, 0].view(torch.float32)
 
     def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
         """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`."""
-        return self._linear(x, packed, x.dtype)
+        return self.linear(x, packed)
 
-    def _linear(self, x: Tensor, packed: Packed, result: torch.dtype) -> Tensor:
-        assert isinstance(packed, _PackedPanels)
-        rows, inputs = x.shape
-        if inputs & self._type:
-            x, inputs = torch.nn.functional.pad(x, (0, 1)), inputs + 1
-        out = torch.empty((rows, packed.outputs), dtype=result)
-        wide = result is not self.dtype
+    def _linear(self, x: Tensor, packed: Packed, result: int, out: Tensor) -> Tensor:
+        if x.shape[1] & self._type:
+            x = torch.nn.functional.pad(x, (0, 1))
         self._kernels.linear(
             self._type,
-            packed.wide if wide else packed.layer,
+            _panels(packed).views[result],
             x.data_ptr(),
             out.data_ptr(),
-            rows,
+            x.shape[0],
             x.stride(0),
-            packed.outputs,
+            out.shape[1],
         )
         return out
 
@@ -302,13 +305,12 @@ class CpuOps(BaseOps):
 
 @dataclass(frozen=True)
 class _PackedPanels(Packed):
-    """`weight`: panels; `bias`: float32, one for each of their columns. The kernels' view of it
-    twice, for results in the weight's type and in float32."""
+    """`weight`: panels; `bias`: float32, one for each of their columns; `views`: what the kernels
+    get for each kind of result."""
 
     inputs: int
     outputs: int
-    layer: "ctypes._CArgObject"
-    wide: "ctypes._CArgObject"
+    views: "tuple[ctypes._CArgObject, ...]"
 
 
 @dataclass(frozen=True)
@@ -318,6 +320,11 @@ class _CpuKV(PagedKV):
     both: Tensor
     size: int  # D
     cache: "ctypes._CArgObject"
+
+
+def _panels(packed: Packed) -> _PackedPanels:
+    assert isinstance(packed, _PackedPanels)
+    return packed
 
 
 def _own(kv: PagedKV) -> _CpuKV:
@@ -336,9 +343,7 @@ def _pack_bias(bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor
     return halves.view(2, panels, LANES).transpose(0, 1).reshape(-1).contiguous()
 
 
-def _tasks(
-    meta: AttnMeta, share: int
-) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
+def _tasks(meta: AttnMeta, share: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
     """Pieces of rows that attention handles one by one: row, first token in the batch, tokens,
     position of the first; the longest rows' last pieces first, so that none is left to the end."""
     known: dict[int, np.ndarray[tuple[int, int], np.dtype[np.int32]]]

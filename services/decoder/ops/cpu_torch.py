@@ -1,4 +1,5 @@
-"""Ops for CPUs by torch alone, for want of `cpu.py`'s kernels. In float32 every row is bit-equal whatever else is in the batch.
+"""Ops for CPUs by torch alone, where the kernels of `cpu.py` cannot be had. In float32 every row is
+bit-equal whatever else is in the batch.
 
 What makes that so (each point is tested): torch's float32 GEMM gives equal rows when the number of
 rows is a multiple of 4 or at least 12, so smaller batches are padded; attention pads queries the
@@ -31,7 +32,7 @@ _VALUE_TILE = 128
 
 
 class TorchCpuOps(BaseOps):
-    """Used where the kernels of `cpu.py` cannot be had. Keys and values lie as [num_kv, blocks, block_size * D]: a gather copies whole blocks and
+    """Keys and values lie as [num_kv, blocks, block_size * D]: a gather copies whole blocks and
     leaves a batch of matrices behind, one for each pair of head and row. What `paged_attention`
     returns is overwritten by the next layer."""
 

@@ -89,6 +89,20 @@ class Sampler:
         """Forgets what a slot held."""
         self._adjustments.pop(slot, None)
 
+    def is_plain(self, slots: Ids) -> bool:
+        """Whether all of them take the largest logit and want to know no more."""
+        return bool(self._plain[slots].all())
+
+    def take_largest(
+        self,
+        tokens: "np.ndarray[tuple[int], np.dtype[np.signedinteger]]",
+        values: "np.ndarray[tuple[int], np.dtype[np.float32]]",
+    ) -> Choices:
+        """The choices of plain sequences, given the largest logit of each."""
+        result = Choices(tokens.astype(np.int32))
+        _fail_not_finite(result, values)
+        return result
+
     def sample(self, logits: Floats, slots: Sequence[int] | Ids, output_lens: Ids) -> Choices:
         """Chooses for logits [samples, vocabulary], which it may overwrite.
 
@@ -96,11 +110,9 @@ class Sampler:
         """
         index = np.asarray(slots, np.int64)
         rows = np.arange(len(index))
-        if self._plain[index].all():
+        if self.is_plain(index):
             best = logits.argmax(axis=1)
-            result = Choices(best.astype(np.int32))
-            _fail_not_finite(result, logits[rows, best])
-            return result
+            return self.take_largest(best, logits[rows, best])
         raw = self._raw_logprobs(logits, index)
         if self._adjustments:
             logits = self._adjust(logits, index, output_lens)

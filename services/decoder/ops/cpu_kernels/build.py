@@ -1,8 +1,8 @@
-"""Compiles the CPU kernels: `python -m services.decoder.ops.cpu_kernels.build [--all]`.
+"""Compiles the CPU kernels: `python services/decoder/ops/cpu_kernels/build.py [--all]`.
 
 Once for each instruction set, so that an image runs on any machine; the file's name holds a hash of
 the sources, so that an old one is never loaded. Without a compiler there are no kernels, and torch
-does their work.
+does their work. Nothing but the standard library is needed here.
 """
 
 import argparse
@@ -114,10 +114,19 @@ def main() -> None:
     """Compiles what this machine needs, or everything for an image that will run elsewhere."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="for every instruction set")
+    parser.add_argument("--status", action="store_true", help="only say what there is")
+    arguments = parser.parse_args()
     here = best_instruction_set()
-    wanted = INSTRUCTION_SETS if parser.parse_args().all else tuple([here] if here else [])
-    for known in wanted:
-        print(find(known) or compile_library(known))
+    if here is None:
+        print("none for this processor")
+        return
+    if arguments.status:
+        print(f"{here.name}, {'compiled' if find(here) else 'to be compiled'}")
+    elif compiler() is None:
+        print("not compiled: there is no C++ compiler (install g++, or set CXX)")
+    else:
+        for known in INSTRUCTION_SETS if arguments.all else (here,):
+            print(find(known) or compile_library(known))
 
 
 if __name__ == "__main__":

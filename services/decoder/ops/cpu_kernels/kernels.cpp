@@ -58,6 +58,7 @@ void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs,
                         (T::Element*)panels));
 }
 
+// y: rows of the layer's outputs, or one `Largest` for each row; see `Result`.
 void tessera_linear(int type, const Linear* layer, const void* x, void* y, int64_t rows,
                     int64_t x_stride, int64_t y_stride) {
     TYPED(type, linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
@@ -116,13 +117,6 @@ void tessera_kv_read(int type, void* keys, void* values, const int64_t* slots, i
             to_k[d] = page[key_place<T>(slots[t] % PAGE, d)];
             to_v[d] = page[value_place<T>(slots[t] % PAGE, d, cache->size)];
         }
-    });
-}
-
-// The index of each row's largest value, the first of equals; -1 for a row with a NaN.
-void tessera_largest(const float* logits, int64_t rows, int64_t size, int64_t* tokens) {
-    over_rows(rows, 4 * size, [=](int64_t first, int64_t last) {
-        for (int64_t r = first; r < last; r++) tokens[r] = index_of_largest(logits + r * size, size);
     });
 }
 }

@@ -15,6 +15,7 @@ PANEL = 32  # columns of a packed weight that lie together
 LANES = 16
 PAGE = 16  # tokens of the cache that lie together; a block is one page or several
 PLAIN, SWIGLU = 0, 1
+SAME, WIDE, LARGEST = 0, 1, 2
 
 
 class Linear(Structure):
@@ -26,7 +27,7 @@ class Linear(Structure):
         ("inputs", c_int64),
         ("outputs", c_int64),
         ("epilogue", c_int32),
-        ("wide", c_int32),
+        ("result", c_int32),
     )
 
 
@@ -84,7 +85,9 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL, name: str, threads: int) -> None:
         self.name = name  # of the instruction set
         self.threads = threads
-        self.pack = _declare(library.tessera_pack, c_int, c_void_p, c_int64, c_int64, c_int, c_void_p)
+        self.pack = _declare(
+            library.tessera_pack, c_int, c_void_p, c_int64, c_int64, c_int, c_void_p
+        )
         self.linear = _declare(
             library.tessera_linear,
             c_int, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int64, c_int64,
@@ -106,7 +109,6 @@ class Kernels:
         copies = (c_int, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Cache))
         self.kv_write = _declare(library.tessera_kv_write, *copies)
         self.kv_read = _declare(library.tessera_kv_read, *copies)
-        self.largest = _declare(library.tessera_largest, c_void_p, c_int64, c_int64, c_void_p)
         _declare(library.tessera_start, c_int)(threads)
 
 

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "pool.h"
 #include "vectors.h"
@@ -20,6 +22,7 @@ constexpr int MOST_ROWS = 3;
 #endif
 
 enum Epilogue { PLAIN = 0, SWIGLU = 1 };
+enum Result { SAME = 0, WIDE = 1, LARGEST = 2 };
 
 struct Linear {
     const int32_t* panels;
@@ -27,7 +30,19 @@ struct Linear {
     int64_t inputs;     // elements of a row of x; whole units
     int64_t outputs;    // real columns; for SWIGLU those of the result
     int32_t epilogue;
-    int32_t wide;  // results in float32
+    int32_t result;  // in the weight's type, in float32, or of each row the largest alone
+};
+
+// The largest output of a row, the first of equals; not-a-number if there is one.
+struct Largest {
+    float value;
+    int32_t column;
+};
+
+// A row's largest so far, lane by lane.
+struct Running {
+    floats value;
+    ints column, poisoned;
 };
 
 template <class T>
@@ -39,11 +54,39 @@ struct LinearCall {
     int64_t y_stride;  // elements
     int64_t rows;
     int64_t panels, panels_each;
+    Largest* largest;  // [tiles, rows], for LARGEST
 };
+
+static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+static inline void compare(Running& best, floats v, int64_t column, int64_t outputs) {
+    const ints here = LANE + (int32_t)column;
+    const ints real = here < (int32_t)outputs;
+    best.poisoned |= (v != v) & real;
+    const ints better = (v > best.value) & real;
+    best.value = better ? v : best.value;
+    best.column = better ? here : best.column;
+}
+
+static inline Largest settle(const Running& best) {
+    Largest found = {-INFINITY, 0};
+    bool bad = false, any = false;
+    for (int i = 0; i < LANES; i++) {
+        const float v = best.value[i];
+        const int32_t column = best.column[i];
+        bad |= best.poisoned[i] != 0;
+        if (column < 0) continue;
+        if (!any || v > found.value || (v == found.value && column < found.column))
+            found = {v, column};
+        any = true;
+    }
+    if (bad) found = {NAN, -1};
+    return found;
+}
 
 // Rows [row, row + R) of one panel.
 template <class T, int R>
-static inline void multiply(const LinearCall<T>& call, int64_t panel, int64_t row) {
+static inline void multiply(const LinearCall<T>& call, int64_t panel, int64_t row, Running* best) {
     const Linear& layer = *call.layer;
     const int64_t units = layer.inputs / T::PER_UNIT, stride = call.x_stride / T::PER_UNIT;
     const int32_t* w = layer.panels + panel * units * PANEL;
@@ -78,7 +121,10 @@ static inline void multiply(const LinearCall<T>& call, int64_t panel, int64_t ro
         }
         const int64_t column = panel * PANEL;
         const int64_t count = layer.outputs - column;
-        if (layer.wide) {
+        if (layer.result == LARGEST) {
+            compare(best[row + r], a, column, layer.outputs);
+            compare(best[row + r], b, column + LANES, layer.outputs);
+        } else if (layer.result == WIDE) {
             auto* y = (float*)call.y + (row + r) * call.y_stride + column;
             write_some<Float32>(y, a, (int)std::min<int64_t>(LANES, count));
             if (count > LANES)
@@ -93,10 +139,11 @@ static inline void multiply(const LinearCall<T>& call, int64_t panel, int64_t ro
 }
 
 template <class T, int R>
-static inline void multiply_some(const LinearCall<T>& call, int64_t panel, int64_t row, int rows) {
+static inline void multiply_some(const LinearCall<T>& call, int64_t panel, int64_t row, int rows,
+                                 Running* best) {
     if constexpr (R > 0) {
-        if (rows == R) return multiply<T, R>(call, panel, row);
-        multiply_some<T, R - 1>(call, panel, row, rows);
+        if (rows == R) return multiply<T, R>(call, panel, row, best);
+        multiply_some<T, R - 1>(call, panel, row, rows, best);
     }
 }
 
@@ -106,13 +153,19 @@ static void linear_tile(void* context, int tile) {
     const int64_t first = tile * call.panels_each;
     const int64_t last = std::min(call.panels, first + call.panels_each);
     const int64_t groups = (call.rows + MOST_ROWS - 1) / MOST_ROWS;
+    static thread_local std::vector<Running> best;
+    if (call.largest)
+        best.assign(call.rows, Running{broadcast(-INFINITY), broadcast_int(-1), ints{}});
     for (int64_t panel = first; panel < last; panel++)
         for (int64_t group = 0; group < groups; group++) {
             // Groups of like size: a last one of one row would cost as much as one of many.
             const int64_t row = call.rows * group / groups;
             const int64_t end = call.rows * (group + 1) / groups;
-            multiply_some<T, MOST_ROWS>(call, panel, row, (int)(end - row));
+            multiply_some<T, MOST_ROWS>(call, panel, row, (int)(end - row), best.data());
         }
+    if (call.largest)
+        for (int64_t r = 0; r < call.rows; r++)
+            call.largest[tile * call.rows + r] = settle(best[r]);
 }
 
 // Regions smaller than this are not worth waking anybody for: bytes of weights, or of work that
@@ -124,19 +177,31 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
                    void* y, int64_t y_stride, int64_t rows) {
     if (rows == 0) return;
     const int64_t width = layer.epilogue == SWIGLU ? LANES : PANEL;
-    LinearCall<T> call{&layer, x, x_stride, y, y_stride, rows, 0, 0};
+    LinearCall<T> call{&layer, x, x_stride, y, y_stride, rows, 0, 0, nullptr};
     call.panels = (layer.outputs + width - 1) / width;
     const int64_t panel_bytes = layer.inputs * PANEL * sizeof(typename T::Element);
     const int64_t work = panel_bytes * call.panels * std::max<int64_t>(1, rows / 4);
-    if (work < LEAST_BYTES || pool.threads() == 1) {
-        call.panels_each = call.panels;
-        linear_tile<T>(&call, 0);
-        return;
-    }
     // Few enough that taking one costs nothing, many enough that a thread held up costs little.
-    const int64_t tiles = std::min<int64_t>(call.panels, 16 * pool.threads());
-    call.panels_each = (call.panels + tiles - 1) / tiles;
-    pool.run((int)((call.panels + call.panels_each - 1) / call.panels_each), linear_tile<T>, &call);
+    const bool alone = work < LEAST_BYTES || pool.threads() == 1;
+    const int64_t most = alone ? 1 : std::min<int64_t>(call.panels, 16 * pool.threads());
+    call.panels_each = (call.panels + most - 1) / most;
+    const int64_t tiles = (call.panels + call.panels_each - 1) / call.panels_each;
+    static thread_local std::vector<Largest> found;
+    if (layer.result == LARGEST) {
+        found.resize(tiles * rows);
+        call.largest = found.data();
+    }
+    pool.run((int)tiles, linear_tile<T>, &call);
+    if (layer.result != LARGEST) return;
+    auto* results = (Largest*)y;
+    for (int64_t r = 0; r < rows; r++) {
+        results[r] = found[r];
+        for (int64_t tile = 1; tile < tiles; tile++) {
+            const Largest& other = found[tile * rows + r];
+            if (other.value > results[r].value || other.value != other.value) results[r] = other;
+            if (results[r].value != results[r].value) break;
+        }
+    }
 }
 
 template <class T>

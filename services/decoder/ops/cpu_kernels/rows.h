@@ -1,4 +1,4 @@
-// What is done to each row by itself: norms, rotation, writing the cache, picking the largest.
+// What is done to each row by itself: norms, rotation and writing the cache.
 #pragma once
 
 #include <cmath>
@@ -103,27 +103,6 @@ static void rope_write_token(const RopeWrite& call, const Cache& cache, int64_t 
         write_key<T>(cache, call.slots[t], h, keys + h * size);
         write_value<T>(cache, call.slots[t], h, keys + (cache.heads + h) * size);
     }
-}
-
-static inline int64_t index_of_largest(const float* row, int64_t size) {
-    floats best = broadcast(-INFINITY);
-    ints poisoned = {};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
-        const floats v = load<floats>(row + i);
-        poisoned |= v != v;
-        best = max(best, v);
-    }
-    float highest = largest(best);
-    bool bad = false;
-    for (int lane = 0; lane < LANES; lane++) bad |= poisoned[lane] != 0;
-    for (; i < size; i++) {
-        bad |= row[i] != row[i];
-        highest = std::max(highest, row[i]);
-    }
-    if (bad) return -1;
-    for (i = 0; row[i] != highest;) i++;
-    return i;
 }
 
 }  // namespace tessera

@@ -1,0 +1,103 @@
+"""The kernels' other instruction sets, how they are compiled, and life without them."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.decoder.ops import cpu
+from services.decoder.ops.attention_meta import Heads
+from services.decoder.ops.base import BaseOps
+from services.decoder.ops.cpu_kernels import build, library
+from services.decoder.ops.cpu_torch import TorchCpuOps
+from services.decoder.ops.row_check import rows_are_equal
+
+from .test_ops import CPU, LENGTHS, ROWS, Cache
+
+HERE = build.best_instruction_set()
+if HERE is None:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
+RUNNABLE = build.INSTRUCTION_SETS[build.INSTRUCTION_SETS.index(HERE) :]
+
+
+@pytest.fixture(scope="module", params=RUNNABLE, ids=lambda known: known.name)
+def kernels(request: pytest.FixtureRequest) -> library.Kernels:
+    known = request.param
+    path = build.find(known) or build.compile_library(known)
+    return library.Kernels(ctypes.CDLL(str(path)), known.name, threads=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_instruction_set_computes_the_same(
+    kernels: library.Kernels, dtype: torch.dtype
+) -> None:
+    ops, plain = cpu.CpuOps(dtype, kernels), BaseOps(CPU, dtype)
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(100, 70) / 8, torch.randn(100), torch.randn(29, 70).to(dtype)
+    for function in ("linear", "gate_up_swiglu"):
+        packing = "pack" if function == "linear" else "pack_gate_up"
+        ours, theirs = (
+            getattr(o, function)(x, getattr(o, packing)(weight, bias)) for o in (ops, plain)
+        )
+        torch.testing.assert_close(ours, theirs, **close)
+    for heads in (Heads(14, 2, 64), Heads(6, 3, 40)):
+        found = Cache(ops, heads, LENGTHS).attend(ROWS, window=200)
+        expected = Cache(plain, heads, LENGTHS).attend(ROWS, window=200)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.float(), b.float(), **close)
+    assert rows_are_equal(ops)
+
+
+@pytest.mark.parametrize("block_size", [32, 48, 128])
+def test_blocks_of_several_pages(block_size: int) -> None:
+    """A block may be any multiple of what the kernels keep together."""
+    heads = Heads(4, 2, 16)
+    results = []
+    for ops in (cpu.make_ops(torch.float32, 1, block_size), BaseOps(CPU, torch.float32)):
+        ops.block_size = block_size
+        results.append(Cache(ops, heads, LENGTHS).attend(ROWS))
+    assert isinstance(cpu.make_ops(torch.float32, 1, block_size), cpu.CpuOps)
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_size_that_the_kernels_do_not_know_is_left_to_torch() -> None:
+    assert isinstance(cpu.make_ops(torch.float32, 1, 8), TorchCpuOps)
+
+
+def test_without_a_compiler_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "find", lambda known: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    library.load_kernels.cache_clear()
+    try:
+        assert isinstance(cpu.make_ops(torch.bfloat16, 1), TorchCpuOps)
+    finally:
+        library.load_kernels.cache_clear()
+
+
+def test_a_compiler_that_fails_is_no_reason_to_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken-compiler"
+    broken.write_text("#!/bin/sh\necho out of luck >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(build, "find", lambda known: None)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CXX", broken.name)
+    library.load_kernels.cache_clear()
+    try:
+        assert library.load_kernels(1) is None
+    finally:
+        library.load_kernels.cache_clear()
+
+
+def test_the_script_says_what_there_is() -> None:
+    command = [sys.executable, str(build.SOURCES / "build.py"), "--status"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert said.startswith(f"{HERE.name}, ")
