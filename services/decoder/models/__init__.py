@@ -13,7 +13,7 @@ _MODELS = {
     "Qwen3ForCausalLM": ("services.decoder.models.qwen3", "Qwen3"),
 }
 # The language part of these is a model of its own, named by text_config's model_type.
-_COMPOSITES = ("LlavaForConditionalGeneration",)
+_COMPOSITES = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration")
 _BY_TYPE = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",

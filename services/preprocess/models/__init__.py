@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.preprocess.models import llava
+from services.preprocess.models import llava, llava_next
 from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan, PromptRule
 from services.preprocess.models.text import TextRule
 from shared.checkpoint import Checkpoint
@@ -30,6 +30,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlavaForConditionalGeneration": Family(llava.image_token_id, llava.LlavaRule),
+    "LlavaNextForConditionalGeneration": Family(llava.image_token_id, llava_next.LlavaNextRule),
 }
 
 

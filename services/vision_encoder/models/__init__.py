@@ -11,6 +11,7 @@ from shared.errors import Unavailable
 # Architecture -> (module, class); modules are imported when they are needed.
 FAMILIES = {
     "LlavaForConditionalGeneration": (".llava", "LlavaVision"),
+    "LlavaNextForConditionalGeneration": (".llava_next", "LlavaNextVision"),
 }
 
 
