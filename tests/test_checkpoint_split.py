@@ -26,6 +26,9 @@ CASES: list[dict[str, Any]] = [
         for language, spelling in zip(("llama", "mistral", "qwen2"), SPELLINGS, strict=True)
     ),
     {"family": "llava_next", "tower": "siglip", "language": "qwen3"},
+    *({"family": "qwen2_vl", "spelling": spelling} for spelling in SPELLINGS),
+    {"family": "qwen2_5_vl", "old_rope": True},
+    {"family": "qwen2_5_vl", "spelling": "new", "text": {"tie_word_embeddings": True}},
     {"family": "llava", "text": {"tie_word_embeddings": True}},
 ]
 

@@ -68,6 +68,13 @@ CASES: dict[str, dict[str, Any]] = {
         "language": "mistral",
         "spelling": "old",
     },
+    "qwen2-vl-old-config": {"family": "qwen2_vl", "old_rope": True},
+    "qwen2.5-vl-tied-sharded-new-names": {
+        "family": "qwen2_5_vl",
+        "spelling": "new",
+        "shard_bytes": 60_000,
+        "text": {"tie_word_embeddings": True},
+    },
     "llava-next-siglip-qwen3-new-names": {
         "family": "llava_next",
         "tower": "siglip",

@@ -103,6 +103,44 @@ def test_model_and_processor_of_llava_next_must_agree(tmp_path: Path) -> None:
         rule_of(tmp_path, LlavaNextImageProcessorPil.from_dict(config))
 
 
+@pytest.mark.parametrize(
+    ("vision", "images"),
+    [
+        ({}, {}),
+        ({}, {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}}),
+        ({}, {"min_pixels": 256 * 28 * 28, "max_pixels": 300 * 28 * 28}),
+        ({"patch_size": 8, "spatial_merge_size": 3}, {}),
+    ],
+)
+def test_qwen2_vl_grids_are_those_of_transformers(
+    tmp_path: Path, vision: dict[str, Any], images: dict[str, Any]
+) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    make_checkpoint(tmp_path, "qwen2_vl", vision=vision, images=images)
+    processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(tmp_path))
+    rule = rule_of(tmp_path, processor)
+    merged = processor.merge_size**2
+    for width, height in sizes(400):
+        span = rule.span(width, height)
+        assert span.rows * merged == processor.get_number_of_image_patches(height, width)
+        assert span.rows * merged == np.prod(span.grid) and len(span.token_ids) == span.rows
+    for width, height in sizes(40)[-20:]:
+        if width * height < 200_000:
+            picture = PIL.Image.new("RGB", (width, height))
+            made = processor(images=picture, return_tensors="np")
+            assert tuple(made["image_grid_thw"][0]) == rule.span(width, height).grid
+
+
+def test_tower_and_processor_of_qwen2_vl_must_agree(tmp_path: Path) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    make_checkpoint(tmp_path, "qwen2_vl", images={"merge_size": 4})
+    processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(tmp_path))
+    with pytest.raises(Unavailable, match="merges 4"):
+        rule_of(tmp_path, processor)
+
+
 @pytest.mark.parametrize(("width", "height"), [(1, 100), (100, 3), (4, 801), (1000, 4)])
 def test_lines_of_pixels_are_refused_before_any_family_sees_them(width: int, height: int) -> None:
     with pytest.raises(UnreadableImage):

@@ -12,6 +12,8 @@ from shared.errors import Unavailable
 FAMILIES = {
     "LlavaForConditionalGeneration": (".llava", "LlavaVision"),
     "LlavaNextForConditionalGeneration": (".llava_next", "LlavaNextVision"),
+    "Qwen2VLForConditionalGeneration": (".qwen2_vl", "Qwen2VLVision"),
+    "Qwen2_5_VLForConditionalGeneration": (".qwen2_vl", "Qwen2_5VLVision"),
 }
 
 

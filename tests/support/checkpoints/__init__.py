@@ -14,7 +14,7 @@ import torch
 import transformers
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
-from support.checkpoints import llava, llava_next
+from support.checkpoints import llava, llava_next, qwen2_5_vl, qwen2_vl
 from support.checkpoints.options import (
     TEXT_MODELS,
     CheckpointOptions,
@@ -25,7 +25,12 @@ from support.checkpoints.options import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-_IMAGE_FAMILIES = {"llava": llava, "llava_next": llava_next}
+_IMAGE_FAMILIES = {
+    "llava": llava,
+    "llava_next": llava_next,
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+}
 FAMILIES = (*TEXT_MODELS, *_IMAGE_FAMILIES)
 SPELLINGS = ("saved", "old", "new")
 
@@ -54,7 +59,9 @@ def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path
     if chosen.spelling != "saved":
         respelt = _IMAGE_FAMILIES[family].respelt
         _respell_names(folder, lambda name: respelt(name, chosen.spelling))
-    if chosen.old_rope:
+    if chosen.old_rope and family.endswith("_vl"):
+        qwen2_vl.like_older_versions(folder)
+    elif chosen.old_rope:
         _respell_rope(folder)
     return folder
 
