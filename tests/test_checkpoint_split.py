@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,22 @@ from shared.checkpoint import Checkpoint
 
 # The tower's last norm and its layers after the feature layer lead to no embedding row.
 _UNUSED = ("post_layernorm", "layers.", "head.")
+CASES: list[dict[str, Any]] = [
+    *({"family": "llava", "spelling": spelling} for spelling in SPELLINGS),
+    *(
+        {"family": "llava", "tower": "siglip", "language": "qwen2", "spelling": spelling}
+        for spelling in SPELLINGS
+    ),
+    *(
+        {"family": "llava_next", "language": language, "spelling": spelling}
+        for language, spelling in zip(("llama", "mistral", "qwen2"), SPELLINGS, strict=True)
+    ),
+    {"family": "llava_next", "tower": "siglip", "language": "qwen3"},
+    *({"family": "qwen2_vl", "spelling": spelling} for spelling in SPELLINGS),
+    {"family": "qwen2_5_vl", "old_rope": True},
+    {"family": "qwen2_5_vl", "spelling": "new", "text": {"tie_word_embeddings": True}},
+    {"family": "llava", "text": {"tie_word_embeddings": True}},
+]
 
 
 def names_read(folder: Path, load: Callable[[Checkpoint], object]) -> set[str]:
@@ -29,12 +46,11 @@ def names_read(folder: Path, load: Callable[[Checkpoint], object]) -> set[str]:
     return read
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize(("tower", "language"), [("clip", "llama"), ("siglip", "qwen2")])
+@pytest.mark.parametrize("options", CASES, ids=lambda options: "-".join(map(str, options.values())))
 def test_decoder_and_encoder_share_a_checkpoint_out(
-    tmp_path: Path, tower: str, language: str, spelling: str
+    tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    folder = make_checkpoint(tmp_path, "llava", tower=tower, language=language, spelling=spelling)
+    folder = make_checkpoint(tmp_path, **options)
 
     def load_decoder(checkpoint: Checkpoint) -> object:
         ops = load_ops("cpu", torch.float32)

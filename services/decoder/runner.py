@@ -132,6 +132,9 @@ class Runner:
             prompt, output = tokens[: sequence.prompt_len], tokens[sequence.prompt_len :]
             params = sequence.sampling
             self._sampler.introduce(slot, sequence.choice, params, prompt, output)
+            if self._model.rotary_axes:
+                rotary = self._model.positions(sequence.prompt_len, sequence.media)
+                self.slots.set_rotary(slot, *rotary)
         except ServingError as error:
             if error.reason == "INVALID_PLAN":
                 raise
@@ -139,9 +142,6 @@ class Runner:
             return
         if params.HasField("prompt_logprobs"):
             self._prompt_logprobs.introduce(slot, params.prompt_logprobs)
-        if self._model.rotary_axes:
-            self.slots.set_rotary(slot, *self._model.positions(sequence.prompt_len, sequence.media))
-        self.embeddings.use(span.digest for span in self.slots.media.get(slot, ()))
 
     def _forget(self, slot: int) -> None:
         self._sampler.drop(slot)

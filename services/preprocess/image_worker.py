@@ -42,9 +42,12 @@ class PixelMaker:
         }
 
     def make(self, image: PIL.Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32 [channels, height, width]."""
-        values = self._processor(images=image, return_tensors="np")["pixel_values"]
-        return np.ascontiguousarray(values[0], np.float32)
+        """float32 [channels, height, width], or what else the family's processor makes of a picture."""
+        made = self._processor(images=image, return_tensors="np")
+        values = made["pixel_values"]
+        # Where pictures have grids of their own, the processor gives rows of patches one picture
+        # after the other; elsewhere it gives one array for each picture.
+        return np.ascontiguousarray(values if "image_grid_thw" in made else values[0], np.float32)
 
 
 def main(name: str, config_json: str, limits_json: str) -> None:

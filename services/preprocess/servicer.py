@@ -117,6 +117,8 @@ def _items(
             grid_h=span.grid[1],
             grid_w=span.grid[2],
             pixels=image.pixels.ref,
+            width=image.pixels.size.width,
+            height=image.pixels.size.height,
         )
         for offset, span, image in zip(prompt.offsets, spans, images, strict=True)
     ]

@@ -4,9 +4,10 @@ import asyncio
 from dataclasses import dataclass
 
 from services.vision_encoder.embedding_cache import EmbeddingCache
-from services.vision_encoder.models.vision_model import BadPixels, VisionModel
+from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
 from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.tower_queue import TowerQueue
+from shared.artifact_file import Array
 from shared.artifacts import ArtifactStore
 from shared.errors import Precondition
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
@@ -78,7 +79,7 @@ class Encoder:
         place = self._store.reserve(media.digest)
         try:
             pixels = await self._source.get(media)
-            encoded = await self._queue.encode(pixels, place)
+            encoded = await self._queue.encode(_item(media, pixels), place)
             ref = self._store.adopt(place)
         except BaseException as error:
             self._cache.cancel(reserved)
@@ -93,6 +94,11 @@ class Encoder:
         del self._making[digest]
         if not task.cancelled():
             task.exception()  # told to every caller; to nobody when all have gone away
+
+
+def _item(media: MediaItem, pixels: Array) -> VisionItem:
+    grid = (media.grid_t, media.grid_h, media.grid_w)
+    return VisionItem(pixels, grid, media.height, media.width)
 
 
 def _check_promise(media: MediaItem, ref: ArtifactRef) -> None:

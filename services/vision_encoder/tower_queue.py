@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from services.vision_encoder.models.vision_model import PixelArray, VisionModel, to_array
+from services.vision_encoder.models.vision_model import VisionItem, VisionModel, to_array
 from shared import artifact_file
 from shared.artifacts import Reservation, out_of_space
 
@@ -22,7 +22,7 @@ class Encoded:
 
 @dataclass
 class _Job:
-    pixels: PixelArray
+    item: VisionItem
     patches: int
     place: Reservation
     done: asyncio.Future[Encoded]
@@ -42,11 +42,11 @@ class TowerQueue:
         self._thread = ThreadPoolExecutor(1, "tower")
         self._runner: asyncio.Task[None] | None = None
 
-    async def encode(self, pixels: PixelArray, place: Reservation) -> Encoded:
+    async def encode(self, item: VisionItem, place: Reservation) -> Encoded:
         """Writes the embedding rows of one item under `place`. Raises BadPixels, Overloaded."""
-        patches = self._model.patches(pixels.shape)
+        patches = self._model.patches(item)
         done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Job(pixels, patches, place, done))
+        self._waiting.append(_Job(item, patches, place, done))
         if self._runner is None:
             self._runner = asyncio.create_task(self._run())
         return await done
@@ -86,12 +86,13 @@ class TowerQueue:
 
     def _fits(self, first: _Job, patches: int) -> bool:
         following = self._waiting[0]
-        same = not self._model.stacked or following.pixels.shape == first.pixels.shape
+        shapes = following.item.pixels.shape, first.item.pixels.shape
+        same = not self._model.stacked or shapes[0] == shapes[1]
         return same and patches + following.patches <= self._max_patches
 
     def _compute(self, batch: list[_Job]) -> list[Encoded | Exception]:
         began = time.perf_counter_ns()
-        embeddings = self._model.encode([job.pixels for job in batch])
+        embeddings = self._model.encode([job.item for job in batch])
         encode_us = (time.perf_counter_ns() - began) // 1000
         results: list[Encoded | Exception] = []
         for job, embedding in zip(batch, embeddings, strict=True):

@@ -1,7 +1,7 @@
 """Greedy float32 output of the whole system, token for token that of transformers.
 
-Each case is a random checkpoint, sixteen requests at once with prompts of mixed lengths and, for LLaVA, no, one or
-several pictures; prompt ids and generated ids both come back through the REST door.
+Each case is a random checkpoint, sixteen requests at once with prompts of mixed lengths and, for models with eyes, no,
+one or several pictures; prompt ids and generated ids both come back through the REST door.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ import pytest
 import torch
 from openai import AsyncOpenAI
 from PIL import Image
-from support.checkpoints import load_reference, make_checkpoint, tokenizer
+from support.checkpoints import load_reference, make_checkpoint, reference_inputs
 from support.greedy_reference import assert_same_up_to_ties
 from support.pictures import data_url, png
 from support.system import System
-from transformers import LlavaProcessor, PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 NEW_TOKENS = 24
 WORDS = ["the", "red", "circle", "is", "left", "of", "a", "blue", "square", "图中有一个圆形", "and"]
@@ -47,10 +47,38 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "llava-clip-llama-old-names": {"family": "llava", "spelling": "old", "shard_bytes": 60_000},
+    "mistral-window": {"family": "mistral", "text": {"sliding_window": 12, "head_dim": 24}},
+    "qwen3-tied-window-in-a-layer": {
+        "family": "qwen3",
+        "text": {
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 17,
+            "max_window_layers": 1,
+        },
+    },
     "llava-siglip-qwen2-new-names": {
         "family": "llava",
         "tower": "siglip",
         "language": "qwen2",
+        "spelling": "new",
+    },
+    "llava-next-clip-mistral-old-names": {
+        "family": "llava_next",
+        "language": "mistral",
+        "spelling": "old",
+    },
+    "qwen2-vl-old-config": {"family": "qwen2_vl", "old_rope": True},
+    "qwen2.5-vl-tied-sharded-new-names": {
+        "family": "qwen2_5_vl",
+        "spelling": "new",
+        "shard_bytes": 60_000,
+        "text": {"tie_word_embeddings": True},
+    },
+    "llava-next-siglip-qwen3-new-names": {
+        "family": "llava_next",
+        "tower": "siglip",
+        "language": "qwen3",
         "spelling": "new",
     },
 }
@@ -115,19 +143,14 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         self.model: PreTrainedModel = load_reference(folder)
-        self.processor = LlavaProcessor.from_pretrained(folder) if has_images(self.model) else None
+        self._folder = folder
+        self._words = PreTrainedTokenizerFast.from_pretrained(folder)
 
     def __call__(self, chat: list[dict[str, Any]]) -> tuple[list[int], list[int], torch.Tensor]:
-        words = tokenizer()
-        text = words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        if self.processor is None:
-            inputs = words(text, return_tensors="pt", add_special_tokens=False)
-            inputs = {"input_ids": inputs["input_ids"]}
-        else:
-            parts = [p for turn in chat for p in turn["content"] if p["type"] == "image"]
-            images = [Image.open(io.BytesIO(p["png"])).convert("RGB") for p in parts]
-            found = self.processor(images=images or None, text=text, return_tensors="pt")
-            inputs = {k: found[k] for k in ("input_ids", "pixel_values") if k in found}
+        text = self._words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        parts = [p for turn in chat for p in turn["content"] if p["type"] == "image"]
+        images = [Image.open(io.BytesIO(p["png"])).convert("RGB") for p in parts]
+        inputs = reference_inputs(self._folder, text, images)
         with torch.no_grad():
             output = self.model.generate(
                 **inputs,

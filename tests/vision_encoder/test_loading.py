@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from support.vision_checkpoints import llava_checkpoint
 
 from services.vision_encoder.models import load_vision_model
+from services.vision_encoder.models.vision_model import VisionItem
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
 
@@ -73,13 +74,14 @@ def test_a_tower_of_usual_size_is_row_invariant(
     model = load_vision_model(Checkpoint(folder), torch.device("cpu"), torch.float32)
     assert model is not None
     generator = np.random.default_rng(0)
-    pixels = [generator.normal(size=(3, side, side)).astype(np.float32) for _ in range(12)]
+    shape = (3, side, side)
+    items = [VisionItem(generator.normal(size=shape).astype(np.float32)) for _ in range(12)]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        alone = [model.encode([item])[0] for item in pixels]
+        alone = [model.encode([item])[0] for item in items]
         for count in (2, 3, 5, 12):
-            for one, other in zip(alone, model.encode(pixels[:count]), strict=False):
+            for one, other in zip(alone, model.encode(items[:count]), strict=False):
                 assert torch.equal(one, other), count
     finally:
         torch.set_num_threads(before)

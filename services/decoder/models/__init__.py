@@ -10,10 +10,12 @@ _MODELS = {
     "LlamaForCausalLM": ("services.decoder.models.llama", "Llama"),
     "MistralForCausalLM": ("services.decoder.models.mistral", "Mistral"),
     "Qwen2ForCausalLM": ("services.decoder.models.qwen2", "Qwen2"),
+    "Qwen2VLForConditionalGeneration": ("services.decoder.models.qwen2_vl", "Qwen2VL"),
+    "Qwen2_5_VLForConditionalGeneration": ("services.decoder.models.qwen2_5_vl", "Qwen2_5VL"),
     "Qwen3ForCausalLM": ("services.decoder.models.qwen3", "Qwen3"),
 }
 # The language part of these is a model of its own, named by text_config's model_type.
-_COMPOSITES = ("LlavaForConditionalGeneration",)
+_COMPOSITES = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration")
 _BY_TYPE = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",

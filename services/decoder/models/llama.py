@@ -49,6 +49,8 @@ class Llama(DecoderModel):
         "attention_bias": False,
         "mlp_bias": False,
     }
+    # There are rotations for so many times the longest sequence.
+    REACH: ClassVar[int] = 1
     # Canonical names of this family's tensors.
     TENSORS: ClassVar[str] = (
         r"embed_tokens\.weight|norm\.weight|lm_head\.weight"
@@ -65,7 +67,7 @@ class Llama(DecoderModel):
         self._ops = ops
         self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_size)
         self._scale = config.head_size**-0.5
-        cos, sin = rope_table(config.rope, max_model_len, ops.dtype)
+        cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype)
         self._cos, self._sin = cos.to(ops.device), sin.to(ops.device)
         self._layers: list[_Layer] = []
         self._embedding: Tensor

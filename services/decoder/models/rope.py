@@ -43,6 +43,8 @@ class RopeConfig:
         # As upstream: the old spelling wins where both are there.
         parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
         kind = str(parameters.get("rope_type", parameters.get("type", "default")))
+        if kind == "mrope":  # the default frequencies; the model file divides them among axes
+            kind = "default"
         if kind not in KINDS:
             raise _bad(f"rope_type {kind!r}; there are {', '.join(KINDS)}")
         missing = [key for key in _NEEDED.get(kind, ()) if parameters.get(key) is None]

@@ -14,7 +14,7 @@ from shared.errors import InvalidRequest
 _PREFIXES = ("language_model.model.", "model.language_model.", "model.")
 _HEADS = ("language_model.lm_head.", "lm_head.")
 # What leads to an embedding row belongs to the vision encoder.
-_VISION = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|image_newline)(\.|$)")
+_VISION = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|image_newline|visual)(\.|$)")
 
 
 class LanguageWeights:

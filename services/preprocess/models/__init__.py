@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.preprocess.models import llava
+from services.preprocess.models import llava, llava_next, qwen2_vl
 from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan, PromptRule
 from services.preprocess.models.text import TextRule
 from shared.checkpoint import Checkpoint
@@ -30,6 +30,9 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlavaForConditionalGeneration": Family(llava.image_token_id, llava.LlavaRule),
+    "LlavaNextForConditionalGeneration": Family(llava.image_token_id, llava_next.LlavaNextRule),
+    "Qwen2VLForConditionalGeneration": Family(qwen2_vl.image_token_id, qwen2_vl.Qwen2VLRule),
+    "Qwen2_5_VLForConditionalGeneration": Family(qwen2_vl.image_token_id, qwen2_vl.Qwen2VLRule),
 }
 
 

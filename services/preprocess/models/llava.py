@@ -17,7 +17,7 @@ _TOWERS: dict[str, tuple[int, dict[str, int]]] = {
     "clip_vision_model": (1, {"patch_size": 32, "image_size": 224}),
     "siglip_vision_model": (0, {"patch_size": 16, "image_size": 224}),
 }
-_DEFAULT_VISION = {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}
+DEFAULT_VISION = {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}
 _DEFAULT_IMAGE_TOKEN = 32000
 
 
@@ -26,11 +26,10 @@ class LlavaRule:
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing, marker: str) -> None:
         config = checkpoint.config
-        vision = checkpoint.vision_config or _DEFAULT_VISION
+        vision = checkpoint.vision_config or DEFAULT_VISION
         self.marker: str | None = marker
         self.marker_id = image_token_id(config)
-        strategy = config.get("vision_feature_select_strategy", "default")
-        rows = _rows(vision, processing.shape, strategy)
+        rows = tower_rows(config, vision, processing.shape)
         self._span = MediaSpan(token_ids=(self.marker_id,) * rows, rows=rows)
 
     def span(self, width: int, height: int) -> MediaSpan:
@@ -46,7 +45,9 @@ def image_token_id(config: dict[str, Any]) -> int:
     return _DEFAULT_IMAGE_TOKEN
 
 
-def _rows(vision: dict[str, Any], shape: tuple[int, ...], strategy: str) -> int:
+def tower_rows(config: dict[str, Any], vision: dict[str, Any], shape: tuple[int, ...]) -> int:
+    """Rows of one square image [channels, side, side]. Raises Unavailable if the tower takes others."""
+    strategy = config.get("vision_feature_select_strategy", "default")
     kind = vision.get("model_type", "clip_vision_model")
     if kind not in _TOWERS:
         raise Unavailable("UNSUPPORTED_MODEL", f"LLaVA with a {kind} tower is not supported")

@@ -11,6 +11,9 @@ from shared.errors import Unavailable
 # Architecture -> (module, class); modules are imported when they are needed.
 FAMILIES = {
     "LlavaForConditionalGeneration": (".llava", "LlavaVision"),
+    "LlavaNextForConditionalGeneration": (".llava_next", "LlavaNextVision"),
+    "Qwen2VLForConditionalGeneration": (".qwen2_vl", "Qwen2VLVision"),
+    "Qwen2_5_VLForConditionalGeneration": (".qwen2_vl", "Qwen2_5VLVision"),
 }
 
 

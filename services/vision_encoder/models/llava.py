@@ -12,7 +12,7 @@ Layers above the last hidden state that is taken are neither loaded nor run.
 import copy
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,19 +21,21 @@ from transformers import AutoModel, LlavaConfig
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
 from services.vision_encoder import weights
-from services.vision_encoder.models.vision_model import BadPixels, PixelArray
+from services.vision_encoder.models.vision_model import BadPixels, PixelArray, VisionItem
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
 
 _TOWERS = ("clip_vision_model", "siglip_vision_model")
 # Old checkpoints have `vision_tower.vision_model.`, new ones may have `model.` before everything.
-_NAME = re.compile(
-    r"(?:model\.)?(?:(vision_tower)\.(?:vision_model\.)?|(multi_modal_projector)\.)(.+)"
+_PARTS = (
+    (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "tower."),
+    (re.compile(r"(?:model\.)?multi_modal_projector\.(.+)"), "projector."),
+    (re.compile(r"(?:model\.)?image_(newline)"), ""),
 )
 _LAYER = re.compile(r"tower\.encoder\.layers\.(\d+)\.")
 
 
-class _Network(nn.Module):
+class LlavaNetwork(nn.Module):
     """The vision part of the checkpoint, as far as it is used."""
 
     def __init__(self, config: Any, layers: int) -> None:
@@ -49,9 +51,11 @@ class LlavaVision:
     """Tower and projector of one checkpoint."""
 
     stacked = True
+    config_class: ClassVar[Any] = LlavaConfig
+    network_class: ClassVar[type[LlavaNetwork]] = LlavaNetwork
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-        config: Any = LlavaConfig.from_dict(checkpoint.config)
+        config: Any = self.config_class.from_dict(checkpoint.config)
         vision = config.vision_config
         if vision.model_type not in _TOWERS:
             raise Unavailable(
@@ -61,13 +65,13 @@ class LlavaVision:
         self._layers = _hidden_states(config.vision_feature_layer, vision.num_hidden_layers)
         self._drops_first = config.vision_feature_select_strategy == "default"
         self._side, self._patch = int(vision.image_size), int(vision.patch_size)
-        self._channels = int(vision.num_channels)
+        self._image_shape = (int(vision.num_channels), self._side, self._side)
         self.hidden_size = int(config.text_config.hidden_size)
         self.dtype = dtype
         self._device = device
         kept = max(self._layers)
         with torch.device("meta"):
-            self._network = _Network(config, kept)
+            self._network = self.network_class(config, kept)
 
         def unused(name: str) -> bool:
             layer = _LAYER.match(name)
@@ -79,27 +83,33 @@ class LlavaVision:
 
         weights.load(self._network, checkpoint, _names(checkpoint), unused, device, dtype)
 
-    def patches(self, shape: Sequence[int]) -> int:
+    def patches(self, item: VisionItem) -> int:
         """All images have one size. Raises BadPixels for another."""
-        expected = (self._channels, self._side, self._side)
-        if tuple(shape) != expected:
-            raise BadPixels(f"pixel values are {list(shape)}, the tower takes {list(expected)}")
+        if item.pixels.shape != self._image_shape:
+            raise BadPixels(
+                f"pixel values are {list(item.pixels.shape)}, the tower takes"
+                f" {list(self._image_shape)}"
+            )
         return (self._side // self._patch) ** 2
 
     @torch.inference_mode()
-    def encode(self, pixels: Sequence[PixelArray]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
         """Rows [rows, hidden_size] of each image of float32 pixel values [channels, side, side]."""
-        batch = torch.from_numpy(np.stack(pixels)).to(self._device, self.dtype)
+        return list(self._features(np.stack([item.pixels for item in items])).cpu())
+
+    def sample(self) -> VisionItem:
+        """A black image."""
+        return VisionItem(np.zeros(self._image_shape, np.float32))
+
+    def _features(self, pixels: PixelArray) -> torch.Tensor:
+        """Projected rows [n, rows, hidden_size] of squares [n, channels, side, side]."""
+        batch = torch.from_numpy(pixels).to(self._device, self.dtype)
         states = self._network.tower(batch, output_hidden_states=self._layers).hidden_states
         taken = [states[layer] for layer in self._layers]
         if self._drops_first:
             taken = [state[:, 1:] for state in taken]
-        rows: torch.Tensor = self._network.projector(torch.cat(taken, dim=-1)).cpu()
-        return list(rows)
-
-    def sample(self) -> PixelArray:
-        """A black image."""
-        return np.zeros((self._channels, self._side, self._side), np.float32)
+        rows: torch.Tensor = self._network.projector(torch.cat(taken, dim=-1))
+        return rows
 
 
 def _hidden_states(layer: Any, count: int) -> list[int]:
@@ -116,6 +126,7 @@ def _hidden_states(layer: Any, count: int) -> list[int]:
 def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """Vision tensors: the name in the file and the name in the network."""
     for name in checkpoint.names():
-        match = _NAME.fullmatch(name)
-        if match:
-            yield name, f"{'tower' if match[1] else 'projector'}.{match[3]}"
+        for pattern, prefix in _PARTS:
+            match = pattern.fullmatch(name)
+            if match:
+                yield name, prefix + match[1]

@@ -1,6 +1,7 @@
 """What a model family gives to the encoder: a tower with its projector, loaded and ready."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,28 +12,37 @@ PixelArray = npt.NDArray[np.generic]
 
 
 class BadPixels(ValueError):
-    """Pixel values of a shape that this tower does not take."""
+    """Pixel values of a shape that this tower does not take, or that is not what the prompt says."""
+
+
+@dataclass(frozen=True)
+class VisionItem:
+    """One media item: its pixel values, and what the prompt says of it (zeros: nothing)."""
+
+    pixels: PixelArray
+    grid: tuple[int, int, int] = (0, 0, 0)  # patches: time, rows, columns
+    height: int = 0  # of the picture before it was processed
+    width: int = 0
 
 
 class VisionModel(Protocol):
     """Pixel values in, embedding rows out. Used by one thread at a time.
 
-    `stacked` families run items of equal shape together; the others say `packed` and run any
-    together.
+    `stacked` families run items of equal shape together; the others, packed, run any together.
     """
 
     stacked: bool
     hidden_size: int
     dtype: torch.dtype
 
-    def patches(self, shape: Sequence[int]) -> int:
-        """Patches of an item whose pixel values have this shape. Raises BadPixels."""
+    def patches(self, item: VisionItem) -> int:
+        """Patches that the tower looks at. Raises BadPixels for what is no item of this model."""
 
-    def encode(self, pixels: Sequence[PixelArray]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
         """Embedding rows [rows, hidden_size] of each item, in order, on the CPU."""
 
-    def sample(self) -> PixelArray:
-        """Pixel values to warm up with."""
+    def sample(self) -> VisionItem:
+        """An item to warm up with."""
 
 
 def to_array(embedding: torch.Tensor) -> tuple[npt.NDArray[Any], str]:

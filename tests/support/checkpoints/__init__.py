@@ -2,28 +2,35 @@
 
 `make_checkpoint(folder, family, ...)` writes weights, config, generation config, a real byte-level
 BPE tokenizer, a chat template and, for families with images, a processor. A family is a file here
-with `build` and `respelt`, and a line in `_IMAGE_FAMILIES`.
+with `build`, `inputs` and `respelt`, and a line in `_IMAGE_FAMILIES`.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from PIL.Image import Image
 from safetensors.torch import load_file, save_file
-from support.checkpoints import llava
+from support.checkpoints import llava, llava_next, qwen2_5_vl, qwen2_vl
 from support.checkpoints.options import (
     TEXT_MODELS,
     CheckpointOptions,
+    load_config,
     randomise,
     text_config,
     tokenizer,
 )
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-_IMAGE_FAMILIES = {"llava": llava}
+_IMAGE_FAMILIES = {
+    "llava": llava,
+    "llava_next": llava_next,
+    "qwen2_vl": qwen2_vl,
+    "qwen2_5_vl": qwen2_5_vl,
+}
 FAMILIES = (*TEXT_MODELS, *_IMAGE_FAMILIES)
 SPELLINGS = ("saved", "old", "new")
 
@@ -52,18 +59,31 @@ def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path
     if chosen.spelling != "saved":
         respelt = _IMAGE_FAMILIES[family].respelt
         _respell_names(folder, lambda name: respelt(name, chosen.spelling))
-    if chosen.old_rope:
+    if chosen.old_rope and family.endswith("_vl"):
+        qwen2_vl.like_older_versions(folder)
+    elif chosen.old_rope:
         _respell_rope(folder)
     return folder
 
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The checkpoint as transformers loads it, ready to be asked."""
-    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    architecture = load_config(folder)["architectures"][0]
     model: PreTrainedModel = getattr(transformers, architecture).from_pretrained(
         folder, dtype=dtype
     )
     return model.eval()
+
+
+def reference_inputs(
+    folder: Path, text: str, images: Sequence[Image] = ()
+) -> dict[str, torch.Tensor]:
+    """What transformers' `generate` takes for a rendered prompt and its pictures."""
+    kind = load_config(folder)["model_type"]
+    if kind in _IMAGE_FAMILIES:
+        return _IMAGE_FAMILIES[kind].inputs(folder, text, images)
+    words = PreTrainedTokenizerFast.from_pretrained(folder)
+    return {"input_ids": words(text, return_tensors="pt", add_special_tokens=False)["input_ids"]}
 
 
 def _respell_names(folder: Path, respelt: Callable[[str], str]) -> None:
@@ -96,5 +116,6 @@ __all__ = [
     "CheckpointOptions",
     "load_reference",
     "make_checkpoint",
+    "reference_inputs",
     "tokenizer",
 ]

@@ -1,6 +1,8 @@
 """What can be chosen of a random checkpoint, and what every family of them has."""
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,6 +114,12 @@ def text_config(
     if family == "mistral":
         sizes.setdefault("sliding_window", 20)
     return TEXT_MODELS[family][0](**sizes)
+
+
+def load_config(folder: Path) -> dict[str, Any]:
+    """config.json."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
 
 
 def vision_sizes(**more: Any) -> dict[str, Any]:

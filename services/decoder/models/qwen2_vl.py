@@ -1,0 +1,149 @@
+"""Qwen2-VL: Qwen2's block with rotary positions of three axes (M-RoPE).
+
+A token of text has one position on all axes. Inside an image or a video an axis counts time, rows
+or columns, all from the position where the item begins; the text behind it goes on where the longer
+side ends. The frequencies of a head are divided among the axes by `mrope_section`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.decoder.models.config import DecoderConfig, read_config
+from services.decoder.models.llama import Llama
+from services.decoder.ops.base import BaseOps
+from shared.checkpoint import Checkpoint
+from shared.errors import InvalidRequest
+from tessera.common.v1.media_pb2 import MediaItem, Modality
+
+Positions = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+_DEFAULT_SECTIONS = (16, 24, 24)
+
+
+class Qwen2VL(Llama):
+    """Wang et al., 2024."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "attention_bias": True,
+        "attention_output_bias": False,
+        "mlp_bias": False,
+        "sliding_window": 4096,
+        "max_window_layers": 80,
+    }
+    rotary_axes: ClassVar[int] = 3
+    REACH: ClassVar[int] = 2  # in a video time may run faster than tokens
+
+    def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
+        super().__init__(config, ops, max_model_len)
+        self._sections = _sections(config)
+        self._merge = 2
+        self._longest = max_model_len
+
+    @staticmethod
+    def read_config(checkpoint: Checkpoint) -> DecoderConfig:
+        """Raises InvalidRequest for sections that are not the frequencies of a head."""
+        config = read_config(checkpoint, Qwen2VL.DEFAULTS)
+        _sections(config)
+        return config
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "Qwen2VL":
+        """Also takes from the tower's configuration how many patches one token stands for."""
+        model = super().load(checkpoint, ops, max_model_len)
+        assert isinstance(model, Qwen2VL)
+        model._read_vision(checkpoint.vision_config or {})
+        return model
+
+    def positions(self, prompt_len: int, media: Sequence[MediaItem]) -> tuple[Positions, int]:
+        """See `DecoderModel.positions`. Raises InvalidRequest for a grid that is not its span's."""
+        found = np.empty((3, prompt_len), np.int32)
+        done = place = 0  # tokens that have positions, and the next one
+        for item in sorted(media, key=lambda item: item.offset):
+            inside = self._inside(item)
+            text = item.offset - done
+            found[:, done : item.offset] = np.arange(place, place + text)
+            place += text
+            done = item.offset + item.length
+            found[:, item.offset : done] = inside + place
+            place += max(item.grid_h, item.grid_w) // self._merge
+        found[:, done:] = np.arange(place, place + prompt_len - done)
+        delta = int(found.max()) + 1 - prompt_len
+        if delta > self._longest * (self.REACH - 1):
+            raise InvalidRequest(
+                "TOO_LONG",
+                f"the prompt's media reach position {found.max()}, far beyond its {prompt_len}"
+                " tokens: send a shorter video",
+                field="media",
+            )
+        return found, delta
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Each section of the frequencies turns by its own axis; positions [3, T]."""
+        return self._mix(self._cos, positions), self._mix(self._sin, positions)
+
+    def positions_per_step(self, item: MediaItem) -> float:
+        """Positions between two steps of time; version 2 counts steps, whatever they last."""
+        return 1.0
+
+    def _read_vision(self, vision: Mapping[str, Any]) -> None:
+        self._merge = int(vision.get("spatial_merge_size") or 2)
+
+    def _mix(self, table: Tensor, positions: Tensor) -> Tensor:
+        """[T, 1, D] of a table [length, 1, D], whose second half repeats the first's frequencies."""
+        halves = []
+        for start in (0, table.shape[-1] // 2):
+            for axis, size in enumerate(self._sections):
+                halves.append(table[:, :, start : start + size][positions[axis % 3]])
+                start += size
+        return torch.cat(halves, -1)
+
+    def _inside(self, item: MediaItem) -> Positions:
+        """Positions [3, length] of an item's tokens, from 0."""
+        steps, rows, columns = (
+            item.grid_t,
+            item.grid_h // self._merge,
+            item.grid_w // self._merge,
+        )
+        if min(steps, rows, columns) < 1 or steps * rows * columns != item.length:
+            raise InvalidRequest(
+                "INVALID_MEDIA",
+                f"a grid of {item.grid_t}x{item.grid_h}x{item.grid_w} patches is not a span of"
+                f" {item.length} tokens",
+                field="media",
+            )
+        # In float32, cut off: as transformers does, on whose numbers the models were trained.
+        pace = np.float32(self.positions_per_step(item))
+        times = (np.arange(steps, dtype=np.float32) * pace).astype(np.int32)
+        grid = np.meshgrid(times, np.arange(rows), np.arange(columns), indexing="ij")
+        return np.stack(grid).reshape(3, -1).astype(np.int32)
+
+
+def is_video(item: MediaItem) -> bool:
+    """Whether time passes in an item."""
+    return item.modality == Modality.MODALITY_VIDEO
+
+
+def _sections(config: DecoderConfig) -> tuple[int, ...]:
+    given = config.rope.parameters.get("mrope_section") or _DEFAULT_SECTIONS
+    sections = tuple(int(size) for size in given)
+    if min(sections) < 0 or sum(sections) != config.head_size // 2:
+        raise InvalidRequest(
+            "UNSUPPORTED_CONFIG",
+            f"config.json: mrope_section {list(sections)} does not divide the"
+            f" {config.head_size // 2} frequencies of a head",
+            field="model",
+        )
+    return sections

@@ -1,0 +1,147 @@
+"""How many placeholders a picture takes, against transformers' own processors over hundreds of sizes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+from support.checkpoints import make_checkpoint, reference_inputs
+
+from services.preprocess.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.models import ImageProcessing, PromptRule, find_family
+from services.preprocess.processor_config import read_processor_config
+from shared.checkpoint import Checkpoint
+from shared.errors import Unavailable
+
+LIMITS = ImageLimits(max_pixels=50_000_000)
+# Beside what is drawn: squares, lines, one pixel more and less than a whole number of patches.
+SIZES = [(4, 4), (4, 800), (800, 4), (56, 56), (57, 112), (111, 56), (28, 28), (27, 29), (14, 15)]
+
+
+def sizes(count: int, largest: int = 3000) -> list[tuple[int, int]]:
+    """(width, height) of pictures that are taken, half of them of extreme proportions."""
+    numbers = np.random.default_rng(11)
+    found = list(SIZES)
+    while len(found) < count:
+        exponents = numbers.uniform(np.log(4), np.log(largest), 2)
+        width, height = (int(x) for x in np.exp(exponents))
+        try:
+            LIMITS.check(width, height)
+        except UnreadableImage:
+            continue
+        found.append((width, height))
+    return found
+
+
+def rule_of(folder: Path, processor: Any) -> PromptRule:
+    checkpoint = Checkpoint(folder)
+    family = find_family(checkpoint)
+    assert family is not None
+    pixels = processor(images=PIL.Image.new("RGB", (64, 48)), return_tensors="np")["pixel_values"]
+    processing = ImageProcessing(processor.to_dict(), pixels[0].shape)
+    return family.rule(checkpoint, processing, "<image>")
+
+
+@pytest.mark.parametrize(
+    ("tower", "vision", "resolutions"),
+    [
+        ("clip", {}, None),
+        ("siglip", {}, None),
+        ("clip", {"image_size": 42}, [[42, 42], [42, 84], [126, 42], [84, 126]]),
+        ("clip", {"image_size": 70}, [[70 * i, 70 * j] for i in range(1, 5) for j in range(1, 5)]),
+    ],
+)
+def test_llava_next_counts_are_those_of_transformers(
+    tmp_path: Path, tower: str, vision: dict[str, Any], resolutions: list[list[int]] | None
+) -> None:
+    from transformers import LlavaNextProcessor
+
+    config = {"image_grid_pinpoints": resolutions} if resolutions else {}
+    make_checkpoint(tmp_path, "llava_next", tower=tower, vision=vision, config=config)
+    processor = LlavaNextProcessor.from_pretrained(tmp_path)
+    rule = rule_of(tmp_path, processor.image_processor)
+    drawn = sizes(400)
+    expected = processor._get_num_multimodal_tokens([(height, width) for width, height in drawn])
+    found = [rule.span(*size) for size in drawn]
+    assert [span.rows for span in found] == expected.num_image_tokens
+    assert all(len(span.token_ids) == span.rows for span in found)
+    for size in drawn[:12]:
+        ids = reference_inputs(tmp_path, "<image>", [PIL.Image.new("RGB", size)])["input_ids"]
+        assert int((ids == rule.marker_id).sum()) == rule.span(*size).rows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": {"vision_feature_select_strategy": "full"}}, "no map"),
+        ({"config": {"image_grid_pinpoints": [[56, 57]]}}, "no multiples"),
+    ],
+)
+def test_llava_next_that_cannot_be_is_found_at_start(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    make_checkpoint(tmp_path, "llava_next", **options)
+    config = read_processor_config(tmp_path)
+    config["image_grid_pinpoints"] = [[56, 56]]
+    with pytest.raises(Unavailable, match=message):
+        rule_of(tmp_path, LlavaNextImageProcessorPil.from_dict(config))
+
+
+def test_model_and_processor_of_llava_next_must_agree(tmp_path: Path) -> None:
+    from transformers.models.llava_next.image_processing_pil_llava_next import (
+        LlavaNextImageProcessorPil,
+    )
+
+    make_checkpoint(tmp_path, "llava_next")
+    config = {**read_processor_config(tmp_path), "image_grid_pinpoints": [[56, 112]]}
+    with pytest.raises(Unavailable, match="preprocessor_config"):
+        rule_of(tmp_path, LlavaNextImageProcessorPil.from_dict(config))
+
+
+@pytest.mark.parametrize(
+    ("vision", "images"),
+    [
+        ({}, {}),
+        ({}, {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}}),
+        ({}, {"min_pixels": 256 * 28 * 28, "max_pixels": 300 * 28 * 28}),
+        ({"patch_size": 8, "spatial_merge_size": 3}, {}),
+    ],
+)
+def test_qwen2_vl_grids_are_those_of_transformers(
+    tmp_path: Path, vision: dict[str, Any], images: dict[str, Any]
+) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    make_checkpoint(tmp_path, "qwen2_vl", vision=vision, images=images)
+    processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(tmp_path))
+    rule = rule_of(tmp_path, processor)
+    merged = processor.merge_size**2
+    for width, height in sizes(400):
+        span = rule.span(width, height)
+        assert span.rows * merged == processor.get_number_of_image_patches(height, width)
+        assert span.rows * merged == np.prod(span.grid) and len(span.token_ids) == span.rows
+    for width, height in sizes(40)[-20:]:
+        if width * height < 200_000:
+            picture = PIL.Image.new("RGB", (width, height))
+            made = processor(images=picture, return_tensors="np")
+            assert tuple(made["image_grid_thw"][0]) == rule.span(width, height).grid
+
+
+def test_tower_and_processor_of_qwen2_vl_must_agree(tmp_path: Path) -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    make_checkpoint(tmp_path, "qwen2_vl", images={"merge_size": 4})
+    processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(tmp_path))
+    with pytest.raises(Unavailable, match="merges 4"):
+        rule_of(tmp_path, processor)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 100), (100, 3), (4, 801), (1000, 4)])
+def test_lines_of_pixels_are_refused_before_any_family_sees_them(width: int, height: int) -> None:
+    with pytest.raises(UnreadableImage):
+        LIMITS.check(width, height)

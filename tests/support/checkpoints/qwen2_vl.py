@@ -1,0 +1,144 @@
+"""Qwen2-VL and Qwen2.5-VL: small patches, at most 40 rows an image, the released checkpoints' tokens."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from support.checkpoints.options import CheckpointOptions, load_config, text_sizes
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+TOKENS = ["<|vision_start|>", "<|vision_end|>", IMAGE, VIDEO]
+# As the released checkpoints write it, without their numbered pictures.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif content['type'] == 'video' or 'video' in content %}"
+    "<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def build(
+    chosen: CheckpointOptions, words: PreTrainedTokenizerFast, newer: bool = False
+) -> tuple[Qwen2VLForConditionalGeneration | Qwen2_5_VLForConditionalGeneration, "Parts"]:
+    """The model, not yet randomised, and what its folder needs beside it."""
+    words.add_special_tokens({"extra_special_tokens": TOKENS})
+    words.chat_template = CHAT_TEMPLATE
+    text = {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [2, 3, 3],
+        },
+        **text_sizes(chosen, words),
+    }
+    vision = {"depth": 3, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2}
+    if newer:
+        vision |= {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "out_hidden_size": text["hidden_size"],
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+            "tokens_per_second": 2,
+        }
+    else:
+        vision |= {"embed_dim": 32, "hidden_size": text["hidden_size"], "mlp_ratio": 2}
+    kind, model = (
+        (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration)
+        if newer
+        else (Qwen2VLConfig, Qwen2VLForConditionalGeneration)
+    )
+    start, end, image, video = words.convert_tokens_to_ids(TOKENS)
+    config = kind(
+        text_config=text,
+        vision_config={**vision, **chosen.vision},
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        image_token_id=image,
+        video_token_id=video,
+        tie_word_embeddings=bool(text.get("tie_word_embeddings")),
+        **chosen.config,
+    )
+    images = Qwen2VLImageProcessorPil(
+        **{
+            "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40},
+            "patch_size": config.vision_config.patch_size,
+            "merge_size": config.vision_config.spatial_merge_size,
+            **chosen.images,
+        }
+    )
+    return model(config), Parts(images, words)
+
+
+class Parts:
+    """Image processor and tokenizer, as separate files."""
+
+    def __init__(self, images: Qwen2VLImageProcessorPil, words: PreTrainedTokenizerFast) -> None:
+        self._images = images
+        self._words = words
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Writes both."""
+        self._images.save_pretrained(folder)
+        self._words.save_pretrained(folder)
+
+
+def inputs(folder: Path, text: str, images: Sequence[Image]) -> dict[str, torch.Tensor]:
+    """What `generate` takes, from a rendered prompt."""
+    words = PreTrainedTokenizerFast.from_pretrained(folder)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    processor = Qwen2VLImageProcessorPil.from_dict(settings)
+    found: dict[str, Any] = {}
+    if images:
+        made = processor(images=list(images), return_tensors="pt")
+        found = {"pixel_values": made["pixel_values"], "image_grid_thw": made["image_grid_thw"]}
+        for grid in made["image_grid_thw"].tolist():
+            count = grid[0] * grid[1] * grid[2] // processor.merge_size**2
+            text = text.replace(IMAGE, "<placeholder>" * count, 1)
+        text = text.replace("<placeholder>", IMAGE)
+    ids = words(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    found["input_ids"] = ids
+    found["mm_token_type_ids"] = (ids == load_config(folder)["image_token_id"]).int()
+    return found
+
+
+def respelt(name: str, spelling: str) -> str:
+    """A tensor's name as `CheckpointOptions.spelling` says; "old" is what is saved today."""
+    if spelling == "old" or name.startswith("lm_head."):
+        return name
+    if name.startswith("visual."):
+        return f"model.{name}"
+    return name.replace("model.", "model.language_model.", 1)
+
+
+def like_older_versions(folder: Path) -> Path:
+    """Rewrites the configuration as the released checkpoints have it: the language part on top."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    text["rope_theta"] = rope["rope_theta"]
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    config["vision_config"]["model_type"] = config["model_type"]
+    path.write_text(json.dumps({**text, **config}))
+    return folder
