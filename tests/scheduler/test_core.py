@@ -109,7 +109,7 @@ class Drive:
 
     def answer(self) -> list[Progress]:
         plan = self.in_flight.pop(0)
-        progress = self.scheduler.complete(self.decoder.run(plan))
+        progress = list(self.scheduler.complete(self.decoder.run(plan)))
         for p in progress:
             name = p.sequence.request_id
             assert name not in self.endings
@@ -320,7 +320,7 @@ def test_who_shares_a_block_of_a_failed_row_computes_it_itself() -> None:
         StepOutput([1] * len(plan.samples), {0: ("NAN_LOGITS", "not a number")})
     )
     assert [(p.sequence.request_id, p.token) for p in progress] == [("r0", None)]
-    assert drive.scheduler.complete(StepOutput([1] * len(late.samples))) == []
+    assert len(drive.scheduler.complete(StepOutput([1] * len(late.samples)))) == 0
     drive.finish()
     for i in (1, 2):
         assert drive.outputs[f"r{i}"] == generate([*prefix, 50 + i], 4)
@@ -335,7 +335,7 @@ def test_lost_embeddings_are_encoded_again_three_times() -> None:
         scheduler.embeddings_encoded(span.digest, loss)
         plan = scheduler.plan()
         assert plan is not None and plan.fetch == [loss]
-        ended = scheduler.embeddings_lost(span.digest)
+        ended = list(scheduler.embeddings_lost(span.digest))
         scheduler.complete(StepOutput([]))
         assert bool(ended) == (loss == 2)
     assert ended[0].ending is not None and ended[0].ending.error is not None

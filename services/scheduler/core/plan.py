@@ -1,13 +1,13 @@
 """What one step is to do: plain data, in the order of the message that carries it (`decoder.proto`)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.scheduler.core.sequence import Ending, Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """Some tokens of one sequence: `count` of them from `start` on."""
 
     slot: int
@@ -16,8 +16,7 @@ class Row:
     count: int
 
 
-@dataclass(slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A token to choose from the logits of a row. The sequence is None once nobody wants the token any more."""
 
     row: int
@@ -27,7 +26,7 @@ class Sample:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. Lists of one group are parallel."""
+    """One step, in columns: lists of one group are parallel and go to the decoder as they are."""
 
     step: int
     drop: list[int] = field(default_factory=list)
@@ -36,28 +35,42 @@ class StepPlan:
     edit_index: list[int] = field(default_factory=list)
     edit_len: list[int] = field(default_factory=list)
     edit_blocks: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    row_slot: list[int] = field(default_factory=list)
+    row_start: list[int] = field(default_factory=list)
+    row_count: list[int] = field(default_factory=list)
+    sample_row: list[int] = field(default_factory=list)
+    sample_slot: list[int] = field(default_factory=list)
     fetch: list[Any] = field(default_factory=list)
     release: list[bytes] = field(default_factory=list)
     sealed_blocks: list[int] = field(default_factory=list)
     sealed_hashes: list[bytes] = field(default_factory=list)
+    num_tokens: int = 0  # to compute
+
+    # Whose they are; not for the decoder.
+    row_sequence: list[Sequence] = field(default_factory=list)
+    sample_sequence: list[Sequence | None] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)  # rows that sample nothing: tenure, end
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens to compute."""
-        return sum(row.count for row in self.rows)
+    def rows(self) -> list[Row]:
+        """The rows one by one."""
+        columns = (self.row_slot, self.row_sequence, self.row_start, self.row_count)
+        return [Row(*row) for row in zip(*columns, strict=True)]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples one by one."""
+        columns = (self.sample_row, self.sample_slot, self.sample_sequence)
+        return [Sample(*sample) for sample in zip(*columns, strict=True)]
 
     @property
     def is_empty(self) -> bool:
         """Nothing that a decoder would have to know now. What is sealed can wait for the next plan."""
-        return not (self.rows or self.drop or self.fetch or self.release)
+        return not (self.row_slot or self.drop or self.fetch or self.release)
 
     def disown(self, sequence: Sequence) -> None:
         """The tokens that this plan samples for a sequence are not wanted any more."""
-        for sample in self.samples:
-            if sample.sequence is sequence:
-                sample.sequence = None
+        self.sample_sequence = [None if s is sequence else s for s in self.sample_sequence]
 
     def edit(self, slot: int, index: int, blocks: list[int]) -> None:
         """Sets table[slot][index:] to these blocks."""
@@ -65,6 +78,34 @@ class StepPlan:
         self.edit_index.append(index)
         self.edit_len.append(len(blocks))
         self.edit_blocks.extend(blocks)
+
+    def add_row(self, sequence: Sequence, start: int, count: int) -> int:
+        """Runs some tokens of a sequence. Returns the index of the row."""
+        self.row_slot.append(sequence.slot)
+        self.row_start.append(start)
+        self.row_count.append(count)
+        self.row_sequence.append(sequence)
+        self.num_tokens += count
+        return len(self.row_slot) - 1
+
+    def add_sample(self, row: int, sequence: Sequence) -> None:
+        """Chooses a sequence's next token from the end of a row."""
+        self.sample_row.append(row)
+        self.sample_slot.append(sequence.slot)
+        self.sample_sequence.append(sequence)
+
+    def add_generating(self, sequences: list[Sequence], starts: list[int]) -> None:
+        """Runs one token of each sequence and samples from it."""
+        first, count = len(self.row_slot), len(sequences)
+        slots = [s.slot for s in sequences]
+        self.row_slot += slots
+        self.row_start += starts
+        self.row_count += [1] * count
+        self.row_sequence += sequences
+        self.num_tokens += count
+        self.sample_row.extend(range(first, first + count))
+        self.sample_slot += slots
+        self.sample_sequence += sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +116,7 @@ class StepOutput:
     failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # row -> reason, message
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a sequence gained: the committed token if there is one, and its ending if it has ended."""
 
     sequence: Sequence
@@ -84,3 +124,34 @@ class Progress:
     token: int | None
     ending: Ending | None
     sample: int = -1  # index among the plan's samples, for log-probabilities
+
+
+@dataclass(slots=True)
+class StepProgress:
+    """What a step gave, in columns; `endings` by index. Iterating gives one `Progress` after the other."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    endings: dict[int, Ending] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[Progress]:
+        columns = (self.sequences, self.starts, self.tokens, self.samples)
+        for index, (sequence, start, token, sample) in enumerate(zip(*columns, strict=True)):
+            yield Progress(sequence, start, token, self.endings.get(index), sample)
+
+    def add(
+        self, sequence: Sequence, token: int | None, ending: Ending | None, sample: int = -1
+    ) -> None:
+        """Notes a token, or an ending without one."""
+        start = sequence.num_output_tokens - (token is not None)
+        if ending is not None:
+            self.endings[len(self.sequences)] = ending
+        self.sequences.append(sequence)
+        self.starts.append(start)
+        self.tokens.append(token)
+        self.samples.append(sample)

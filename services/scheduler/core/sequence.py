@@ -69,8 +69,11 @@ class MediaSpan:
 class Sequence:
     """Tokens, how far they are computed, and the blocks that hold them.
 
-    `tokens` are the prompt and every *committed* output token. `in_flight` counts samples that were planned and not
-    yet answered: their ids are known to the decoder alone, so `num_tokens` counts them and hashes do not.
+    `tokens` are the prompt and every *committed* output token. `num_tokens` also counts samples that were planned and
+    not yet answered: their ids are known to the decoder alone, so hashes do without them.
+
+    Two marks keep the steady state cheap: while a sequence is below them, planning its next token and committing it
+    are a few additions, and everything else (blocks, hashes, endings) is looked at only when one is reached.
     """
 
     request_id: str
@@ -84,26 +87,32 @@ class Sequence:
     media: tuple[MediaSpan, ...] = ()
     lora_id: str = ""
     cache_salt: bytes = b""
-    priority: int = 0
+    priority: int = 0  # lower goes first, under the policy of that name
     arrival: int = 0
-    payload: Any = None  # what the servicer needs to introduce it to a decoder; never read here
+    payload: Any = None  # what the servicer keeps with it; never read here
 
     status: SequenceStatus = SequenceStatus.WAITING
+    ended: bool = False
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    num_tokens: int = field(init=False)  # tokens that exist, those in flight included
     num_computed_tokens: int = 0
-    num_completed_tokens: int = 0  # computed in steps whose result has arrived
     num_cached_tokens: int = 0  # found in the prefix cache when it was first admitted
     num_registered: int = 0  # leading blocks that are in the prefix cache
     num_sealed: int = 0  # leading blocks whose content the decoder has been told to keep
     num_media_passed: int = 0  # leading media items that it is computed past
-    in_flight: int = 0
+    tenure: int = 0  # how often it has lost its blocks: rows planned before that tell nothing of the present ones
+    plain_until: int = 0  # a row of one token that starts below needs no block and is not the last
+    watch_from: int = 0  # commits that make it this long, or longer, need a look
+
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.tokens)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens that exist, those in flight included."""
-        return len(self.tokens) + self.in_flight
+    def in_flight(self) -> int:
+        """Samples that were planned and not yet answered."""
+        return self.num_tokens - len(self.tokens)
 
     @property
     def num_output_tokens(self) -> int:
@@ -116,13 +125,17 @@ class Sequence:
         return self.tokens[self.prompt_len :]
 
     @property
+    def length_limit(self) -> int:
+        """Prompt and output tokens at most."""
+        return self.prompt_len + self.max_tokens
+
+    @property
     def is_certainly_last(self) -> bool:
         """The token in flight is the last that it may have: planning on would only be thrown away."""
-        return self.num_tokens - self.prompt_len >= self.max_tokens
+        return self.num_tokens >= self.length_limit
 
-    def commit(self, token: int) -> Ending | None:
-        """Takes a sampled token as its next one and says whether it ends here."""
-        self.tokens.append(token)
+    def ending_after(self, token: int) -> Ending | None:
+        """Whether the token that was just appended is its last. To be asked once for every token that needs a look."""
         generated = self.num_output_tokens
         if token in self.stop_token_ids and generated >= self.min_tokens:
             return Ending(EndReason.STOP, stop_token_id=token)
@@ -132,3 +145,12 @@ class Sequence:
         if generated >= self.max_tokens:
             return Ending(EndReason.LENGTH)
         return None
+
+    def set_watch(self, block_size: int) -> None:
+        """Puts `watch_from` at the next commit that fills a block or may end it; at once if it searches stop strings."""
+        if self.stop_search is not None:
+            self.watch_from = 0
+            return
+        # A block is full of computed tokens one commit after its last token.
+        border = (len(self.tokens) - 1) // block_size * block_size + block_size + 1
+        self.watch_from = min(border, self.length_limit)
