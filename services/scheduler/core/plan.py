@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.sequence import Ending, Sequence
 
 
@@ -17,11 +18,11 @@ class Row(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A token to choose from the logits of a row. The sequence is None once nobody wants the token any more."""
+    """A token to choose from the logits of a row."""
 
     row: int
     slot: int
-    sequence: Sequence | None
+    sequence: Sequence
 
 
 @dataclass(slots=True)
@@ -31,10 +32,21 @@ class StepPlan:
     step: int
     drop: list[int] = field(default_factory=list)
     new: list[tuple[int, Sequence]] = field(default_factory=list)  # slot, sequence
+    fork_child: list[int] = field(default_factory=list)
+    fork_parent: list[int] = field(default_factory=list)
+    fork_choice: list[int] = field(default_factory=list)
+    set_token_slot: list[int] = field(default_factory=list)
+    set_token: list[int] = field(default_factory=list)
     edit_slot: list[int] = field(default_factory=list)
     edit_index: list[int] = field(default_factory=list)
     edit_len: list[int] = field(default_factory=list)
     edit_blocks: list[int] = field(default_factory=list)
+    swap_out_device: list[int] = field(default_factory=list)
+    swap_out_host: list[int] = field(default_factory=list)
+    copy_src: list[int] = field(default_factory=list)
+    copy_dst: list[int] = field(default_factory=list)
+    swap_in_host: list[int] = field(default_factory=list)
+    swap_in_device: list[int] = field(default_factory=list)
     row_slot: list[int] = field(default_factory=list)
     row_start: list[int] = field(default_factory=list)
     row_count: list[int] = field(default_factory=list)
@@ -48,8 +60,10 @@ class StepPlan:
 
     # Whose they are; not for the decoder.
     row_sequence: list[Sequence] = field(default_factory=list)
-    sample_sequence: list[Sequence | None] = field(default_factory=list)
-    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)  # rows that sample nothing: tenure, end
+    sample_sequence: list[Sequence] = field(default_factory=list)
+    disowned: set[Sequence] = field(default_factory=set)  # whose tokens are not wanted any more
+    # Rows that sample nothing: whose, its tenure, where the row ends.
+    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Row]:
@@ -66,11 +80,25 @@ class StepPlan:
     @property
     def is_empty(self) -> bool:
         """Nothing that a decoder would have to know now. What is sealed can wait for the next plan."""
-        return not (self.row_slot or self.drop or self.fetch or self.release)
+        return not (
+            self.row_slot or self.drop or self.fetch or self.release or self.swap_out_device
+        )
 
-    def disown(self, sequence: Sequence) -> None:
-        """The tokens that this plan samples for a sequence are not wanted any more."""
-        self.sample_sequence = [None if s is sequence else s for s in self.sample_sequence]
+    @property
+    def num_swapped(self) -> int:
+        """Blocks that move between device and host."""
+        return len(self.swap_out_device) + len(self.swap_in_device)
+
+    def fork(self, child: Sequence, parent: Sequence) -> None:
+        """The child takes over tokens, sampler state and block table of the parent."""
+        self.fork_child.append(child.slot)
+        self.fork_parent.append(parent.slot)
+        self.fork_choice.append(child.choice)
+
+    def copy(self, src: int, dst: int) -> None:
+        """Copies a block."""
+        self.copy_src.append(src)
+        self.copy_dst.append(dst)
 
     def edit(self, slot: int, index: int, blocks: list[int]) -> None:
         """Sets table[slot][index:] to these blocks."""
@@ -114,6 +142,8 @@ class StepOutput:
 
     tokens: list[int]
     failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # row -> reason, message
+    # Sample -> the most probable tokens and their log-probabilities, descending. For sequences of a beam search.
+    top: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
 class Progress(NamedTuple):
@@ -135,6 +165,7 @@ class StepProgress:
     tokens: list[int | None] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     endings: dict[int, Ending] = field(default_factory=dict)
+    beams: list[BeamSearch] = field(default_factory=list)  # that have come to their end
 
     def __len__(self) -> int:
         return len(self.sequences)

@@ -1,5 +1,7 @@
 """What the answer to a plan changes: tokens are committed, sequences end or fail."""
 
+from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.beams import Beams
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
 from services.scheduler.core.sequence import Ending, EndReason, Sequence, SequenceStatus
 from services.scheduler.core.state import State
@@ -11,8 +13,9 @@ _MAX_LOSSES = 3  # of one media item, before its users end
 class Results:
     """Takes answers in the order of the plans."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, beams: Beams) -> None:
         self._state = state
+        self._beams = beams
 
     def complete(self, output: StepOutput) -> StepProgress:
         """Takes the answer to the oldest plan in flight. Returns what each sequence gained."""
@@ -20,18 +23,29 @@ class Results:
         plan = state.in_flight.popleft()
         progress = StepProgress()
         for row, error in output.failed.items():
-            self._fail(progress, plan, row, error)
-        self._commit(progress, plan, output.tokens)
+            self._fail(progress, plan, output.tokens, row, error)
+        for search in self._commit(progress, plan, output):
+            if not search.done and search.is_answered:
+                self._beams.advance(progress, search)
         for sequence, tenure, end in plan.chunks:
             if sequence.tenure == tenure and sequence.status is SequenceStatus.RUNNING:
                 state.seal(sequence, end)
         return progress
 
-    def _commit(self, progress: StepProgress, plan: StepPlan, tokens: list[int]) -> None:
+    def _commit(
+        self, progress: StepProgress, plan: StepPlan, output: StepOutput
+    ) -> dict[BeamSearch, None]:
+        """Appends tokens to their sequences. Returns the searches that were answered."""
         sequences, starts, samples = progress.sequences, progress.starts, progress.samples
-        gained = progress.tokens
-        for sample, (sequence, token) in enumerate(zip(plan.sample_sequence, tokens, strict=True)):
-            if sequence is None or sequence.ended:
+        gained, unwanted = progress.tokens, plan.disowned
+        searches: dict[BeamSearch, None] = {}
+        pairs = zip(plan.sample_sequence, output.tokens, strict=True)
+        for sample, (sequence, token) in enumerate(pairs):
+            if sequence.ended or (unwanted and sequence in unwanted):
+                continue
+            if sequence.beams is not None:
+                sequence.beams.answer(sequence, output.top[sample])
+                searches[sequence.beams] = None
                 continue
             history = sequence.tokens
             starts.append(len(history) - sequence.prompt_len)
@@ -40,35 +54,56 @@ class Results:
             gained.append(token)
             samples.append(sample)
             if len(history) >= sequence.watch_from or token in sequence.stop_token_ids:
-                ending = sequence.ending_after(token)
-                self._state.settle(sequence)
-                if ending is not None:
-                    progress.endings[len(sequences) - 1] = ending
-                    self._state.end(sequence)
+                self._look(progress, sequence, token)
+        return searches
+
+    def _look(self, progress: StepProgress, sequence: Sequence, token: int) -> None:
+        """After a commit that may have filled a block or ended the sequence."""
+        ending = sequence.ending_after(token)
+        self._state.settle(sequence)
+        if ending is not None:
+            progress.endings[len(progress) - 1] = ending
+            self._state.end(sequence)
 
     def _fail(
-        self, progress: StepProgress, plan: StepPlan, row: int, error: tuple[str, str]
+        self,
+        progress: StepProgress,
+        plan: StepPlan,
+        tokens: list[int],
+        row: int,
+        error: tuple[str, str],
     ) -> None:
-        """Ends a sequence whose row failed, or starts it again where only an artifact was missing."""
+        """Ends the sequences that hang on a failed row, or starts them again where only an artifact was missing."""
         state = self._state
-        sequence, start, count = plan.row_sequence[row], plan.row_start[row], plan.row_count[row]
-        if sequence.status is not SequenceStatus.RUNNING:
-            return
-        for block in sequence.blocks[start // state.capacity.block_size :]:
-            state.blocks.forget(block)
-            if state.blocks.refs(block) > 1:
+        start, count = plan.row_start[row], plan.row_count[row]
+        failed = self._of_row(plan, tokens, row)
+        for sequence in failed:
+            for block in sequence.blocks[start // state.capacity.block_size :]:
+                state.blocks.forget(block)
                 # Whoever shares what was never computed must compute it.
-                for sharer in [s for s in state.running if s is not sequence and block in s.blocks]:
-                    plan.disown(sharer)
-                    state.introduce_again(sharer)
-        if error[0] != MEDIA_NOT_READY:
-            self.end_with_error(progress, sequence, error)
-            return
-        plan.disown(sequence)
-        state.introduce_again(sequence)
-        for span in sequence.media:
-            if span.end > start and span.offset < start + count:
-                self.lose_embeddings(progress, span.digest)
+                for sharer in [s for s in state.running if s not in failed and block in s.blocks]:
+                    self._introduce_again(plan, sharer)
+        lost: dict[bytes, None] = {}
+        for sequence in failed:
+            if error[0] != MEDIA_NOT_READY:
+                self.end_with_error(progress, sequence, error)
+                continue
+            self._introduce_again(plan, sequence)
+            spans = (s for s in sequence.media if s.end > start and s.offset < start + count)
+            lost.update((span.digest, None) for span in spans)
+        for digest in lost:
+            self.lose_embeddings(progress, digest)
+
+    def _of_row(self, plan: StepPlan, tokens: list[int], row: int) -> list[Sequence]:
+        """Whose failure a failed row is: of several samples only of those that got no token."""
+        samples = [i for i, of in enumerate(plan.sample_row) if of == row]
+        owners = [plan.sample_sequence[i] for i in samples if tokens[i] < 0]
+        found = owners if samples else [plan.row_sequence[row]]
+        return [s for s in found if not s.ended and s not in plan.disowned]
+
+    def _introduce_again(self, plan: StepPlan, sequence: Sequence) -> None:
+        plan.disowned.add(sequence)
+        self._state.introduce_again(sequence)
 
     def lose_embeddings(self, progress: StepProgress, digest: bytes) -> None:
         """They are encoded again, or their users end after too many losses."""
@@ -83,6 +118,15 @@ class Results:
     def end_with_error(
         self, progress: StepProgress, sequence: Sequence, error: tuple[str, str]
     ) -> None:
-        """Ends a sequence without a further token."""
-        progress.add(sequence, None, Ending(EndReason.ERROR, error=error))
-        self._state.end(sequence)
+        """Ends a sequence without a further token, and those that were to be forked from it or search along."""
+        if sequence.ended:
+            return
+        ending = Ending(EndReason.ERROR, error=error)
+        forks = [s for s in sequence.forks if not s.ended]
+        for one in (sequence, *forks):
+            progress.add(one, None, ending)
+        if sequence.beams is not None:
+            self._beams.end(sequence.beams)
+            return
+        for one in (sequence, *forks):
+            self._state.end(one)

@@ -43,37 +43,79 @@ class Rows:
         """Gives a running sequence up to `limit` tokens in this plan. Returns how many it got."""
         if sequence.status is not SequenceStatus.RUNNING or sequence.is_certainly_last:
             return 0
+        if sequence.beams is not None and sequence.in_flight:
+            return 0  # what comes next depends on the answer
         state = self._state
         start = sequence.num_computed_tokens
         count = min(state.media.plannable(sequence, start), limit)
-        if count <= 0 or not self._grow(plan, sequence, start + count):
+        if count <= 0 or not self._make_room(plan, sequence, start, count):
             return 0
         row = plan.add_row(sequence, start, count)
         sequence.num_computed_tokens = start + count
-        if sequence.num_computed_tokens == sequence.num_tokens:
-            self._sample(plan, row, sequence)
-        else:
-            plan.chunks.append((sequence, sequence.tenure, start + count))
         state.register(sequence)
         state.media.computed(sequence, sequence.num_computed_tokens)
+        if sequence.num_computed_tokens < sequence.num_tokens:
+            plan.chunks.append((sequence, sequence.tenure, start + count))
+        elif sequence.forks:
+            self._fork(plan, row, sequence)
+        else:
+            self._sample(plan, row, sequence)
+            if sequence.beams is None:
+                room = len(sequence.blocks) * state.capacity.block_size
+                sequence.plain_until = min(room, sequence.length_limit - 1)
         return count
 
     def _sample(self, plan: StepPlan, row: int, sequence: Sequence) -> None:
         plan.add_sample(row, sequence)
         sequence.num_tokens += 1
-        room = len(sequence.blocks) * self._state.capacity.block_size
-        sequence.plain_until = min(room, sequence.length_limit - 1)
 
-    def _grow(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for `num_tokens`, preempting the last by rank if it must. False if that did not help."""
-        blocks = self._state.blocks
+    def _fork(self, plan: StepPlan, row: int, sequence: Sequence) -> None:
+        """The prompt is computed once for all choices: each samples from the same row and shares the blocks."""
+        state = self._state
+        self._sample(plan, row, sequence)
+        for child in sequence.forks:
+            if child.ended:
+                continue
+            plan.fork(child, sequence)
+            plan.edit(child.slot, 0, sequence.blocks)
+            state.blocks.hold(sequence.blocks)
+            child.blocks = list(sequence.blocks)
+            child.block_hashes = list(sequence.block_hashes)
+            child.num_computed_tokens = sequence.num_computed_tokens
+            child.num_registered = child.num_sealed = sequence.num_registered
+            child.num_media_passed = sequence.num_media_passed
+            child.num_cached_tokens = sequence.num_cached_tokens
+            state.run(child)
+            self._sample(plan, row, child)
+        sequence.forks = []
+
+    def _make_room(self, plan: StepPlan, sequence: Sequence, start: int, count: int) -> bool:
+        """Blocks to write tokens from `start` on, others preempted if it must be. False if that did not help."""
+        if not self._own_last(plan, sequence, start):
+            return False
         held = len(sequence.blocks)
-        missing = self._state.capacity.blocks_for(num_tokens) - held
+        missing = self._state.capacity.blocks_for(start + count) - held
         if missing <= 0:
             return True
         if not self._preemption.make_room(plan, sequence, missing):
             return False
-        fresh = blocks.allocate(missing)
+        fresh = self._state.blocks.allocate(missing)
         sequence.blocks.extend(fresh)
         plan.edit(sequence.slot, held, fresh)
+        return True
+
+    def _own_last(self, plan: StepPlan, sequence: Sequence, start: int) -> bool:
+        """A partly filled block that forks share is copied for each that writes to it, but for the last."""
+        blocks = self._state.blocks
+        index, offset = divmod(start, self._state.capacity.block_size)
+        if not offset or blocks.refs(shared := sequence.blocks[index]) == 1:
+            return True
+        if not self._preemption.make_room(plan, sequence, 1):
+            return False
+        if blocks.refs(shared) > 1:  # else the others have just been preempted
+            (own,) = blocks.allocate(1)
+            plan.copy(shared, own)
+            plan.edit(sequence.slot, index, [own])
+            sequence.blocks[index] = own
+            blocks.release([shared])
         return True

@@ -7,19 +7,22 @@ planned on while its last token is still in flight, and an ending that comes lat
     state        sequences, blocks, slots and places in line, shared by the rooms below
     rows         which running sequences compute how many tokens
     admission    who is let in
-    preemption   who gives up its blocks
+    preemption   who gives up its blocks, and how it gets them back
     results      what an answer changes
+    beams        carries out what a `beam_search` decides
 """
 
 from collections.abc import KeysView
 from typing import Any
 
 from services.scheduler.core.admission import Admission
+from services.scheduler.core.beams import Beams
 from services.scheduler.core.block_manager import BlockManager
+from services.scheduler.core.host_blocks import HostBlocks
 from services.scheduler.core.media import MediaState
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
 from services.scheduler.core.policy import Policy, first_come_first_served
-from services.scheduler.core.preemption import Preemption
+from services.scheduler.core.preemption import Costs, Preemption, PreemptionMode
 from services.scheduler.core.results import Results
 from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import Ending, EndReason, Sequence, SequenceStatus
@@ -36,37 +39,67 @@ class Scheduler:
         capacity: Capacity,
         encoder_budget: int | None = None,
         policy: Policy = first_come_first_served,
+        preemption_mode: PreemptionMode = PreemptionMode.AUTO,
     ) -> None:
         self.capacity = capacity
         self.steps = 0
+        self.costs = Costs()  # kept up to date by whoever can measure
         self._state = State(capacity, policy, encoder_budget or 4 * capacity.max_batched_tokens)
-        preemption = Preemption(self._state)
-        self._rows = Rows(self._state, preemption)
+        self._preemption = Preemption(self._state, preemption_mode, self.costs)
+        self._rows = Rows(self._state, self._preemption)
         self._admission = Admission(self._state, self._rows)
-        self._results = Results(self._state)
+        self._beams = Beams(self._state)
+        self._results = Results(self._state, self._beams)
 
     # Events
 
-    def add(self, sequence: Sequence) -> Ending | None:
-        """Takes a sequence in. Returns an ending at once if it can never run here."""
+    def add(self, sequence: Sequence, *siblings: Sequence) -> Ending | None:
+        """Takes a sequence in. Returns an ending at once if it can never run here.
+
+        Siblings are other choices with the same prompt and no output yet: they share its computation and are forked
+        when it is done. A sequence with `beams` becomes the first beam of that search.
+        """
+        ending = self._never_runs(sequence, 1 + len(siblings))
+        limit = self.capacity.max_tokens_of_one - sequence.prompt_len
+        for one in (sequence, *siblings):
+            one.max_tokens = min(one.max_tokens, limit)
+            if ending is not None:
+                one.status = SequenceStatus.ENDED
+        if ending is not None:
+            return ending
+        if sequence.beams is not None:
+            sequence.beams.live = [sequence]
+            sequence.beams.max_tokens = min(sequence.beams.max_tokens, limit)
+        sequence.forks = list(siblings)
+        self._state.enter(sequence)
+        return None
+
+    def _never_runs(self, sequence: Sequence, choices: int) -> Ending | None:
         longest = self.capacity.max_tokens_of_one
         if sequence.prompt_len >= longest:
             message = (
                 f"the prompt has {sequence.prompt_len} tokens and this decoder holds at most {longest} tokens of "
                 "one sequence; shorten the prompt or give the decoder more KV memory"
             )
-            sequence.status = SequenceStatus.ENDED
             return Ending(EndReason.ERROR, error=("PROMPT_TOO_LONG", message))
-        sequence.max_tokens = min(sequence.max_tokens, longest - sequence.prompt_len)
-        self._state.enter(sequence)
+        together = choices if sequence.beams is None else sequence.beams.num_beams
+        if together > self.capacity.max_slots:
+            message = (
+                f"{together} choices or beams run together and this decoder runs at most "
+                f"{self.capacity.max_slots} sequences; ask for fewer"
+            )
+            return Ending(EndReason.ERROR, error=("TOO_MANY_CHOICES", message))
         return None
 
-    def cancel(self, request_id: str, choice: int = 0) -> Sequence | None:
-        """Ends a sequence that nobody wants any more. Returns it, or None if it has ended already."""
-        sequence = self.find(request_id, choice)
-        if sequence is not None:
-            self._state.end(sequence)
-        return sequence
+    def cancel(self, request_id: str) -> list[Sequence]:
+        """Ends all choices of a request that nobody wants any more. Returns those that had not ended already."""
+        sequences = self.choices(request_id)
+        for sequence in sequences:
+            if sequence.beams is not None:
+                self._beams.end(sequence.beams)
+            elif not sequence.ended:
+                self._state.end(sequence)
+        return sequences
 
     def complete(self, output: StepOutput) -> StepProgress:
         """Takes the answer to the oldest plan in flight. Returns what each sequence gained."""
@@ -103,7 +136,11 @@ class Scheduler:
         preemptions = state.preemptions
         budget = self._rows.add(plan, self.capacity.max_batched_tokens)
         if preemptions == state.preemptions:  # else there is no room to let anyone in
-            self._admission.add(plan, budget)
+            crowded = self._admission.add(plan, budget)
+            while crowded and not plan.row_slot and not state.in_flight:
+                if not self._preemption.take_beam(plan):
+                    break
+                crowded = self._admission.add(plan, budget)
         if plan.is_empty:
             return None
         for block, content in state.sealed:
@@ -117,11 +154,15 @@ class Scheduler:
     def _take_over(self, plan: StepPlan) -> None:
         """What has piled up since the last plan and does not depend on room."""
         state = self._state
-        plan.drop, state.drops = state.drops, []
+        # A slot counts as free in the plan that drops it: drops are applied before new sequences and forks.
+        state.free_slots.extend(state.drops)
+        plan.drop = state.drops + state.drops_of_beams
+        state.drops, state.drops_of_beams = [], []
+        state.host.release(state.host_releases)
+        state.host_releases = []
+        self._beams.put_into(plan)
         plan.fetch = state.media.take_fetches()
         plan.release = state.media.take_releases()
-        # A slot counts as free in the plan that drops it: drops are applied before new sequences.
-        state.free_slots.extend(plan.drop)
 
     # Questions
 
@@ -151,6 +192,16 @@ class Scheduler:
         return self._state.preemptions
 
     @property
+    def swaps(self) -> int:
+        """How many of those went to host memory."""
+        return self._state.swaps
+
+    @property
+    def host(self) -> HostBlocks:
+        """Host memory for what is swapped out."""
+        return self._state.host
+
+    @property
     def num_in_flight(self) -> int:
         """Plans that were made and not yet completed."""
         return len(self._state.in_flight)
@@ -158,17 +209,17 @@ class Scheduler:
     @property
     def num_sequences(self) -> int:
         """Sequences that have not ended."""
-        return len(self._state.by_id)
+        return self._state.num_sequences
 
     @property
     def num_ready_to_start(self) -> int:
         """Waiting sequences that lack nothing but room: those that wait for embeddings keep nobody out."""
         return sum(1 for s in self.waiting if self.media.plannable(s, 0) > 0)
 
-    def find(self, request_id: str, choice: int = 0) -> Sequence | None:
-        """A sequence that has not ended."""
-        return self._state.by_id.get((request_id, choice))
+    def choices(self, request_id: str) -> list[Sequence]:
+        """The sequences of a request that have not ended."""
+        return list(self._state.requests.get(request_id, ()))
 
     def sequences(self) -> list[Sequence]:
         """All that have not ended."""
-        return list(self._state.by_id.values())
+        return [s for choices in self._state.requests.values() for s in choices]

@@ -3,13 +3,17 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from services.scheduler.core.beam_search import BeamSearch
 
 
 class SequenceStatus(Enum):
     """Where a sequence is."""
 
-    WAITING = "waiting"  # holds no blocks: new, or preempted
+    PENDING = "pending"  # to be forked from a sibling when that one's prompt is computed
+    WAITING = "waiting"  # holds no blocks on the device: new, or preempted
     RUNNING = "running"  # holds blocks
     ENDED = "ended"  # logged or about to be; results that still come for it are dropped
 
@@ -89,12 +93,17 @@ class Sequence:
     cache_salt: bytes = b""
     priority: int = 0  # lower goes first, under the policy of that name
     arrival: int = 0
+    num_logprobs: int = -1  # top log-probabilities that the decoder reports for each token; -1 is none at all
+    scores_prompt: bool = False  # wants log-probabilities of its prompt: all of it must be computed, in order
+    beams: "BeamSearch | None" = None  # chooses its tokens; then the decoder's own choice counts for nothing
     payload: Any = None  # what the servicer keeps with it; never read here
 
     status: SequenceStatus = SequenceStatus.WAITING
     ended: bool = False
     slot: int = -1
+    forks: list["Sequence"] = field(default_factory=list)  # siblings that are pending
     blocks: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)  # where its blocks are while it is swapped out
     block_hashes: list[bytes] = field(default_factory=list)
     num_tokens: int = field(init=False)  # tokens that exist, those in flight included
     num_computed_tokens: int = 0
@@ -133,6 +142,28 @@ class Sequence:
     def is_certainly_last(self) -> bool:
         """The token in flight is the last that it may have: planning on would only be thrown away."""
         return self.num_tokens >= self.length_limit
+
+    def fork(self, choice: int) -> "Sequence":
+        """A sequence that has got exactly as far, without blocks or a slot."""
+        return Sequence(
+            self.request_id,
+            list(self.tokens),
+            self.prompt_len,
+            self.max_tokens,
+            choice=choice,
+            stop_token_ids=self.stop_token_ids,
+            min_tokens=self.min_tokens,
+            media=self.media,
+            lora_id=self.lora_id,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            arrival=self.arrival,
+            num_logprobs=self.num_logprobs,
+            beams=self.beams,
+            payload=self.payload,
+            block_hashes=list(self.block_hashes),
+            num_cached_tokens=self.num_cached_tokens,
+        )
 
     def ending_after(self, token: int) -> Ending | None:
         """Whether the token that was just appended is its last. To be asked once for every token that needs a look."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from services.scheduler.core.block_hash import extend_hashes
 from services.scheduler.core.block_manager import BlockManager
+from services.scheduler.core.host_blocks import HostBlocks
 from services.scheduler.core.media import MediaState
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.policy import Policy
@@ -21,6 +22,7 @@ class Capacity:
     max_slots: int
     max_model_len: int
     max_batched_tokens: int
+    num_host_blocks: int = 0
 
     @property
     def max_tokens_of_one(self) -> int:
@@ -39,23 +41,60 @@ class State:
         self.capacity = capacity
         self.policy = policy
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
+        self.host = HostBlocks(capacity.num_host_blocks)
         self.media = MediaState(encoder_budget)
         self.waiting: list[Sequence] = []  # by rank
         self.running: dict[Sequence, None] = {}
-        self.by_id: dict[tuple[str, int], Sequence] = {}
+        self.requests: dict[str, list[Sequence]] = {}  # those that have not ended
+        self.num_sequences = 0
         self.free_slots = list(range(capacity.max_slots - 1, -1, -1))
         self.in_flight: deque[StepPlan] = deque()
         self.preemptions = 0
+        self.swaps = 0
         # For the next plan.
         self.drops: list[int] = []
+        self.host_releases: list[int] = []
+        self.drops_of_beams: list[int] = []  # slots that stay with their search
+        self.forks: list[tuple[Sequence, Sequence]] = []  # child, parent
+        self.tokens: list[tuple[Sequence, int]] = []  # that take the place of what the decoder chose
         self.sealed: list[tuple[int, bytes]] = []
 
     def enter(self, sequence: Sequence) -> None:
-        """A sequence that is new here."""
-        self.by_id[sequence.request_id, sequence.choice] = sequence
+        """A sequence that is new here, with its pending forks."""
         extend_hashes(sequence, self.capacity.block_size)
+        for one in (sequence, *sequence.forks):
+            self.know(one)
+            one.status = SequenceStatus.PENDING
         self.media.add(sequence)
         self.wait(sequence)
+
+    def know(self, sequence: Sequence) -> None:
+        """Counts a sequence in."""
+        self.requests.setdefault(sequence.request_id, []).append(sequence)
+        self.num_sequences += 1
+
+    def has_slots(self, sequence: Sequence) -> bool:
+        """Whether a sequence and what will be forked from it have slots, or can have them."""
+        if sequence.slot >= 0:
+            return True
+        if sequence.beams is not None:
+            held = len(sequence.beams.spare_slots)
+            return held > 0 or len(self.free_slots) >= sequence.beams.num_beams
+        return len(self.free_slots) >= len(self._without_slot(sequence))
+
+    def take_slots(self, sequence: Sequence) -> None:
+        """Gives them out; a beam search gets all that it will ever need."""
+        if sequence.beams is not None:
+            spare = sequence.beams.spare_slots
+            if not spare:
+                spare += [self.free_slots.pop() for _ in range(sequence.beams.num_beams)]
+            sequence.slot = spare.pop()
+            return
+        for one in self._without_slot(sequence):
+            one.slot = self.free_slots.pop()
+
+    def _without_slot(self, sequence: Sequence) -> list[Sequence]:
+        return [s for s in (sequence, *sequence.forks) if s.slot < 0 and not s.ended]
 
     def wait(self, sequence: Sequence) -> None:
         """Queues by policy."""
@@ -76,14 +115,28 @@ class State:
         self.media.restarted(sequence)
         self.wait(sequence)
 
+    def park(self, sequence: Sequence, host_blocks: list[int]) -> None:
+        """A running sequence gives up its blocks; what was computed is kept in host memory."""
+        del self.running[sequence]
+        self._release(sequence)
+        sequence.host_blocks = host_blocks
+        self.wait(sequence)
+
     def introduce_again(self, sequence: Sequence) -> None:
-        """Takes a running sequence off its slot: what the decoder has sampled for it since is not to be trusted."""
+        """Takes a sequence off its slot: what the decoder has sampled for it since is not to be trusted."""
         for plan in self.in_flight:
-            plan.disown(sequence)
-        self.drops.append(sequence.slot)
-        sequence.slot = -1
+            plan.disowned.add(sequence)
+        if sequence.beams is not None:
+            sequence.beams.forget_answer(sequence)
+        self._drop(sequence)
         sequence.num_tokens = len(sequence.tokens)
-        self.lose_blocks(sequence)
+        if sequence.status is SequenceStatus.RUNNING:
+            self.lose_blocks(sequence)
+        else:
+            self.host.release(sequence.host_blocks)
+            sequence.host_blocks = []
+            sequence.num_computed_tokens = 0
+            self.media.restarted(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """Forgets a sequence; the next plan tells the decoder."""
@@ -92,13 +145,30 @@ class State:
             self._release(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
+            self.host.release(sequence.host_blocks)
+        if sequence.slot >= 0:
+            if sequence.status is SequenceStatus.PENDING:  # the decoder does not know it yet
+                self.free_slots.append(sequence.slot)
+                sequence.slot = -1
+            else:
+                self._drop(sequence)
         sequence.status = SequenceStatus.ENDED
         sequence.ended = True
-        if sequence.slot >= 0:
-            self.drops.append(sequence.slot)
-            sequence.slot = -1
         self.media.remove(sequence)
-        del self.by_id[sequence.request_id, sequence.choice]
+        siblings = self.requests[sequence.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self.requests[sequence.request_id]
+        self.num_sequences -= 1
+
+    def _drop(self, sequence: Sequence) -> None:
+        if sequence.slot >= 0:
+            if sequence.beams is not None and not sequence.beams.done:
+                self.drops_of_beams.append(sequence.slot)
+                sequence.beams.spare_slots.append(sequence.slot)
+            else:
+                self.drops.append(sequence.slot)
+            sequence.slot = -1
 
     def register(self, sequence: Sequence) -> None:
         """Makes blocks findable whose every token is known and whose last one is computed in a plan already made."""
