@@ -42,7 +42,9 @@ class EventWriter:
 @lru_cache(maxsize=1 << 16)
 def token_middle(start: int) -> bytes:
     """The start and the header of one record of four bytes; always as long, so that lengths need no counting."""
-    padded = bytes((start >> shift) & 0x7F | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21))
+    padded = bytes(
+        (start >> shift) & 0x7F | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21)
+    )
     return _START + padded + _RECORDS + b"\x04"
 
 

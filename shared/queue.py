@@ -50,6 +50,8 @@ class TakenRequest:
     arrived_ms: int
     logs: tuple[bytes, ...]
     endings: tuple[Ending | None, ...]
+    prio: str = "interactive"
+    prompt_log: bytes = b""  # log-probabilities of the prompt, as far as they are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,11 +422,13 @@ def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _taken(item: Sequence[Any]) -> TakenRequest:
-    _, spec, own_at, arrived_ms, logs = item
+    _, spec, own_at, arrived_ms, logs, prio, prompt_log = item
     return TakenRequest(
         spec=RequestSpec.FromString(spec),
         own_at=int(own_at),
         arrived_ms=int(arrived_ms),
         logs=tuple(logs[::2]),
         endings=tuple(Ending.FromString(e) if e else None for e in logs[1::2]),
+        prio=prio.decode(),
+        prompt_log=prompt_log,
     )

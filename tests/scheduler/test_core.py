@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core.plan import Progress, StepOutput, StepPlan
 from services.scheduler.core.scheduler import Capacity, Scheduler
-from services.scheduler.core.sequence import EndReason, MediaSpan, Sequence
+from services.scheduler.core.sequence import EndReason, Error, MediaSpan, Sequence
 
 
 def next_token(tokens: list[int]) -> int:
@@ -317,7 +317,7 @@ def test_who_shares_a_block_of_a_failed_row_computes_it_itself() -> None:
     drive.send()
     late = drive.in_flight.pop(0)
     progress = drive.scheduler.complete(
-        StepOutput([-1, 1, 1], {0: ("NAN_LOGITS", "not a number")})
+        StepOutput([-1, 1, 1], {0: Error("NAN_LOGITS", "not a number")})
     )
     assert [(p.sequence.request_id, p.token) for p in progress] == [("r0", None)]
     assert len(drive.scheduler.complete(StepOutput([1] * len(late.samples)))) == 0

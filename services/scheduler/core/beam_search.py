@@ -117,7 +117,11 @@ class BeamSearch:
         found = []
         too_early = self._generated + 1 < self.min_tokens
         for beam in self.live:
-            top, before, score = self._answers[beam], self._steps.get(beam), self._scores.get(beam, 0.0)
+            top, before, score = (
+                self._answers[beam],
+                self._steps.get(beam),
+                self._scores.get(beam, 0.0),
+            )
             kept = top[: self.num_kept_top]
             for token, logprob in top:
                 if not (too_early and token in self.stop_token_ids):
@@ -138,4 +142,5 @@ class BeamSearch:
             return False
         if self.early_stopping:
             return True
-        return best_running / self._generated**self.length_penalty <= self.finished[-1].score
+        best_possible: float = best_running / self._generated**self.length_penalty
+        return best_possible <= self.finished[-1].score

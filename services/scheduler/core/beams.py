@@ -19,7 +19,9 @@ class Beams:
             progress.beams.append(search)
             self.end(search)
             return
-        heirs: dict[Sequence, Continuation] = {}  # the first continuation of a beam goes on in its place
+        heirs: dict[
+            Sequence, Continuation
+        ] = {}  # the first continuation of a beam goes on in its place
         forks: list[Continuation] = []
         for continuation in continuations:
             if heirs.setdefault(continuation.parent, continuation) is not continuation:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from services.scheduler.core.beam_search import BeamSearch
-from services.scheduler.core.sequence import Ending, Sequence
+from services.scheduler.core.sequence import Ending, Error, Sequence
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     """Some tokens of one sequence: `count` of them from `start` on."""
 
     slot: int
@@ -17,7 +18,8 @@ class Row(NamedTuple):
     count: int
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sample:
     """A token to choose from the logits of a row."""
 
     row: int
@@ -141,7 +143,7 @@ class StepOutput:
     """What a decoder answered to a plan: tokens in the order of its samples (-1 where the row failed)."""
 
     tokens: list[int]
-    failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # row -> reason, message
+    failed: dict[int, Error] = field(default_factory=dict)  # by row
     # Sample -> the most probable tokens and their log-probabilities, descending. For sequences of a beam search.
     top: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
@@ -174,6 +176,16 @@ class StepProgress:
         columns = (self.sequences, self.starts, self.tokens, self.samples)
         for index, (sequence, start, token, sample) in enumerate(zip(*columns, strict=True)):
             yield Progress(sequence, start, token, self.endings.get(index), sample)
+
+    def extend(self, other: "StepProgress") -> None:
+        """Appends what something else gave."""
+        first = len(self)
+        self.sequences += other.sequences
+        self.starts += other.starts
+        self.tokens += other.tokens
+        self.samples += other.samples
+        self.endings.update((first + index, ending) for index, ending in other.endings.items())
+        self.beams += other.beams
 
     def add(
         self, sequence: Sequence, token: int | None, ending: Ending | None, sample: int = -1

@@ -3,7 +3,7 @@
 from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.beams import Beams
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
-from services.scheduler.core.sequence import Ending, EndReason, Sequence, SequenceStatus
+from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence, SequenceStatus
 from services.scheduler.core.state import State
 
 MEDIA_NOT_READY = "MEDIA_NOT_READY"  # the decoder's word for a row whose artifact it does not have
@@ -71,7 +71,7 @@ class Results:
         plan: StepPlan,
         tokens: list[int],
         row: int,
-        error: tuple[str, str],
+        error: Error,
     ) -> None:
         """Ends the sequences that hang on a failed row, or starts them again where only an artifact was missing."""
         state = self._state
@@ -85,7 +85,7 @@ class Results:
                     self._introduce_again(plan, sharer)
         lost: dict[bytes, None] = {}
         for sequence in failed:
-            if error[0] != MEDIA_NOT_READY:
+            if error.reason != MEDIA_NOT_READY:
                 self.end_with_error(progress, sequence, error)
                 continue
             self._introduce_again(plan, sequence)
@@ -113,11 +113,9 @@ class Results:
             f"the embeddings of a media item were lost {_MAX_LOSSES} times; send the request again"
         )
         for sequence in self._state.media.users(digest):
-            self.end_with_error(progress, sequence, ("MEDIA_LOST", message))
+            self.end_with_error(progress, sequence, Error("MEDIA_LOST", message))
 
-    def end_with_error(
-        self, progress: StepProgress, sequence: Sequence, error: tuple[str, str]
-    ) -> None:
+    def end_with_error(self, progress: StepProgress, sequence: Sequence, error: Error) -> None:
         """Ends a sequence without a further token, and those that were to be forked from it or search along."""
         if sequence.ended:
             return

@@ -25,7 +25,14 @@ from services.scheduler.core.policy import Policy, first_come_first_served
 from services.scheduler.core.preemption import Costs, Preemption, PreemptionMode
 from services.scheduler.core.results import Results
 from services.scheduler.core.rows import Rows
-from services.scheduler.core.sequence import Ending, EndReason, Sequence, SequenceStatus
+from services.scheduler.core.sequence import (
+    INVALID_ARGUMENT,
+    Ending,
+    EndReason,
+    Error,
+    Sequence,
+    SequenceStatus,
+)
 from services.scheduler.core.state import Capacity, State
 
 __all__ = ["Capacity", "Scheduler"]
@@ -81,14 +88,18 @@ class Scheduler:
                 f"the prompt has {sequence.prompt_len} tokens and this decoder holds at most {longest} tokens of "
                 "one sequence; shorten the prompt or give the decoder more KV memory"
             )
-            return Ending(EndReason.ERROR, error=("PROMPT_TOO_LONG", message))
+            return Ending(
+                EndReason.ERROR, error=Error("PROMPT_TOO_LONG", message, INVALID_ARGUMENT)
+            )
         together = choices if sequence.beams is None else sequence.beams.num_beams
         if together > self.capacity.max_slots:
             message = (
                 f"{together} choices or beams run together and this decoder runs at most "
                 f"{self.capacity.max_slots} sequences; ask for fewer"
             )
-            return Ending(EndReason.ERROR, error=("TOO_MANY_CHOICES", message))
+            return Ending(
+                EndReason.ERROR, error=Error("TOO_MANY_CHOICES", message, INVALID_ARGUMENT)
+            )
         return None
 
     def cancel(self, request_id: str) -> list[Sequence]:
@@ -119,7 +130,7 @@ class Scheduler:
         self._results.lose_embeddings(progress, digest)
         return progress
 
-    def embeddings_failed(self, digest: bytes, error: tuple[str, str]) -> StepProgress:
+    def embeddings_failed(self, digest: bytes, error: Error) -> StepProgress:
         """The item cannot be encoded: those who need it end."""
         progress = StepProgress()
         for sequence in self.media.users(digest):

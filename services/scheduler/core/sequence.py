@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from services.scheduler.core.beam_search import BeamSearch
@@ -27,6 +27,17 @@ class EndReason(Enum):
     ERROR = "error"
 
 
+INVALID_ARGUMENT, INTERNAL = 3, 13  # numbers of gRPC
+
+
+class Error(NamedTuple):
+    """What went wrong: a word for programs, a sentence for people, and the gRPC status that says whose fault it is."""
+
+    reason: str
+    message: str
+    code: int = INTERNAL
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a sequence ended: `cut` is the number of bytes to remove from the text, `error` what went wrong."""
@@ -35,7 +46,7 @@ class Ending:
     stop: str = ""
     cut: int = 0
     stop_token_id: int | None = None
-    error: tuple[str, str] | None = None
+    error: Error | None = None
 
 
 class Stop(Protocol):
@@ -93,9 +104,15 @@ class Sequence:
     cache_salt: bytes = b""
     priority: int = 0  # lower goes first, under the policy of that name
     arrival: int = 0
-    num_logprobs: int = -1  # top log-probabilities that the decoder reports for each token; -1 is none at all
-    scores_prompt: bool = False  # wants log-probabilities of its prompt: all of it must be computed, in order
-    beams: "BeamSearch | None" = None  # chooses its tokens; then the decoder's own choice counts for nothing
+    num_logprobs: int = (
+        -1
+    )  # top log-probabilities that the decoder reports for each token; -1 is none at all
+    scores_prompt: bool = (
+        False  # wants log-probabilities of its prompt: all of it must be computed, in order
+    )
+    beams: "BeamSearch | None" = (
+        None  # chooses its tokens; then the decoder's own choice counts for nothing
+    )
     payload: Any = None  # what the servicer keeps with it; never read here
 
     status: SequenceStatus = SequenceStatus.WAITING
@@ -103,7 +120,9 @@ class Sequence:
     slot: int = -1
     forks: list["Sequence"] = field(default_factory=list)  # siblings that are pending
     blocks: list[int] = field(default_factory=list)
-    host_blocks: list[int] = field(default_factory=list)  # where its blocks are while it is swapped out
+    host_blocks: list[int] = field(
+        default_factory=list
+    )  # where its blocks are while it is swapped out
     block_hashes: list[bytes] = field(default_factory=list)
     num_tokens: int = field(init=False)  # tokens that exist, those in flight included
     num_computed_tokens: int = 0
@@ -178,7 +197,7 @@ class Sequence:
         return None
 
     def set_watch(self, block_size: int) -> None:
-        """Puts `watch_from` at the next commit that fills a block or may end it; at once if it searches stop strings."""
+        """Puts `watch_from` at the next commit that fills a block or may end it; at once where text is searched."""
         if self.stop_search is not None:
             self.watch_from = 0
             return

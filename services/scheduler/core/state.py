@@ -56,7 +56,9 @@ class State:
         self.host_releases: list[int] = []
         self.drops_of_beams: list[int] = []  # slots that stay with their search
         self.forks: list[tuple[Sequence, Sequence]] = []  # child, parent
-        self.tokens: list[tuple[Sequence, int]] = []  # that take the place of what the decoder chose
+        self.tokens: list[
+            tuple[Sequence, int]
+        ] = []  # that take the place of what the decoder chose
         self.sealed: list[tuple[int, bytes]] = []
 
     def enter(self, sequence: Sequence) -> None:
