@@ -74,15 +74,13 @@ class Results:
         error: Error,
     ) -> None:
         """Ends the sequences that hang on a failed row, or starts them again where only an artifact was missing."""
-        state = self._state
         start, count = plan.row_start[row], plan.row_count[row]
-        failed = self._of_row(plan, tokens, row)
-        for sequence in failed:
-            for block in sequence.blocks[start // state.capacity.block_size :]:
-                state.blocks.forget(block)
-                # Whoever shares what was never computed must compute it.
-                for sharer in [s for s in state.running if s not in failed and block in s.blocks]:
-                    self._introduce_again(plan, sharer)
+        samples = [i for i, of in enumerate(plan.sample_row) if of == row]
+        without = [plan.sample_sequence[i] for i in samples if tokens[i] < 0]
+        owners = without if samples else [plan.row_sequence[row]]
+        failed = [s for s in owners if not s.ended and s not in plan.disowned]
+        if len(without) == len(samples):  # else the row was computed, and only a choice was not possible
+            self._distrust(plan, failed, start)
         lost: dict[bytes, None] = {}
         for sequence in failed:
             if error.reason != MEDIA_NOT_READY:
@@ -94,12 +92,14 @@ class Results:
         for digest in lost:
             self.lose_embeddings(progress, digest)
 
-    def _of_row(self, plan: StepPlan, tokens: list[int], row: int) -> list[Sequence]:
-        """Whose failure a failed row is: of several samples only of those that got no token."""
-        samples = [i for i, of in enumerate(plan.sample_row) if of == row]
-        owners = [plan.sample_sequence[i] for i in samples if tokens[i] < 0]
-        found = owners if samples else [plan.row_sequence[row]]
-        return [s for s in found if not s.ended and s not in plan.disowned]
+    def _distrust(self, plan: StepPlan, failed: list[Sequence], start: int) -> None:
+        """Blocks from a token on were not computed: whoever shares them must do that."""
+        state = self._state
+        for sequence in failed:
+            for block in sequence.blocks[start // state.capacity.block_size :]:
+                state.blocks.forget(block)
+                for sharer in [s for s in state.running if s not in failed and block in s.blocks]:
+                    self._introduce_again(plan, sharer)
 
     def _introduce_again(self, plan: StepPlan, sequence: Sequence) -> None:
         plan.disowned.add(sequence)

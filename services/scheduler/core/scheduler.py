@@ -213,6 +213,16 @@ class Scheduler:
         return self._state.host
 
     @property
+    def num_host_releases(self) -> int:
+        """Holds on host blocks that end with the next plan: what is in them may still be moving."""
+        return len(self._state.host_releases)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that a new sequence could have."""
+        return len(self._state.free_slots)
+
+    @property
     def num_in_flight(self) -> int:
         """Plans that were made and not yet completed."""
         return len(self._state.in_flight)
