@@ -14,9 +14,10 @@ from redis.exceptions import RedisError
 from shared import token_log
 from shared.errors import Conflict, Expired, Overloaded, Unavailable
 from shared.keys import Keys
+from shared.log_event import EventWriter
 from shared.scripts import Scripts
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
-from tessera.scheduler.v1.queue_pb2 import LogBatch, LogEvent, RequestSpec
+from tessera.scheduler.v1.queue_pb2 import LogBatch, RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
 LEASE_MS = 1_500
@@ -49,6 +50,8 @@ class TakenRequest:
     arrived_ms: int
     logs: tuple[bytes, ...]
     endings: tuple[Ending | None, ...]
+    prio: str = "interactive"
+    prompt_log: bytes = b""  # log-probabilities of the prompt, as far as they are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,20 +313,24 @@ class Queue:
 
     async def append(self, scheduler_id: str, appends: Sequence[Append]) -> list[AppendAnswer]:
         """Writes what one step gave, in one call and one message. Answers in the order given."""
-        arguments: list[str | bytes | int] = [scheduler_id, KEEP_ENDED_S]
-        for a in appends:
-            event = LogEvent(
-                request_id=a.request_id, choice=a.choice, start=a.start, records=a.records
-            )
-            ending = b""
-            if a.ending is not None:
-                event.ending.CopyFrom(a.ending)
-                # An empty message is no ending: the script tells them apart by length, reasons are never 0.
-                ending = a.ending.SerializeToString()
-            batch = LogBatch(events=[event]).SerializeToString()
-            arguments += (a.request_id, a.choice, a.start, a.stride, a.records, ending, batch)
-        answer = await self._scripts.call("append", *arguments)
-        return [AppendAnswer(AppendCode(code), int(length)) for code, length in _pairs(answer)]
+        answers = [
+            AppendAnswer(AppendCode.OK, a.start + len(a.records) // a.stride) for a in appends
+        ]
+        events = [
+            EventWriter(a.request_id, a.choice, a.stride).event(a.start, a.records, a.ending)
+            for a in appends
+        ]
+        for index, answer in await self.append_events(scheduler_id, b"".join(events)):
+            answers[index] = answer
+        return answers
+
+    async def append_events(
+        self, scheduler_id: str, batch: bytes
+    ) -> list[tuple[int, AppendAnswer]]:
+        """The same for a serialized `LogBatch`. Tells only of events that were not simply appended, by index."""
+        found = await self._scripts.call("append", scheduler_id, KEEP_ENDED_S, batch)
+        triples = zip(found[::3], found[1::3], found[2::3], strict=True)
+        return [(i, AppendAnswer(AppendCode(code), int(length))) for i, code, length in triples]
 
     async def cancelled(self, request_ids: Sequence[str]) -> list[str]:
         """Those of the requests whose client has cancelled: catches what the control channel lost."""
@@ -415,11 +422,13 @@ def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _taken(item: Sequence[Any]) -> TakenRequest:
-    _, spec, own_at, arrived_ms, logs = item
+    _, spec, own_at, arrived_ms, logs, prio, prompt_log = item
     return TakenRequest(
         spec=RequestSpec.FromString(spec),
         own_at=int(own_at),
         arrived_ms=int(arrived_ms),
         logs=tuple(logs[::2]),
         endings=tuple(Ending.FromString(e) if e else None for e in logs[1::2]),
+        prio=prio.decode(),
+        prompt_log=prompt_log,
     )

@@ -35,7 +35,30 @@ def encode_logprobs(
     token: int, ids: Sequence[int], logprobs: Sequence[float] | npt.NDArray[np.float32]
 ) -> bytes:
     """One record with log-probabilities; `ids[0]` is the token itself, then the top ones."""
-    pairs = np.empty(len(ids), dtype=[("id", "<i4"), ("logprob", "<f4")])
-    pairs["id"] = ids
-    pairs["logprob"] = logprobs
-    return np.asarray([token], dtype="<i4").tobytes() + pairs.tobytes()
+    values = np.asarray(logprobs, "<f4")
+    top_ids = np.asarray(ids[1:], "<i4")[None]
+    return encode_records([token], values[:1], top_ids, values[None, 1:], len(ids) - 1)
+
+
+def encode_records(
+    tokens: Sequence[int],
+    own: npt.NDArray[np.float32],
+    top_ids: npt.NDArray[np.int32],
+    top_logprobs: npt.NDArray[np.float32],
+    k: int,
+) -> bytes:
+    """Records of n tokens with `k` top log-probabilities each.
+
+    own: float32 [n], each token's own; top_ids, top_logprobs: [n, at least k], descending. Fewer than k, because the
+    vocabulary has no more, are filled up with id -1 and NaN.
+    """
+    there = min(k, top_ids.shape[1])
+    records = np.empty((len(tokens), 3 + 2 * k), "<i4")
+    values = records.view("<f4")
+    records[:, 0] = records[:, 1] = tokens
+    values[:, 2] = own
+    records[:, 3::2] = -1
+    values[:, 4::2] = np.nan
+    records[:, 3 : 3 + 2 * there : 2] = top_ids[:, :there]
+    values[:, 4 : 4 + 2 * there : 2] = top_logprobs[:, :there]
+    return records.tobytes()

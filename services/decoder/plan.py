@@ -37,6 +37,8 @@ class Plan:
     fork_child: Ints
     fork_parent: Ints
     fork_choice: Ints
+    set_token_slot: Ints
+    set_token: Ints
     edit_slot: Ints
     edit_index: Ints
     edit_len: Ints
@@ -63,6 +65,8 @@ _ARRAYS = (
     "fork_child",
     "fork_parent",
     "fork_choice",
+    "set_token_slot",
+    "set_token",
     "edit_slot",
     "edit_index",
     "edit_len",
@@ -83,6 +87,7 @@ _ARRAYS = (
 # Arrays that belong together, entry by entry.
 _PARALLEL = (
     ("fork_child", "fork_parent", "fork_choice"),
+    ("set_token_slot", "set_token"),
     ("edit_slot", "edit_index", "edit_len"),
     ("swap_out_device", "swap_out_host"),
     ("copy_src", "copy_dst"),
@@ -90,7 +95,15 @@ _PARALLEL = (
     ("row_slot", "row_start", "row_count"),
     ("sample_row", "sample_slot"),
 )
-_SLOTS = ("drop", "fork_child", "fork_parent", "edit_slot", "row_slot", "sample_slot")
+_SLOTS = (
+    "drop",
+    "fork_child",
+    "fork_parent",
+    "set_token_slot",
+    "edit_slot",
+    "row_slot",
+    "sample_slot",
+)
 _DEVICE_BLOCKS = (
     "edit_blocks",
     "swap_out_device",

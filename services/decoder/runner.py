@@ -116,6 +116,7 @@ class Runner:
             slots.fork(child, parent, choice)
             self._sampler.fork(child, parent, choice)
             self.embeddings.use(span.digest for span in slots.media.get(child, ()))
+        slots.set_last_tokens(plan.set_token_slot, plan.set_token)
         if len(plan.edit_slot):
             slots.edit_tables(plan)
         apply_moves(plan, self._ops, self._kv, self._host_kv)

@@ -137,6 +137,16 @@ class SlotTable:
         if parent in self.media:
             self.media[child] = self.media[parent]
 
+    def set_last_tokens(self, slots: Ints, tokens: Ints) -> None:
+        """Puts another token in the place of each sequence's last one, which must not be computed yet."""
+        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            last = int(self.length[slot]) - 1
+            if not self.known[slot] or last < max(self.prompt_len[slot], self.computed[slot]):
+                raise bad_plan(f"set_token: slot {slot} has no last token that may be chosen")
+            if not 0 <= token < self._vocab_size:
+                raise bad_plan(f"set_token: {token} is outside the vocabulary")
+            self.tokens[slot, last] = token
+
     def edit_tables(self, plan: Plan) -> None:
         """table[slot][index : index + len] = blocks; its length afterwards is index + len."""
         taken = 0

@@ -11,13 +11,15 @@ import grpc.aio
 import structlog
 
 from services.scheduler import convert
-from services.scheduler.core.plan import Progress, StepPlan
+from services.scheduler.core.plan import StepPlan, StepProgress
+from services.scheduler.core.policy import Policy
+from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import MediaSpan, Sequence
+from services.scheduler.core.sequence import Error, MediaSpan
 from services.scheduler.encoders import Encoders
 from services.scheduler.step_timer import StepTimer
 from shared import tasks
-from shared.errors import ServingError, Superseded, Unavailable
+from shared.errors import ServingError, Superseded, Unavailable, status_number
 from shared.registry import Member
 from shared.rpc import calling, channel
 from tessera.decoder.v1 import decoder_pb2
@@ -30,11 +32,13 @@ _HEARTBEAT_S = 0.5
 _SILENCE_S = 2.0
 _HELLO_S = 5.0
 
+OnStep = Callable[[StepProgress, StepPlan | None, decoder_pb2.StepResult | None], None]
+
 
 class DecoderLink:
     """A stream to a decoder with its own `Scheduler`. It is never resumed: after a break a new link is made.
 
-    `on_progress` gets what each step gave, after the next plan has left.
+    `on_step` gets what each step gave, after the next plan has left.
     """
 
     def __init__(
@@ -46,7 +50,9 @@ class DecoderLink:
         *,
         lead_s: float,
         encoder_budget: int | None,
-        on_progress: Callable[["DecoderLink", list[Progress]], None],
+        policy: Policy,
+        preemption_mode: PreemptionMode,
+        on_step: OnStep,
     ) -> None:
         self.member = member
         self.lease = lease
@@ -55,12 +61,16 @@ class DecoderLink:
         self._encoders = encoders
         self._lead_s = lead_s
         self._encoder_budget = encoder_budget
-        self._on_progress = on_progress
+        self._policy = policy
+        self._preemption_mode = preemption_mode
+        self._on_step = on_step
         self._channel = channel(member.address)
         self._call: Any = None
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
         self._sent: deque[tuple[StepPlan, int, float]] = deque()  # plan, its tokens, when it began
         self._timer = StepTimer()
+        self._forward = StepTimer()  # microseconds over tokens
+        self._moves = StepTimer()  # microseconds over blocks moved to or from the host
         self._wake: asyncio.TimerHandle | None = None
         self._heard = 0.0
         self._plans_in_flight = 1
@@ -89,7 +99,12 @@ class DecoderLink:
             raise await self._reason()
         self.hello = first.hello
         self._plans_in_flight = max(1, self.hello.plans_in_flight)
-        self.core = Scheduler(convert.capacity_of(self.hello), self._encoder_budget)
+        self.core = Scheduler(
+            convert.capacity_of(self.hello),
+            self._encoder_budget,
+            self._policy,
+            self._preemption_mode,
+        )
         self.core.blocks.adopt(convert.sealed_of(self.hello))
 
     async def run(self) -> None:
@@ -164,10 +179,6 @@ class DecoderLink:
             preemptions=core.preemptions,
         )
 
-    def find(self, request_id: str) -> Sequence | None:
-        """The request's sequence, if it has not ended."""
-        return self.core.find(request_id)
-
     # Steps
 
     def _send(self, plan: StepPlan) -> None:
@@ -187,25 +198,35 @@ class DecoderLink:
     def _on_result(self, result: decoder_pb2.StepResult) -> None:
         if result.lease != self.lease:
             return
-        progress: list[Progress] = []
+        plan, progress = None, StepProgress()
         if result.step:  # 0 answers no plan: it only says what became of artifacts
-            _, tokens, began = self._sent.popleft()
+            plan, tokens, began = self._sent.popleft()
             now = time.monotonic()
-            if tokens:
-                self._timer.observe(tokens, now - began)
+            self._learn(plan, tokens, now - began, result.times)
             if self._sent:  # the next one begins now
-                plan, tokens, _ = self._sent[0]
-                self._sent[0] = (plan, tokens, now)
-            progress = self.core.complete(convert.output_of(result))
+                self._sent[0] = (*self._sent[0][:2], now)
+            progress = self.core.complete(convert.output_of(plan, result))
         for digest in result.artifacts_ready:
             self.core.embeddings_ready(digest)
         for digest in result.artifacts_lost:
-            progress += self.core.embeddings_lost(digest)
+            progress.extend(self.core.embeddings_lost(digest))
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
         self.pump()
-        self._on_progress(self, progress)
+        self._on_step(progress, plan, result)
+
+    def _learn(
+        self, plan: StepPlan, tokens: int, seconds: float, times: decoder_pb2.StepTimes
+    ) -> None:
+        """Keeps the estimates of how long steps, tokens and moves of blocks take."""
+        if tokens:
+            self._timer.observe(tokens, seconds)
+            self._forward.observe(tokens, times.forward_us)
+            self.core.costs.of_token = self._forward.slope
+        if plan.num_swapped or self._moves.is_begun:
+            self._moves.observe(plan.num_swapped, times.prepare_us)
+            self.core.costs.of_block = self._moves.slope
 
     # Media
 
@@ -222,9 +243,11 @@ class DecoderLink:
         try:
             artifact = await self._encoders.encode(span.payload)
         except ServingError as error:
-            failed = self.core.embeddings_failed(span.digest, (error.reason, error.message))
+            failed = self.core.embeddings_failed(
+                span.digest, Error(error.reason, error.message, status_number(error.status))
+            )
             self.pump()
-            self._on_progress(self, failed)
+            self._on_step(failed, None, None)
         else:
             self.core.embeddings_encoded(span.digest, artifact)
             self.pump()

@@ -6,19 +6,22 @@ from collections.abc import Sequence as Items
 
 import structlog
 
-from services.scheduler import convert
-from services.scheduler.core.plan import Progress
+from services.scheduler.core.plan import StepPlan, StepProgress
+from services.scheduler.core.policy import Policy
+from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.router import least_loaded
-from services.scheduler.core.sequence import Ending, EndReason, Sequence
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.encoders import Encoders
+from services.scheduler.ledger import Ledger
 from services.scheduler.log_writer import LogWriter
-from shared import tasks, token_log
+from services.scheduler.request import Request
+from shared import tasks
 from shared.errors import ServingError, Superseded, Unavailable
 from shared.media_store import MediaStore
-from shared.queue import Append, ControlChannel, Queue, TakenRequest
+from shared.queue import ControlChannel, Queue, TakenRequest
 from shared.registry import Directory, Member
 from shared.text import TokenBytes
+from tessera.decoder.v1 import decoder_pb2
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
 log = structlog.get_logger(__name__)
@@ -45,6 +48,8 @@ class Dispatcher:
         *,
         lead_s: float,
         encoder_budget: int | None,
+        policy: Policy,
+        preemption_mode: PreemptionMode,
     ) -> None:
         self._queue = queue
         self._control = control
@@ -55,13 +60,14 @@ class Dispatcher:
         self._scheduler_id = scheduler_id
         self._lead_s = lead_s
         self._encoder_budget = encoder_budget
+        self._policy = policy
+        self._preemption_mode = preemption_mode
         self._links: dict[str, DecoderLink] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._owners: dict[str, DecoderLink] = {}  # request -> link
         self._wake = asyncio.Event()
         self._taking = True
         self._more = False  # the last look at the queue did not see its end
-        self._tokens = 0  # committed since the last measurement
+        self._tokens = 0  # committed at the last measurement
         self._measured_at = 0.0
         self._model: tuple[bytes, int] | None = (
             None  # fingerprint and block size that all decoders share
@@ -69,10 +75,10 @@ class Dispatcher:
         self._log = LogWriter(
             queue,
             scheduler_id,
-            on_refused=self._on_refused,
-            on_cancel=self._on_cancel,
-            on_gap=self._on_gap,
+            on_refused=lambda request_id: self._ledger.on_refused(request_id),
+            on_cancel=lambda request_id: self._ledger.on_cancel(request_id),
         )
+        self._ledger = Ledger(self._log, self._wake.set)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -93,8 +99,8 @@ class Dispatcher:
         with contextlib.suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(timeout_s):
                 await self._log.flush()
-                if self._owners:
-                    await self._queue.give_back(self._scheduler_id, list(self._owners))
+                if requests := self._ledger.request_ids:
+                    await self._queue.give_back(self._scheduler_id, requests)
                 for link in links:
                     await self._queue.free_decoder(link.member.instance_id, self._scheduler_id)
                 await self._queue.leave(self._scheduler_id)
@@ -109,10 +115,11 @@ class Dispatcher:
         """Tokens committed a second since the last call, or None while idle or too soon to say."""
         now = asyncio.get_running_loop().time()
         elapsed = now - self._measured_at
-        if elapsed < 1.0 or not self._tokens:
+        tokens = self._ledger.num_tokens - self._tokens
+        if elapsed < 1.0 or not tokens:
             return None
-        rate = self._tokens / elapsed if self._measured_at else None
-        self._tokens, self._measured_at = 0, now
+        rate = tokens / elapsed if self._measured_at else None
+        self._tokens, self._measured_at = self._ledger.num_tokens, now
         return rate
 
     # Requests
@@ -150,66 +157,27 @@ class Dispatcher:
         return room
 
     def _start(self, taken: Items[TakenRequest]) -> None:
-        """Gives requests to decoders. One that cannot be read ends with an error: it must not take others along."""
+        """Gives requests to decoders."""
         touched = []
-        for request in taken:
+        for one in taken:
             link = least_loaded(
                 [link for link in self._links.values() if not link.draining]
                 or list(self._links.values())
             )
-            sequence = convert.sequence_of(request, self._table)
-            if request.spec.sampling.n != 1:
-                reason = ("N_NOT_SUPPORTED", "n must be 1: parallel samples are not supported")
-                ending: Ending | None = Ending(EndReason.ERROR, error=reason)
-            else:
-                ending = link.core.add(sequence)
-            if ending is not None:
-                self._log.submit([_append(sequence, sequence.num_output_tokens, None, ending)])
-                continue
-            self._owners[sequence.request_id] = link
+            self._ledger.accept(link, Request(one, self._table))
             touched.append(link)
         for link in dict.fromkeys(touched):
             link.pump()
 
-    def _on_progress(self, link: DecoderLink, progress: list[Progress]) -> None:
-        appends = []
-        for p in progress:
-            if p.token is not None:
-                self._tokens += 1
-            if p.ending is not None:
-                self._owners.pop(p.sequence.request_id, None)
-                self._wake.set()
-            appends.append(_append(p.sequence, p.start, p.token, p.ending))
-        self._log.submit(appends)
+    def _on_step(
+        self,
+        progress: StepProgress,
+        plan: StepPlan | None,
+        result: decoder_pb2.StepResult | None,
+    ) -> None:
+        self._ledger.on_step(progress, plan, result)
         if self._more:  # the step may have let some of those in that were taken before
             self._wake.set()
-
-    # What others say of a request
-
-    def _on_cancel(self, request_id: str) -> None:
-        link = self._owners.pop(request_id, None)
-        sequence = link.core.cancel(request_id) if link is not None else None
-        if link is None or sequence is None:
-            return
-        ending = Ending(EndReason.CANCELLED)
-        self._log.submit([_append(sequence, sequence.num_output_tokens, None, ending)])
-        link.pump()
-        self._wake.set()
-
-    def _on_refused(self, request_id: str) -> None:
-        link = self._owners.pop(request_id, None)
-        if link is not None and link.core.cancel(request_id) is not None:
-            log.warning("request has another owner", request=request_id)
-            link.pump()
-
-    def _on_gap(self, append: Append, length: int) -> Append | None:
-        link = self._owners.get(append.request_id)
-        sequence = link.find(append.request_id) if link is not None else None
-        if sequence is None:
-            log.error("log is shorter than what was written", request=append.request_id)
-            return None
-        records = token_log.encode_tokens(sequence.output[length:])
-        return Append(append.request_id, append.choice, length, append.stride, records)
 
     async def _follow_control(self) -> None:
         while True:
@@ -219,7 +187,7 @@ class Dispatcher:
                     if cancelled is None:
                         self._wake.set()
                     else:
-                        self._on_cancel(cancelled)
+                        self._ledger.on_cancel(cancelled)
             except Unavailable as error:
                 log.warning("control channel is away", error=error.message)
                 await asyncio.sleep(_RETRY_LEASE_S)
@@ -228,10 +196,10 @@ class Dispatcher:
         """Once a second, looks for cancels of requests that log nothing and so would not hear of them."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            waiting = [s.request_id for link in self._links.values() for s in link.core.waiting]
+            waiting = {s.request_id for link in self._links.values() for s in link.core.waiting}
             with contextlib.suppress(Unavailable):
-                for request_id in await self._queue.cancelled(waiting):
-                    self._on_cancel(request_id)
+                for request_id in await self._queue.cancelled(list(waiting)):
+                    self._ledger.on_cancel(request_id)
 
     async def _renew_media(self) -> None:
         """Keeps the raw media of live requests: whoever loses pixels or embeddings begins there."""
@@ -241,7 +209,7 @@ class Dispatcher:
                 item.source_digest
                 for link in self._links.values()
                 for sequence in link.core.sequences()
-                for item in sequence.payload.media
+                for item in sequence.payload.request.spec.media
             }
             with contextlib.suppress(Unavailable):
                 await self._media_store.renew(digests)
@@ -280,7 +248,9 @@ class Dispatcher:
             self._encoders,
             lead_s=self._lead_s,
             encoder_budget=self._encoder_budget,
-            on_progress=self._on_progress,
+            policy=self._policy,
+            preemption_mode=self._preemption_mode,
+            on_step=self._on_step,
         )
         try:
             await link.open()
@@ -303,12 +273,11 @@ class Dispatcher:
     async def _abandon(self, link: DecoderLink) -> None:
         """What a lost decoder ran goes back to the head of the queue, with everything that it generated logged."""
         await link.close()
-        orphans = [rid for rid, owner in self._owners.items() if owner is link]
+        orphans = self._ledger.of(link)
         if not orphans or not self._taking:
             return
         await self._log.flush()  # a late append would meet the request under its next owner
-        for request_id in orphans:
-            self._owners.pop(request_id, None)
+        self._ledger.forget(orphans)
         log.warning("giving back", requests=len(orphans), decoder=link.member.instance_id)
         await self._queue.give_back(self._scheduler_id, orphans)
 
@@ -321,9 +290,3 @@ class Dispatcher:
                 "DECODERS_DIFFER",
                 "this decoder has another model, dtype or block size than those in service",
             )
-
-
-def _append(sequence: Sequence, start: int, token: int | None, ending: Ending | None) -> Append:
-    records = b"" if token is None else token_log.encode_tokens([token])
-    message = None if ending is None else convert.ending_message(ending, sequence.num_cached_tokens)
-    return Append(sequence.request_id, sequence.choice, start, 4, records, message)

@@ -1,12 +1,13 @@
 """Writes to the token log, off the way of the next plan: one call at a time, with all that has come meanwhile."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
+from services.scheduler.choice import Choice
 from shared.errors import Unavailable
-from shared.queue import Append, AppendCode, Queue
+from shared.queue import AppendAnswer, AppendCode, Queue
 
 log = structlog.get_logger(__name__)
 
@@ -17,7 +18,7 @@ class LogWriter:
     """Group commit in order. While Redis is away everything waits here and nothing is lost.
 
     `on_refused(request_id)`: the request has another owner, drop it. `on_cancel(request_id)`: its client has cancelled.
-    `on_gap(append, length)`: the log is shorter than believed; returns what to send instead, or None if it is gone.
+    A log that turns out shorter than believed is written again from its end.
     """
 
     def __init__(
@@ -27,22 +28,22 @@ class LogWriter:
         *,
         on_refused: Callable[[str], None],
         on_cancel: Callable[[str], None],
-        on_gap: Callable[[Append, int], Append | None],
     ) -> None:
         self._queue = queue
         self._scheduler_id = scheduler_id
         self._on_refused = on_refused
         self._on_cancel = on_cancel
-        self._on_gap = on_gap
-        self._pending: list[Append] = []
+        self._events: list[bytes] = []
+        self._choices: list[Choice] = []
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def submit(self, appends: Sequence[Append]) -> None:
-        """Queues what one step gave. Returns at once."""
-        if appends:
-            self._pending.extend(appends)
+    def submit(self, events: list[bytes], choices: list[Choice]) -> None:
+        """Queues what one step gave: entries of a LogBatch and whose each is. Returns at once."""
+        if events:
+            self._events += events
+            self._choices += choices
             self._idle.clear()
             self._work.set()
 
@@ -55,25 +56,32 @@ class LogWriter:
         while True:
             await self._work.wait()
             self._work.clear()
-            while self._pending:
-                batch, self._pending = self._pending, []
+            while self._events:
+                events, self._events = self._events, []
+                choices, self._choices = self._choices, []
                 try:
-                    answers = await self._queue.append(self._scheduler_id, batch)
+                    batch = b"".join(events)
+                    answers = await self._queue.append_events(self._scheduler_id, batch)
                 except Unavailable as error:
                     log.warning("token log is away, holding on", error=error.message)
-                    self._pending = batch + self._pending
+                    self._events = events + self._events
+                    self._choices = choices + self._choices
                     await asyncio.sleep(_RETRY_S)
                     continue
-                for append, answer in zip(batch, answers, strict=True):
-                    self._react(append, answer.code, answer.length)
+                self._react(choices, answers)
             self._idle.set()
 
-    def _react(self, append: Append, code: AppendCode, length: int) -> None:
-        if code is AppendCode.REFUSED:
-            self._on_refused(append.request_id)
-        elif code is AppendCode.CANCEL and append.ending is None:
-            self._on_cancel(append.request_id)
-        elif code is AppendCode.GAP:
-            again = self._on_gap(append, length)
-            if again is not None:
-                self._pending.append(again)
+    def _react(self, choices: list[Choice], answers: list[tuple[int, AppendAnswer]]) -> None:
+        gaps: dict[Choice, int] = {}
+        for index, answer in answers:
+            choice = choices[index]
+            match answer.code:
+                case AppendCode.REFUSED:
+                    self._on_refused(choice.request.request_id)
+                case AppendCode.CANCEL:
+                    self._on_cancel(choice.request.request_id)
+                case AppendCode.GAP:
+                    gaps[choice] = answer.length
+        for choice, length in gaps.items():
+            log.warning("the log had lost its end", request=choice.request.request_id)
+            self.submit([choice.again(length)], [choice])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import structlog
 
+from services.scheduler.core.policy import POLICIES
+from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.encoders import Encoders
 from services.scheduler.ownership import Ownership
@@ -52,6 +54,8 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             scheduler_id,
             lead_s=settings.lead_ms / 1000,
             encoder_budget=settings.encoder_budget or None,
+            policy=POLICIES[settings.scheduling_policy],
+            preemption_mode=PreemptionMode(settings.preemption_mode),
         )
         ownership = Ownership(queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s)
         await ownership.register()

@@ -1,6 +1,6 @@
 """Settings of the scheduler."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,4 +21,13 @@ class SchedulerSettings(RoomSettings):
         2.0,
         ge=0,
         description="A plan leaves this long before the running step is predicted to end.",
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="Who goes first: by arrival, or by priority (interactive before batch) and then arrival.",
+    )
+    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
+        "auto",
+        description="What becomes of computed tokens when blocks run out: thrown away, saved in the decoder's host"
+        " blocks, or whichever is expected to cost less.",
     )

@@ -1,34 +1,66 @@
--- Writes the tokens and endings of one step, for many sequences, and tells followers in one message.
--- ARGV: sid, keep s, then for each: rid, choice, start (records), stride, records, ending or '', event
--- Returns for each two numbers: code (0 ok, 1 refused, 2 ok but cancelled, 3 gap), records in the log now
-local sid, keep_s = ARGV[1], ARGV[2]
-local answers, events = {}, {}
-for i = 3, #ARGV, 7 do
-  local rid, choice, stride, records, ending = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5]
-  local start = tonumber(ARGV[i + 2])
+-- Writes the records and endings of one step, for many sequences, and tells followers in one message: the one it got.
+-- ARGV: sid, keep s, a serialized LogBatch
+-- Returns three numbers for each event that was not simply appended: its index, a code (0 ok: some of it was there
+-- before, 1 refused, 2 ok but cancelled, 3 gap), records in the log now
+local sid, keep_s, batch = ARGV[1], ARGV[2], ARGV[3]
+local answers, told = {}, {}
+
+-- The fields of the LogEvent between two indices, by number.
+local function read_event(at, stop)
+  local event = {'', 0, 0, '', '', 0}
+  while at < stop do
+    local key, value
+    key, at = varint_at(batch, at)
+    value, at = varint_at(batch, at)
+    if key % 8 == 2 then
+      local first = at
+      at = at + value
+      value = string.sub(batch, first, at - 1)
+    end
+    event[math.floor(key / 8)] = value
+  end
+  return unpack(event)
+end
+
+-- Returns the code and the length of the log, and whether nothing more need be said.
+local function write(rid, choice, start, records, ending, stride)
+  if stride == 0 then stride = 4 end
+  if choice > 2147483647 then choice = 'p' end  -- -1, as a varint of 64 bits
   local r = request(rid)
   local f = redis.call('HMGET', r, 'owner', 'cancel', 'e' .. choice)
-  local code, length = 0, 0
-  if f[1] ~= sid or f[3] then
-    code = 1
-  else
-    local log = P .. ':l:' .. rid .. ':' .. choice
-    length = redis.call('STRLEN', log) / stride
-    if start > length then
-      code = 3
-    else
-      local fresh = string.sub(records, (length - start) * stride + 1)
-      if #fresh > 0 then length = redis.call('APPEND', log, fresh) / stride end
-      events[#events + 1] = ARGV[i + 6]
-      if f[2] == '1' then code = 2 end
-      if ending ~= '' then
-        redis.call('HSET', r, 'e' .. choice, ending)
-        if redis.call('HINCRBY', r, 'open', -1) <= 0 then retire(rid, keep_s) end
-      end
-    end
+  if f[1] ~= sid or f[3] then return 1, 0 end
+  local log = P .. ':l:' .. rid .. ':' .. choice
+  local length = redis.call('STRLEN', log) / stride
+  if start > length then return 3, length end
+  local simple = start == length and f[2] ~= '1'
+  local fresh = records
+  if start < length then fresh = string.sub(records, (length - start) * stride + 1) end
+  if #fresh > 0 then length = redis.call('APPEND', log, fresh) / stride end
+  if ending ~= '' then
+    redis.call('HSET', r, 'e' .. choice, ending)
+    if redis.call('HINCRBY', r, 'open', -1) <= 0 then retire(rid, keep_s) end
   end
-  answers[#answers + 1] = code
-  answers[#answers + 1] = length
+  return f[2] == '1' and 2 or 0, length, simple
 end
-if #events > 0 then redis.call('PUBLISH', P .. ':tok', table.concat(events)) end
+
+local index, at = 0, 1
+while at <= #batch do
+  local begin = at
+  local size
+  size, at = varint_at(batch, at + 1)
+  local code, length, simple = write(read_event(at, at + size))
+  at = at + size
+  if not simple then
+    answers[#answers + 1] = index
+    answers[#answers + 1] = code
+    answers[#answers + 1] = length
+  end
+  if code == 0 or code == 2 then told[#told + 1] = string.sub(batch, begin, at - 1) end
+  index = index + 1
+end
+if #told == index and index > 0 then
+  redis.call('PUBLISH', P .. ':tok', batch)
+elseif #told > 0 then
+  redis.call('PUBLISH', P .. ':tok', table.concat(told))
+end
 return answers

@@ -21,6 +21,18 @@ local function varint(n)
   return out .. string.char(n)
 end
 
+-- Reads a varint of `data` at index `at`: its value and the index behind it.
+local function varint_at(data, at)
+  local value, scale = 0, 1
+  while true do
+    local byte = string.byte(data, at)
+    at = at + 1
+    if byte < 128 then return value + byte * scale, at end
+    value = value + (byte - 128) * scale
+    scale = scale * 128
+  end
+end
+
 -- A serialized LogBatch with one LogEvent {request_id = 1, choice = 2, ending = 5}.
 local function ending_event(rid, choice, ending)
   local event = '\10' .. varint(#rid) .. rid
@@ -53,6 +65,7 @@ local function retire(rid, keep_s)
   redis.call('HDEL', r, 'spec')
   forget_live(rid)
   redis.call('EXPIRE', r, keep_s)
+  redis.call('EXPIRE', P .. ':l:' .. rid .. ':p', keep_s)
   for c = 0, n - 1 do redis.call('EXPIRE', P .. ':l:' .. rid .. ':' .. c, keep_s) end
   local idem = redis.call('HGET', r, 'idem')
   if idem and idem ~= '' then redis.call('EXPIRE', idem, keep_s) end

@@ -1,6 +1,6 @@
 -- Pops the fairest waiting requests and makes the caller their owner.
 -- ARGV: sid, max requests, max tokens, cancelled ending, expired ending, keep s
--- Returns {'HOLD'} | {'GONE'} | {'OK', {rid, spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}}, ...}
+-- Returns {'HOLD'} | {'GONE'} | {'OK', {rid, spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log}, ...}
 local sid, room_requests, room_tokens = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 if redis.call('EXISTS', P .. ':hold') == 1 then return {'HOLD'} end
 if not redis.call('ZSCORE', P .. ':scheds', sid) then return {'GONE'} end
@@ -48,7 +48,8 @@ while room_requests > 0 do
         logs[#logs + 1] = redis.call('GET', P .. ':l:' .. rid .. ':' .. c) or ''
         logs[#logs + 1] = redis.call('HGET', r, 'e' .. c) or ''
       end
-      taken[#taken + 1] = {rid, f[7], int(now), f[3], logs}
+      local prompt_log = redis.call('GET', P .. ':l:' .. rid .. ':p') or ''
+      taken[#taken + 1] = {rid, f[7], int(now), f[3], logs, prio, prompt_log}
       room_requests = room_requests - 1
       room_tokens = room_tokens - cost
     end

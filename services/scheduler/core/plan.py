@@ -1,9 +1,11 @@
 """What one step is to do: plain data, in the order of the message that carries it (`decoder.proto`)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from services.scheduler.core.sequence import Ending, Sequence
+from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.sequence import Ending, Error, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,48 +18,89 @@ class Row:
     count: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """A token to choose from the logits of a row. The sequence is None once nobody wants the token any more."""
+    """A token to choose from the logits of a row."""
 
     row: int
     slot: int
-    sequence: Sequence | None
+    sequence: Sequence
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. Lists of one group are parallel."""
+    """One step, in columns: lists of one group are parallel and go to the decoder as they are."""
 
     step: int
     drop: list[int] = field(default_factory=list)
     new: list[tuple[int, Sequence]] = field(default_factory=list)  # slot, sequence
+    fork_child: list[int] = field(default_factory=list)
+    fork_parent: list[int] = field(default_factory=list)
+    fork_choice: list[int] = field(default_factory=list)
+    set_token_slot: list[int] = field(default_factory=list)
+    set_token: list[int] = field(default_factory=list)
     edit_slot: list[int] = field(default_factory=list)
     edit_index: list[int] = field(default_factory=list)
     edit_len: list[int] = field(default_factory=list)
     edit_blocks: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    swap_out_device: list[int] = field(default_factory=list)
+    swap_out_host: list[int] = field(default_factory=list)
+    copy_src: list[int] = field(default_factory=list)
+    copy_dst: list[int] = field(default_factory=list)
+    swap_in_host: list[int] = field(default_factory=list)
+    swap_in_device: list[int] = field(default_factory=list)
+    row_slot: list[int] = field(default_factory=list)
+    row_start: list[int] = field(default_factory=list)
+    row_count: list[int] = field(default_factory=list)
+    sample_row: list[int] = field(default_factory=list)
+    sample_slot: list[int] = field(default_factory=list)
     fetch: list[Any] = field(default_factory=list)
     release: list[bytes] = field(default_factory=list)
     sealed_blocks: list[int] = field(default_factory=list)
     sealed_hashes: list[bytes] = field(default_factory=list)
+    num_tokens: int = 0  # to compute
+
+    # Whose they are; not for the decoder.
+    row_sequence: list[Sequence] = field(default_factory=list)
+    sample_sequence: list[Sequence] = field(default_factory=list)
+    disowned: set[Sequence] = field(default_factory=set)  # whose tokens are not wanted any more
+    # Rows that sample nothing: whose, its tenure, where the row ends.
+    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens to compute."""
-        return sum(row.count for row in self.rows)
+    def rows(self) -> list[Row]:
+        """The rows one by one."""
+        columns = (self.row_slot, self.row_sequence, self.row_start, self.row_count)
+        return [Row(*row) for row in zip(*columns, strict=True)]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples one by one."""
+        columns = (self.sample_row, self.sample_slot, self.sample_sequence)
+        return [Sample(*sample) for sample in zip(*columns, strict=True)]
 
     @property
     def is_empty(self) -> bool:
         """Nothing that a decoder would have to know now. What is sealed can wait for the next plan."""
-        return not (self.rows or self.drop or self.fetch or self.release)
+        return not (
+            self.row_slot or self.drop or self.fetch or self.release or self.swap_out_device
+        )
 
-    def disown(self, sequence: Sequence) -> None:
-        """The tokens that this plan samples for a sequence are not wanted any more."""
-        for sample in self.samples:
-            if sample.sequence is sequence:
-                sample.sequence = None
+    @property
+    def num_swapped(self) -> int:
+        """Blocks that move between device and host."""
+        return len(self.swap_out_device) + len(self.swap_in_device)
+
+    def fork(self, child: Sequence, parent: Sequence) -> None:
+        """The child takes over tokens, sampler state and block table of the parent."""
+        self.fork_child.append(child.slot)
+        self.fork_parent.append(parent.slot)
+        self.fork_choice.append(child.choice)
+
+    def copy(self, src: int, dst: int) -> None:
+        """Copies a block."""
+        self.copy_src.append(src)
+        self.copy_dst.append(dst)
 
     def edit(self, slot: int, index: int, blocks: list[int]) -> None:
         """Sets table[slot][index:] to these blocks."""
@@ -66,17 +109,46 @@ class StepPlan:
         self.edit_len.append(len(blocks))
         self.edit_blocks.extend(blocks)
 
+    def add_row(self, sequence: Sequence, start: int, count: int) -> int:
+        """Runs some tokens of a sequence. Returns the index of the row."""
+        self.row_slot.append(sequence.slot)
+        self.row_start.append(start)
+        self.row_count.append(count)
+        self.row_sequence.append(sequence)
+        self.num_tokens += count
+        return len(self.row_slot) - 1
+
+    def add_sample(self, row: int, sequence: Sequence) -> None:
+        """Chooses a sequence's next token from the end of a row."""
+        self.sample_row.append(row)
+        self.sample_slot.append(sequence.slot)
+        self.sample_sequence.append(sequence)
+
+    def add_generating(self, sequences: list[Sequence], starts: list[int]) -> None:
+        """Runs one token of each sequence and samples from it."""
+        first, count = len(self.row_slot), len(sequences)
+        slots = [s.slot for s in sequences]
+        self.row_slot += slots
+        self.row_start += starts
+        self.row_count += [1] * count
+        self.row_sequence += sequences
+        self.num_tokens += count
+        self.sample_row.extend(range(first, first + count))
+        self.sample_slot += slots
+        self.sample_sequence += sequences
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a decoder answered to a plan: tokens in the order of its samples (-1 where the row failed)."""
 
     tokens: list[int]
-    failed: dict[int, tuple[str, str]] = field(default_factory=dict)  # row -> reason, message
+    failed: dict[int, Error] = field(default_factory=dict)  # by row
+    # Sample -> the most probable tokens and their log-probabilities, descending. For sequences of a beam search.
+    top: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What a sequence gained: the committed token if there is one, and its ending if it has ended."""
 
     sequence: Sequence
@@ -84,3 +156,45 @@ class Progress:
     token: int | None
     ending: Ending | None
     sample: int = -1  # index among the plan's samples, for log-probabilities
+
+
+@dataclass(slots=True)
+class StepProgress:
+    """What a step gave, in columns; `endings` by index. Iterating gives one `Progress` after the other."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    endings: dict[int, Ending] = field(default_factory=dict)
+    beams: list[BeamSearch] = field(default_factory=list)  # that have come to their end
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[Progress]:
+        columns = (self.sequences, self.starts, self.tokens, self.samples)
+        for index, (sequence, start, token, sample) in enumerate(zip(*columns, strict=True)):
+            yield Progress(sequence, start, token, self.endings.get(index), sample)
+
+    def extend(self, other: "StepProgress") -> None:
+        """Appends what something else gave."""
+        first = len(self)
+        self.sequences += other.sequences
+        self.starts += other.starts
+        self.tokens += other.tokens
+        self.samples += other.samples
+        self.endings.update((first + index, ending) for index, ending in other.endings.items())
+        self.beams += other.beams
+
+    def add(
+        self, sequence: Sequence, token: int | None, ending: Ending | None, sample: int = -1
+    ) -> None:
+        """Notes a token, or an ending without one."""
+        start = sequence.num_output_tokens - (token is not None)
+        if ending is not None:
+            self.endings[len(self.sequences)] = ending
+        self.sequences.append(sequence)
+        self.starts.append(start)
+        self.tokens.append(token)
+        self.samples.append(sample)

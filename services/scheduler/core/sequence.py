@@ -3,13 +3,17 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from services.scheduler.core.beam_search import BeamSearch
 
 
 class SequenceStatus(Enum):
     """Where a sequence is."""
 
-    WAITING = "waiting"  # holds no blocks: new, or preempted
+    PENDING = "pending"  # to be forked from a sibling when that one's prompt is computed
+    WAITING = "waiting"  # holds no blocks on the device: new, or preempted
     RUNNING = "running"  # holds blocks
     ENDED = "ended"  # logged or about to be; results that still come for it are dropped
 
@@ -23,6 +27,17 @@ class EndReason(Enum):
     ERROR = "error"
 
 
+INVALID_ARGUMENT, INTERNAL = 3, 13  # numbers of gRPC
+
+
+class Error(NamedTuple):
+    """What went wrong: a word for programs, a sentence for people, and the gRPC status that says whose fault it is."""
+
+    reason: str
+    message: str
+    code: int = INTERNAL
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a sequence ended: `cut` is the number of bytes to remove from the text, `error` what went wrong."""
@@ -31,7 +46,7 @@ class Ending:
     stop: str = ""
     cut: int = 0
     stop_token_id: int | None = None
-    error: tuple[str, str] | None = None
+    error: Error | None = None
 
 
 class Stop(Protocol):
@@ -69,8 +84,11 @@ class MediaSpan:
 class Sequence:
     """Tokens, how far they are computed, and the blocks that hold them.
 
-    `tokens` are the prompt and every *committed* output token. `in_flight` counts samples that were planned and not
-    yet answered: their ids are known to the decoder alone, so `num_tokens` counts them and hashes do not.
+    `tokens` are the prompt and every *committed* output token. `num_tokens` also counts samples that were planned and
+    not yet answered: their ids are known to the decoder alone, so hashes do without them.
+
+    Two marks keep the steady state cheap: while a sequence is below them, planning its next token and committing it
+    are a few additions, and everything else (blocks, hashes, endings) is looked at only when one is reached.
     """
 
     request_id: str
@@ -84,26 +102,45 @@ class Sequence:
     media: tuple[MediaSpan, ...] = ()
     lora_id: str = ""
     cache_salt: bytes = b""
-    priority: int = 0
+    priority: int = 0  # lower goes first, under the policy of that name
     arrival: int = 0
-    payload: Any = None  # what the servicer needs to introduce it to a decoder; never read here
+    num_logprobs: int = (
+        -1
+    )  # top log-probabilities that the decoder reports for each token; -1 is none at all
+    scores_prompt: bool = (
+        False  # wants log-probabilities of its prompt: all of it must be computed, in order
+    )
+    beams: "BeamSearch | None" = (
+        None  # chooses its tokens; then the decoder's own choice counts for nothing
+    )
+    payload: Any = None  # what the servicer keeps with it; never read here
 
     status: SequenceStatus = SequenceStatus.WAITING
+    ended: bool = False
     slot: int = -1
+    forks: list["Sequence"] = field(default_factory=list)  # siblings that are pending
     blocks: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(
+        default_factory=list
+    )  # where its blocks are while it is swapped out
     block_hashes: list[bytes] = field(default_factory=list)
+    num_tokens: int = field(init=False)  # tokens that exist, those in flight included
     num_computed_tokens: int = 0
-    num_completed_tokens: int = 0  # computed in steps whose result has arrived
     num_cached_tokens: int = 0  # found in the prefix cache when it was first admitted
     num_registered: int = 0  # leading blocks that are in the prefix cache
     num_sealed: int = 0  # leading blocks whose content the decoder has been told to keep
     num_media_passed: int = 0  # leading media items that it is computed past
-    in_flight: int = 0
+    tenure: int = 0  # how often it has lost its blocks: rows planned before that tell nothing of the present ones
+    plain_until: int = 0  # a row of one token that starts below needs no block and is not the last
+    watch_from: int = 0  # commits that make it this long, or longer, need a look
+
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.tokens)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens that exist, those in flight included."""
-        return len(self.tokens) + self.in_flight
+    def in_flight(self) -> int:
+        """Samples that were planned and not yet answered."""
+        return self.num_tokens - len(self.tokens)
 
     @property
     def num_output_tokens(self) -> int:
@@ -116,13 +153,39 @@ class Sequence:
         return self.tokens[self.prompt_len :]
 
     @property
+    def length_limit(self) -> int:
+        """Prompt and output tokens at most."""
+        return self.prompt_len + self.max_tokens
+
+    @property
     def is_certainly_last(self) -> bool:
         """The token in flight is the last that it may have: planning on would only be thrown away."""
-        return self.num_tokens - self.prompt_len >= self.max_tokens
+        return self.num_tokens >= self.length_limit
 
-    def commit(self, token: int) -> Ending | None:
-        """Takes a sampled token as its next one and says whether it ends here."""
-        self.tokens.append(token)
+    def fork(self, choice: int) -> "Sequence":
+        """A sequence that has got exactly as far, without blocks or a slot."""
+        return Sequence(
+            self.request_id,
+            list(self.tokens),
+            self.prompt_len,
+            self.max_tokens,
+            choice=choice,
+            stop_token_ids=self.stop_token_ids,
+            min_tokens=self.min_tokens,
+            media=self.media,
+            lora_id=self.lora_id,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            arrival=self.arrival,
+            num_logprobs=self.num_logprobs,
+            beams=self.beams,
+            payload=self.payload,
+            block_hashes=list(self.block_hashes),
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+    def ending_after(self, token: int) -> Ending | None:
+        """Whether the token that was just appended is its last. To be asked once for every token that needs a look."""
         generated = self.num_output_tokens
         if token in self.stop_token_ids and generated >= self.min_tokens:
             return Ending(EndReason.STOP, stop_token_id=token)
@@ -132,3 +195,12 @@ class Sequence:
         if generated >= self.max_tokens:
             return Ending(EndReason.LENGTH)
         return None
+
+    def set_watch(self, block_size: int) -> None:
+        """Puts `watch_from` at the next commit that fills a block or may end it; at once where text is searched."""
+        if self.stop_search is not None:
+            self.watch_from = 0
+            return
+        # A block is full of computed tokens one commit after its last token.
+        border = (len(self.tokens) - 1) // block_size * block_size + block_size + 1
+        self.watch_from = min(border, self.length_limit)

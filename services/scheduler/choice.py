@@ -1,0 +1,58 @@
+"""One choice of a request, between the core and the token log."""
+
+from typing import TYPE_CHECKING
+
+from shared.log_event import EventWriter
+from shared.token_log import decode_tokens, encode_tokens, stride
+from tessera.common.v1.ending_pb2 import Ending
+
+if TYPE_CHECKING:
+    from services.scheduler.core.sequence import Sequence
+    from services.scheduler.request import Request
+
+
+class Choice:
+    """Makes the events of one log and can make them again from any index on, should Redis have lost its tail.
+
+    Sequences carry it as their payload. While `token_prefix` is not empty, a token of theirs is logged as
+    `token_prefix + token_middle(start) + token`; otherwise it takes more than that.
+    """
+
+    __slots__ = ("_ending", "_records", "_stride", "_writer", "request", "sequence", "token_prefix")
+
+    def __init__(
+        self, request: "Request", number: int, logprobs: int | None, log: bytes = b""
+    ) -> None:
+        """`number` is the choice's, or that of the prompt's log-probabilities; `log` what was written before."""
+        self.request = request
+        self.sequence: Sequence | None = None
+        self._stride = stride(logprobs)
+        self._writer = EventWriter(request.request_id, number, self._stride)
+        self._records = bytearray(log[: len(log) // self._stride * self._stride])
+        self._ending: Ending | None = None
+        plain = logprobs is None and not request.collects
+        self.token_prefix = self._writer.token_prefix if plain else b""
+
+    @property
+    def length(self) -> int:
+        """Records so far, where they are kept here."""
+        return len(self._records) // self._stride
+
+    def known_tokens(self, log: bytes) -> list[int]:
+        """Token ids of a log of this choice."""
+        return decode_tokens(log, self._stride)
+
+    def event(self, start: int, records: bytes, ending: Ending | None = None) -> bytes:
+        """Records from index `start` on, and the ending. What is there already is left out by the script."""
+        if self._stride > 4:
+            self._records[start * self._stride :] = records
+        self._ending = ending or self._ending
+        return self._writer.event(start, records, ending)
+
+    def again(self, length: int) -> bytes:
+        """Everything from an index on, the ending if there has been one."""
+        if self._stride == 4 and self.sequence is not None:
+            records = encode_tokens(self.sequence.output[length:])
+        else:
+            records = bytes(self._records[length * self._stride :])
+        return self._writer.event(length, records, self._ending)

@@ -1,0 +1,95 @@
+"""Who is let in: waiting sequences, by rank, while budget, slots and blocks last."""
+
+from services.scheduler.core.plan import StepPlan
+from services.scheduler.core.rows import Rows
+from services.scheduler.core.sequence import Sequence, SequenceStatus
+from services.scheduler.core.state import State
+
+_WATERMARK = 0.01  # share of blocks that admission leaves to running sequences
+
+
+class Admission:
+    """Starts waiting sequences. Those that wait for embeddings keep nobody out."""
+
+    def __init__(self, state: State, rows: Rows) -> None:
+        self._state = state
+        self._rows = rows
+        self._watermark = int(_WATERMARK * state.capacity.num_blocks)
+
+    def add(self, plan: StepPlan, budget: int) -> bool:
+        """Lets sequences in and gives each its first row. Returns whether somebody was kept out for want of blocks."""
+        state = self._state
+        admitted, crowded = 0, False
+        for sequence in list(state.waiting):
+            if budget <= 0 or not state.has_slots(sequence):
+                break
+            if sequence.in_flight:
+                continue  # preempted with a token under way: its id is part of what must be computed again
+            cached = self._find_cached(sequence)
+            start = self._start_of(sequence, cached)
+            count = min(state.media.plannable(sequence, start), budget)
+            if count <= 0:
+                continue
+            if not self._fits(cached, start + count):
+                crowded = True
+                break
+            self._start(plan, sequence, cached, start)
+            budget -= self._rows.schedule(plan, sequence, count)
+            admitted += 1
+        if admitted:
+            state.waiting = [s for s in state.waiting if s.status is SequenceStatus.WAITING]
+        return crowded
+
+    def _find_cached(self, sequence: Sequence) -> list[int]:
+        size = self._state.capacity.block_size
+        if sequence.host_blocks:
+            usable = sequence.num_computed_tokens // size
+        elif sequence.scores_prompt:
+            usable = 0
+        else:
+            # At least one token must be computed, or there would be no logits to sample from.
+            usable = (sequence.num_tokens - 1) // size
+        return self._state.blocks.find(sequence.block_hashes[:usable])
+
+    def _start_of(self, sequence: Sequence, cached: list[int]) -> int:
+        if sequence.host_blocks:
+            return sequence.num_computed_tokens
+        return len(cached) * self._state.capacity.block_size
+
+    def _fits(self, cached: list[int], num_tokens: int) -> bool:
+        blocks = self._state.blocks
+        needed = self._state.capacity.blocks_for(num_tokens) - len(cached)
+        # Blocks that are found but held by nobody count as free until they are held.
+        revived = sum(1 for block in cached if blocks.refs(block) == 0)
+        spare = blocks.num_free - revived - needed
+        return spare >= (self._watermark if self._state.running else 0)
+
+    def _start(self, plan: StepPlan, sequence: Sequence, cached: list[int], start: int) -> None:
+        state = self._state
+        state.blocks.hold(cached)
+        if sequence.slot < 0:
+            state.take_slots(sequence)
+            plan.new.append((sequence.slot, sequence))
+            sequence.num_cached_tokens = min(start, sequence.prompt_len)
+            state.blocks.queries += sequence.num_tokens // state.capacity.block_size
+            state.blocks.hits += len(cached)
+        sequence.blocks = list(cached)
+        if sequence.host_blocks:
+            self._swap_in(plan, sequence)
+        sequence.num_computed_tokens = start
+        sequence.num_registered = sequence.num_sealed = len(cached)
+        plan.edit(sequence.slot, 0, sequence.blocks)
+        state.run(sequence)
+        state.media.computed(sequence, start)
+
+    def _swap_in(self, plan: StepPlan, sequence: Sequence) -> None:
+        """Moves back what is not found on the device."""
+        state = self._state
+        away = sequence.host_blocks[len(sequence.blocks) :]
+        fresh = state.blocks.allocate(len(away))
+        plan.swap_in_host += away
+        plan.swap_in_device += fresh
+        sequence.blocks += fresh
+        # A plan swaps out before it swaps in: only the next one may overwrite these.
+        state.host_releases += sequence.host_blocks
+        sequence.host_blocks = []

@@ -1,0 +1,217 @@
+"""The requests in hand: which decoder runs each, and what of its tokens is logged."""
+
+from collections.abc import Callable
+
+import structlog
+
+from services.scheduler.choice import Choice
+from services.scheduler.convert import ending_message
+from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.plan import StepPlan, StepProgress
+from services.scheduler.core.sequence import Ending, EndReason, Sequence
+from services.scheduler.decoder_link import DecoderLink
+from services.scheduler.log_writer import LogWriter
+from services.scheduler.logprobs import StepLogprobs, prompt_records
+from services.scheduler.request import Request
+from shared.log_event import token_middle
+from shared.token_log import encode_tokens
+from tessera.decoder.v1 import decoder_pb2
+
+log = structlog.get_logger(__name__)
+
+
+class Ledger:
+    """Turns what steps give into events of the token log. `on_end` is called when a request leaves."""
+
+    def __init__(self, writer: LogWriter, on_end: Callable[[], None]) -> None:
+        self._writer = writer
+        self._on_end = on_end
+        self._owners: dict[str, tuple[DecoderLink, Request]] = {}
+        self.num_tokens = 0  # committed so far
+
+    @property
+    def request_ids(self) -> list[str]:
+        """All in hand."""
+        return list(self._owners)
+
+    def of(self, link: DecoderLink) -> list[str]:
+        """Those that one decoder runs."""
+        return [rid for rid, (owner, _) in self._owners.items() if owner is link]
+
+    def forget(self, request_ids: list[str]) -> None:
+        """They are in other hands."""
+        for request_id in request_ids:
+            self._owners.pop(request_id, None)
+
+    def accept(self, link: DecoderLink, request: Request) -> None:
+        """Gives a request to a decoder, or ends it if it can never run there."""
+        self._owners[request.request_id] = (link, request)
+        resumed = [[s] for s in request.sequences if s.num_output_tokens]
+        for group in [request.fresh, *resumed] if request.fresh else resumed:
+            ending = Ending(EndReason.ERROR, error=request.error) if request.error else None
+            ending = ending or link.core.add(*group)
+            if ending is not None:
+                progress = StepProgress()
+                for sequence in group:
+                    progress.add(sequence, None, ending)
+                self.on_step(progress)
+
+    def on_step(
+        self,
+        progress: StepProgress,
+        plan: StepPlan | None = None,
+        result: decoder_pb2.StepResult | None = None,
+    ) -> None:
+        """Logs what a step gave, in one piece. Without a plan it is endings alone."""
+        events: list[bytes] = []
+        choices: list[Choice] = []
+        raw, logprobs = b"", None
+        if plan is not None and result is not None:
+            raw = result.tokens
+            if result.prompt_logprobs:
+                self._log_prompts(events, choices, plan, result)
+            if result.logprobs:
+                logprobs = StepLogprobs(plan, result)
+        endings = progress.endings
+        columns = zip(progress.sequences, progress.starts, progress.samples, strict=True)
+        for index, (sequence, start, sample) in enumerate(columns):
+            choice: Choice = sequence.payload
+            if choice.token_prefix and not (endings and index in endings):
+                token = raw[4 * sample : 4 * sample + 4]
+                events.append(choice.token_prefix + token_middle(start) + token)
+                choices.append(choice)
+                continue
+            token_id, ending = progress.tokens[index], endings.get(index)
+            self._log_one(events, choices, sequence, start, token_id, sample, logprobs, ending)
+        for search in progress.beams:
+            self._log_beams(events, choices, search)
+        self.num_tokens += len(choices)
+        self._writer.submit(events, choices)
+
+    def _log_one(
+        self,
+        events: list[bytes],
+        choices: list[Choice],
+        sequence: Sequence,
+        start: int,
+        token: int | None,
+        sample: int,
+        logprobs: StepLogprobs | None,
+        ending: Ending | None,
+    ) -> None:
+        """A token with log-probabilities, or of a candidate, or an ending, or both."""
+        choice: Choice = sequence.payload
+        request = choice.request
+        record = b""
+        if token is not None:
+            record = encode_tokens([token])
+            if request.logprobs is not None and logprobs is not None:
+                record = logprobs.record(sample, token, request.logprobs)
+        if request.candidates is None:
+            message = ending_message(ending, sequence.num_cached_tokens)
+            events.append(choice.event(start, record, message))
+            choices.append(choice)
+            if ending is not None:
+                self._leave(request, sequence)
+            return
+        candidate = request.candidates[sequence.choice]
+        if token is not None and logprobs is not None:
+            candidate.add(record, logprobs.own(sample))
+        if ending is not None:
+            candidate.ending = ending
+            self._end_candidate(events, choices, request, sequence, ending)
+
+    def _end_candidate(
+        self,
+        events: list[bytes],
+        choices: list[Choice],
+        request: Request,
+        sequence: Sequence,
+        ending: Ending,
+    ) -> None:
+        """When the last candidate has ended, the best are logged; when one fails, so does the request."""
+        if request.request_id not in self._owners:
+            return
+        if ending.reason is EndReason.ERROR:
+            link, _ = self._owners.pop(request.request_id)
+            link.core.cancel(request.request_id)
+            self._end_all(events, choices, request, ending)
+            self._on_end()
+        elif self._leave(request, sequence) and request.candidates is not None:
+            cached = sequence.num_cached_tokens
+            for number, best in enumerate(request.candidates.best()):
+                choice = request.choice(number)
+                message = ending_message(best.ending, cached)
+                events.append(choice.event(0, bytes(best.records), message))
+                choices.append(choice)
+
+    def _log_beams(self, events: list[bytes], choices: list[Choice], search: BeamSearch) -> None:
+        """A search has ended: its best hypotheses are logged at once."""
+        first = search.live[0]
+        request: Request = first.payload.request
+        self._owners.pop(request.request_id, None)
+        for number, hypothesis in enumerate(search.finished[: request.num_choices]):
+            reason = EndReason.LENGTH if hypothesis.stop_token_id is None else EndReason.STOP
+            ending = Ending(reason, stop_token_id=hypothesis.stop_token_id)
+            choice = request.choice(number)
+            records = request.records(hypothesis)
+            events.append(choice.event(0, records, ending_message(ending, first.num_cached_tokens)))
+            choices.append(choice)
+        self._on_end()
+
+    def _log_prompts(
+        self,
+        events: list[bytes],
+        choices: list[Choice],
+        plan: StepPlan,
+        result: decoder_pb2.StepResult,
+    ) -> None:
+        """Log-probabilities of prompt tokens come before any output of their request."""
+        for sequence, first, own, ids, values in prompt_records(plan, result):
+            request: Request = sequence.payload.request
+            if request.prompt_log is not None and not sequence.ended:
+                records = request.prompt_records(first, own, ids, values)
+                events.append(request.prompt_log.event(first - 1, records))
+                choices.append(request.prompt_log)
+
+    def _leave(self, request: Request, sequence: Sequence) -> bool:
+        """One of its sequences has ended. Returns whether it was the last."""
+        request.sequences.remove(sequence)
+        if request.sequences:
+            return False
+        self._owners.pop(request.request_id, None)
+        self._on_end()
+        return True
+
+    def _end_all(
+        self, events: list[bytes], choices: list[Choice], request: Request, ending: Ending
+    ) -> None:
+        for choice in request.open_choices():
+            cached = choice.sequence.num_cached_tokens if choice.sequence is not None else 0
+            start = 0
+            if choice.sequence is not None:
+                start = choice.sequence.num_output_tokens
+            events.append(choice.event(start, b"", ending_message(ending, cached)))
+            choices.append(choice)
+
+    # What others say of a request
+
+    def on_cancel(self, request_id: str) -> None:
+        """Its client wants it no more."""
+        link, request = self._owners.pop(request_id, (None, None))
+        if link is None or request is None:
+            return
+        link.core.cancel(request_id)
+        events: list[bytes] = []
+        choices: list[Choice] = []
+        self._end_all(events, choices, request, Ending(EndReason.CANCELLED))
+        self._writer.submit(events, choices)
+        link.pump()
+        self._on_end()
+
+    def on_refused(self, request_id: str) -> None:
+        """It has another owner."""
+        link, _ = self._owners.pop(request_id, (None, None))
+        if link is not None and link.core.cancel(request_id):
+            log.warning("request has another owner", request=request_id)
+            link.pump()

@@ -1,0 +1,195 @@
+"""A request in the hands of this scheduler: its sequences for the core, and what of them is logged."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from services.scheduler.candidates import Candidates
+from services.scheduler.choice import Choice
+from services.scheduler.core.beam_search import BeamSearch, Hypothesis
+from services.scheduler.core.sequence import INVALID_ARGUMENT, Error, MediaSpan, Sequence
+from services.scheduler.logprobs import Floats, Ids
+from shared.log_event import PROMPT
+from shared.queue import TakenRequest
+from shared.text import StopFinder, TokenBytes
+from shared.token_log import encode_records, encode_tokens
+from tessera.common.v1.sampling_pb2 import SamplingParams
+
+_PRIORITIES = {"interactive": 0, "batch": 1}
+
+
+class Request:
+    """Where the choices are the sequences, each is logged as it comes. Where they are the best of more candidates, or
+    beams, nothing is logged until all have ended: `candidates` keeps them.
+    """
+
+    def __init__(self, taken: TakenRequest, table: TokenBytes) -> None:
+        spec = taken.spec
+        sampling = spec.sampling
+        self.spec = spec
+        self.request_id = spec.request_id
+        self.num_choices = sampling.n
+        self.logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
+        self.collects = sampling.use_beam_search or sampling.best_of > sampling.n
+        self.sampling = self._for_decoder(sampling)
+        self.candidates = Candidates(sampling.n) if self.collects else None
+        self._taken = taken
+        self._table = table
+        self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
+        self._writers: dict[int, Choice] = {}
+        self.prompt_log: Choice | None = None
+        if sampling.HasField("prompt_logprobs"):
+            self.prompt_log = Choice(self, PROMPT, sampling.prompt_logprobs, taken.prompt_log)
+        scored = self.prompt_log is None or self.prompt_log.length >= len(self._prompt) - 1
+        self.sequences = [self._sequence(number) for number in self._open_numbers()]
+        # One computes the prompt for all that have no output yet; it is the one to score it.
+        self.fresh = [s for s in self.sequences if not s.num_output_tokens]
+        if not scored and self.sequences:
+            (self.fresh or self.sequences)[0].scores_prompt = True
+
+    @property
+    def error(self) -> Error | None:
+        """Why it cannot be run, if it cannot."""
+        sampling = self.spec.sampling
+        if not sampling.use_beam_search:
+            return None
+        for name in _NOT_WITH_BEAMS:
+            if _is_given(sampling, name):
+                message = f"{name} cannot be combined with beam search: leave it out"
+                return Error("UNSUPPORTED_WITH_BEAM_SEARCH", message, INVALID_ARGUMENT)
+        return None
+
+    def choice(self, number: int) -> Choice:
+        """What writes the log of one choice."""
+        writer = self._writers.get(number)
+        if writer is None:
+            log = b"" if self.collects else self._taken.logs[number]
+            writer = self._writers[number] = Choice(self, number, self.logprobs, log)
+        return writer
+
+    def open_choices(self) -> Iterator[Choice]:
+        """Those whose logs have no ending yet, if none of the sequences given up has."""
+        numbers = range(self.num_choices) if self.collects else (s.choice for s in self.sequences)
+        return (self.choice(number) for number in numbers)
+
+    def records(self, hypothesis: Hypothesis) -> bytes:
+        """The log of a beam."""
+        steps = hypothesis.steps()
+        tokens = [step.token for step in steps]
+        if self.logprobs is None:
+            return encode_tokens(tokens)
+        own = np.array([step.logprob for step in steps], "<f4")
+        tops = [step.top for step in steps]
+        ids = np.array([[token for token, _ in top] for top in tops], "<i4")
+        values = np.array([[value for _, value in top] for top in tops], "<f4")
+        return encode_records(tokens, own, ids, values, self.logprobs)
+
+    def prompt_records(self, first: int, own: Floats, ids: Ids, values: Floats) -> bytes:
+        """The log of prompt tokens from index `first` on."""
+        tokens = self._prompt[first : first + len(own)]
+        return encode_records(tokens, own, ids, values, self.spec.sampling.prompt_logprobs)
+
+    def sampling_of(self, sequence: Sequence) -> SamplingParams:
+        """The settings that introduce a sequence to a decoder."""
+        if not self.sampling.HasField("prompt_logprobs") or sequence.scores_prompt:
+            return self.sampling
+        without = SamplingParams()
+        without.CopyFrom(self.sampling)
+        without.ClearField("prompt_logprobs")
+        return without
+
+    def _open_numbers(self) -> list[int]:
+        sampling, endings = self.spec.sampling, self._taken.endings
+        if sampling.use_beam_search:
+            return [0]
+        if self.collects:
+            return list(range(sampling.best_of))
+        return [c for c in range(sampling.n) if endings[c] is None]
+
+    def _for_decoder(self, sampling: SamplingParams) -> SamplingParams:
+        if not self.collects:
+            return sampling
+        changed = SamplingParams()
+        changed.CopyFrom(sampling)
+        changed.logprobs = self.logprobs or 0
+        if sampling.use_beam_search:
+            # The decoder reports the most probable tokens; which of them is taken is decided here.
+            changed.use_beam_search = False
+            changed.temperature = 0.0
+            self._search = BeamSearch(
+                num_beams=max(sampling.best_of, sampling.n),
+                max_tokens=sampling.max_tokens,
+                stop_token_ids=frozenset(sampling.stop_token_ids),
+                min_tokens=sampling.min_tokens,
+                length_penalty=sampling.length_penalty,
+                early_stopping=sampling.early_stopping,
+                num_kept_top=self.logprobs or 0,
+            )
+            changed.logprobs = max(changed.logprobs, self._search.num_top)
+            changed.min_tokens = 0
+        return changed
+
+    def _sequence(self, number: int) -> Sequence:
+        spec, sampling = self.spec, self.spec.sampling
+        generated = (
+            [] if self.collects else self.choice(number).known_tokens(self._taken.logs[number])
+        )
+        sequence = Sequence(
+            request_id=spec.request_id,
+            tokens=self._prompt + generated,
+            prompt_len=len(self._prompt),
+            max_tokens=sampling.max_tokens,
+            choice=number,
+            stop_token_ids=frozenset(sampling.stop_token_ids),
+            min_tokens=sampling.min_tokens,
+            stop_search=self._stop_search(generated),
+            media=tuple(
+                MediaSpan(item.digest, item.offset, item.length, item.rows, payload=item)
+                for item in spec.media
+            ),
+            lora_id=spec.lora_id,
+            cache_salt=spec.cache_salt,
+            priority=_PRIORITIES.get(self._taken.prio, 0),
+            arrival=self._taken.arrived_ms,
+            num_logprobs=self.sampling.logprobs if self.sampling.HasField("logprobs") else -1,
+            beams=self._search if sampling.use_beam_search else None,
+        )
+        writer = Choice(self, number, self.logprobs) if self.collects else self.choice(number)
+        writer.sequence = sequence
+        sequence.payload = writer
+        return sequence
+
+    def _stop_search(self, generated: list[int]) -> StopFinder | None:
+        sampling = self.spec.sampling
+        if not sampling.stop:
+            return None
+        search = StopFinder(
+            self._table,
+            list(sampling.stop),
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=self.spec.reply.skip_special_tokens,
+        )
+        for token in generated:
+            search.push(token)
+        return search
+
+
+# Each changes which tokens are likely, and beams are chosen by what the model says; stop strings would need the text
+# of every beam.
+_NOT_WITH_BEAMS = (
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_token_ids",
+    "bad_words",
+    "grammar",
+)
+
+
+def _is_given(sampling: SamplingParams, name: str) -> bool:
+    off = {"repetition_penalty": 1.0}.get(name)
+    value = getattr(sampling, name, None)  # a field that a newer contract has is empty here
+    return bool(value) and value != off

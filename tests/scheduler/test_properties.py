@@ -1,0 +1,237 @@
+"""Whatever happens in whatever order: blocks are counted, budgets kept, everybody served and every token right."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
+
+from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.plan import StepOutput
+from services.scheduler.core.policy import POLICIES
+from services.scheduler.core.preemption import PreemptionMode
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.sequence import EndReason, Error, MediaSpan, Sequence
+
+BLOCK = 4
+PREFIX = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26]
+OUTPUTS = st.integers(1, 14)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A scheduler with plans ahead, and everything that may happen to it."""
+
+    @initialize(
+        blocks=st.integers(14, 40),
+        budget=st.integers(4, 40),
+        slots=st.integers(4, 7),
+        host=st.sampled_from([0, 3, 30]),
+        mode=st.sampled_from(list(PreemptionMode)),
+        policy=st.sampled_from(sorted(POLICIES)),
+    )
+    def begin(
+        self, blocks: int, budget: int, slots: int, host: int, mode: PreemptionMode, policy: str
+    ) -> None:
+        limits = capacity(
+            num_blocks=blocks, max_slots=slots, max_batched_tokens=budget, num_host_blocks=host
+        )
+        self.scheduler = Scheduler(limits, policy=POLICIES[policy], preemption_mode=mode)
+        self.drive = Drive(self.scheduler)
+        self.blocks, self.host = blocks, host
+        self.number = 0
+        self.expected: dict[tuple[str, int], list[int]] = {}
+        self.searches: dict[str, tuple[list[int], dict[str, object]]] = {}
+        self.gone: set[str] = set()  # cancelled or failed
+
+    def name(self) -> str:
+        self.number += 1
+        return f"r{self.number}"
+
+    def room(self, prompt: list[int]) -> int:
+        return (self.blocks - 1) * BLOCK - len(prompt)
+
+    @rule(
+        shared=st.sampled_from([0, 8, 16]),
+        tail=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+        count=OUTPUTS,
+        n=st.integers(1, 4),
+        priority=st.integers(0, 1),
+        scored=st.booleans(),
+    )
+    def add(
+        self, shared: int, tail: list[int], count: int, n: int, priority: int, scored: bool
+    ) -> None:
+        name, prompt = self.name(), PREFIX[:shared] + tail
+        count = min(count, self.room(prompt))
+        more = {"arrival": self.number, "priority": priority, "scores_prompt": scored}
+        choices = [sequence(name, prompt, count, choice=c, **more) for c in range(n)]
+        assert self.scheduler.add(*choices) is None
+        for c in range(n):
+            self.expected[name, c] = generate(prompt, count, c)
+
+    @rule(tail=st.lists(st.integers(1, 90), min_size=1, max_size=12), known=OUTPUTS, count=OUTPUTS)
+    def resume(self, tail: list[int], known: int, count: int) -> None:
+        """A request comes from another scheduler with a part of its output."""
+        name = self.name()
+        count = min(known + count, self.room(tail))
+        output = generate(tail, count)
+        tokens = tail + output[: min(known, count - 1)]
+        one = Sequence(name, tokens, len(tail), count, arrival=self.number)
+        self.drive.outputs_of[name, 0] = tokens[len(tail) :]
+        assert self.scheduler.add(one) is None
+        self.expected[name, 0] = output
+
+    @rule(
+        tail=st.lists(st.integers(1, 90), min_size=1, max_size=9),
+        count=st.integers(1, 8),
+        beams=st.integers(1, 4),
+        early=st.booleans(),
+        stops=st.frozensets(st.integers(1, 97), max_size=3),
+    )
+    def search(
+        self, tail: list[int], count: int, beams: int, early: bool, stops: frozenset[int]
+    ) -> None:
+        name = self.name()
+        options = {
+            "num_beams": beams,
+            "max_tokens": min(count, self.room(tail)),
+            "early_stopping": early,
+            "stop_token_ids": stops,
+        }
+        search = BeamSearch(**options)  # type: ignore[arg-type]
+        first = sequence(name, tail, search.max_tokens, self.number, beams=search)
+        assert self.scheduler.add(first) is None
+        self.searches[name] = (tail, options)
+
+    @rule(item=st.integers(0, 3), before=st.integers(0, 9), count=OUTPUTS)
+    def add_picture(self, item: int, before: int, count: int) -> None:
+        name = self.name()
+        span = MediaSpan(bytes([item]) * 16, before, 6, 6)
+        prompt = [1] * before + [99] * 6 + [2] * 3
+        count = min(count, self.room(prompt))
+        one = sequence(name, prompt, count, self.number, media=(span,))
+        assert self.scheduler.add(one) is None
+        self.expected[name, 0] = generate(prompt, count)
+
+    @rule()
+    def encode(self) -> None:
+        for span in self.scheduler.media.take_wanted():
+            self.scheduler.embeddings_encoded(span.digest, span.digest)
+
+    @rule()
+    def fetched(self) -> None:
+        for digest in self.drive.fetches:
+            self.scheduler.embeddings_ready(digest)
+        self.drive.fetches.clear()
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted({n for n, _ in self.expected})))
+        if self.scheduler.cancel(name):
+            self.gone.add(name)
+
+    @precondition(lambda self: len(self.drive.in_flight) < 2)
+    @rule()
+    def send(self) -> None:
+        if self.drive.send():
+            self.no_row_is_past_missing_embeddings()
+
+    @precondition(lambda self: self.drive.in_flight)
+    @rule()
+    def answer(self) -> None:
+        self.drive.answer()
+
+    @precondition(lambda self: self.drive.in_flight and self.drive.in_flight[0].row_slot)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """A row comes out wrong: all who sample from it fail, and what it wrote is not to be used."""
+        plan = self.drive.in_flight[0]
+        row = data.draw(st.sampled_from(range(len(plan.row_slot))))
+        if plan.row_sequence[row].ended or plan.row_sequence[row] in plan.disowned:
+            return
+        self.drive.in_flight.pop(0)
+        output = self.drive.decoder.run(plan)
+        self.gone.add(plan.row_sequence[row].request_id)
+        tokens = [
+            -1 if of == row else token
+            for of, token in zip(plan.sample_row, output.tokens, strict=True)
+        ]
+        failed = {row: Error("NAN_LOGITS", "not a number")}
+        result = self.scheduler.complete(StepOutput(tokens, failed, output.top))
+        for p in result:
+            if p.token is not None:
+                self.drive.outputs_of[p.sequence.request_id, p.sequence.choice].append(p.token)
+            if p.ending is not None:
+                self.drive.endings_of[p.sequence.request_id, p.sequence.choice] = p.ending.reason
+        for search in result.beams:
+            self.drive.found[search.live[0].request_id] = search.finished
+
+    def no_row_is_past_missing_embeddings(self) -> None:
+        plan = self.drive.in_flight[-1]
+        for sequence_, start, count in zip(
+            plan.row_sequence, plan.row_start, plan.row_count, strict=True
+        ):
+            reach = self.scheduler.media.plannable(sequence_, start)
+            assert (
+                sequence_.num_media_passed
+                or count <= reach
+                or start + count <= min((s.offset for s in sequence_.media), default=10**9)
+            )
+
+    @invariant()
+    def every_block_is_held_as_often_as_it_is_counted(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        held = [0] * self.blocks
+        for running in self.scheduler.running:
+            for block in running.blocks:
+                held[block] += 1
+        assert held == [self.scheduler.blocks.refs(b) for b in range(self.blocks)]
+        away = [0] * self.host
+        for waiting in self.scheduler.waiting:
+            assert not waiting.blocks
+            for block in waiting.host_blocks:
+                away[block] += 1
+        counted = [self.scheduler.host.refs(b) for b in range(self.host)]
+        pending = self.scheduler.num_host_releases
+        assert sum(counted) - sum(away) == pending
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(20):
+            self.encode()
+            self.drive.finish()
+            self.fetched()
+        scheduler, drive = self.scheduler, self.drive
+        assert scheduler.num_sequences == 0
+        assert scheduler.blocks.num_used == 0 and scheduler.host.num_free == self.host
+        drive.send()
+        assert scheduler.num_free_slots == scheduler.capacity.max_slots
+        for (name, choice), expected in self.expected.items():
+            output = drive.outputs_of[name, choice]
+            if name in self.gone:
+                assert output == expected[: len(output)]
+            else:
+                assert output == expected
+                assert drive.endings_of[name, choice] is EndReason.LENGTH
+        for name, (prompt, options) in self.searches.items():
+            if name not in self.gone:
+                alone = search_alone(prompt, BeamSearch(**options))  # type: ignore[arg-type]
+                assert [h.steps() for h in drive.found[name]] == [h.steps() for h in alone]
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestAnyOrder = pytest.mark.timeout(100)(AnyOrder.TestCase)

@@ -1,0 +1,228 @@
+"""A decoder played by arithmetic, for tests of the scheduler's core.
+
+It obeys plans as the real one does and keeps, for every position of every block, the tokens whose keys and values
+would lie there: whoever reads what was never computed, or was overwritten, fails the test.
+"""
+
+import math
+from collections import defaultdict
+
+from services.scheduler.core.beam_search import BeamSearch, Hypothesis
+from services.scheduler.core.plan import Progress, StepOutput, StepPlan
+from services.scheduler.core.scheduler import Capacity, Scheduler
+from services.scheduler.core.sequence import EndReason, Sequence
+
+VOCABULARY = 97
+History = tuple[int, ...]
+
+
+def next_token(tokens: list[int], choice: int = 0) -> int:
+    """A model: the next token is a function of all before it, and of the choice."""
+    return (sum(tokens) * 31 + len(tokens) + 17 * choice) % VOCABULARY + 1
+
+
+def generate(prompt: list[int], count: int, choice: int = 0) -> list[int]:
+    """What a sequence must give, whatever the schedule."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, choice))
+    return tokens[len(prompt) :]
+
+
+def top_tokens(tokens: list[int], k: int) -> list[tuple[int, float]]:
+    """Its most probable next tokens; all sums of log-probabilities differ."""
+    seed = sum((i + 1) * t for i, t in enumerate(tokens))
+    weights = [1.0 + (seed * (7 * t + 3) + t * t) % 1009 / 7.0 for t in range(1, VOCABULARY + 1)]
+    total = math.fsum(weights)
+    ranked = sorted(range(VOCABULARY), key=lambda t: (-weights[t], t))[:k]
+    return [(t + 1, math.log(weights[t] / total)) for t in ranked]
+
+
+def search_alone(prompt: list[int], search: BeamSearch) -> list[Hypothesis]:
+    """What a beam search finds when nothing disturbs it."""
+    live = [sequence("alone", prompt, search.max_tokens)]
+    search.live = live
+    while not search.done:
+        for beam in search.live:
+            search.answer(beam, top_tokens(beam.tokens, search.num_top))
+        pairs = []
+        for continuation in search.advance():
+            beam = continuation.parent.fork(0)
+            beam.tokens.append(continuation.step.token)
+            pairs.append((beam, continuation))
+        search.assign(pairs)
+    return search.finished
+
+
+class ArithmeticDecoder:
+    """Slots, tables and blocks."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.tokens: dict[int, list[int]] = {}
+        self.choices: dict[int, int] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.content: dict[int, list[History | None]] = defaultdict(
+            lambda: [None] * capacity.block_size
+        )
+        self.host: dict[int, list[History | None]] = {}
+        self.copies = 0
+        self.swapped_in = 0
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        """Applies a plan in the order of the contract."""
+        self._introduce(plan)
+        self._edit_tables(plan)
+        self._move(plan)
+        size = self.capacity.block_size
+        assert plan.num_tokens == sum(plan.row_count) <= self.capacity.max_batched_tokens
+        assert len(set(plan.row_slot)) == len(plan.row_slot)
+        assert len(set(plan.sample_slot)) == len(plan.sample_slot)
+        rows = list(zip(plan.row_slot, plan.row_start, plan.row_count, strict=True))
+        written: set[tuple[int, int]] = set()
+        for slot, start, count in rows:  # all of it is written first
+            for position in range(start, start + count):
+                place = self.tables[slot][position // size], position % size
+                assert place not in written, "two rows write to one place"
+                written.add(place)
+                self.content[place[0]][place[1]] = tuple(self.tokens[slot][: position + 1])
+        for slot, start, count in rows:  # then attention reads all of it
+            for position in range(start + count):
+                history = tuple(self.tokens[slot][: position + 1])
+                assert self.content[self.tables[slot][position // size]][position % size] == history
+        return self._sample(plan, rows)
+
+    def _introduce(self, plan: StepPlan) -> None:
+        for slot in plan.drop:
+            del self.tokens[slot], self.tables[slot], self.choices[slot]
+        for slot, new in plan.new:
+            assert slot not in self.tokens
+            self.tokens[slot], self.tables[slot] = list(new.tokens), []
+            self.choices[slot] = new.choice
+        forks = zip(plan.fork_child, plan.fork_parent, plan.fork_choice, strict=True)
+        for child, parent, choice in forks:
+            assert child not in self.tokens
+            self.tokens[child] = list(self.tokens[parent])
+            self.tables[child] = list(self.tables[parent])
+            self.choices[child] = choice
+        for slot, token in zip(plan.set_token_slot, plan.set_token, strict=True):
+            self.tokens[slot][-1] = token
+
+    def _edit_tables(self, plan: StepPlan) -> None:
+        at = 0
+        for slot, index, count in zip(plan.edit_slot, plan.edit_index, plan.edit_len, strict=True):
+            blocks = plan.edit_blocks[at : at + count]
+            at += count
+            assert all(0 < b < self.capacity.num_blocks for b in blocks)
+            assert index <= len(self.tables[slot])
+            self.tables[slot][index:] = blocks
+        assert at == len(plan.edit_blocks)
+
+    def _move(self, plan: StepPlan) -> None:
+        for device, host in zip(plan.swap_out_device, plan.swap_out_host, strict=True):
+            assert 0 <= host < self.capacity.num_host_blocks
+            self.host[host] = list(self.content[device])
+        for src, dst in zip(plan.copy_src, plan.copy_dst, strict=True):
+            self.content[dst] = list(self.content[src])
+            self.copies += 1
+        for host, device in zip(plan.swap_in_host, plan.swap_in_device, strict=True):
+            self.content[device] = list(self.host[host])
+            self.swapped_in += 1
+
+    def _sample(self, plan: StepPlan, rows: list[tuple[int, int, int]]) -> StepOutput:
+        output = StepOutput([])
+        for sample, (row, slot) in enumerate(zip(plan.sample_row, plan.sample_slot, strict=True)):
+            tokens = self.tokens[slot]
+            _, start, count = rows[row]
+            assert start + count == len(tokens)
+            search = plan.sample_sequence[sample].beams
+            if search is not None:
+                output.top[sample] = top_tokens(tokens, search.num_top)
+            output.tokens.append(next_token(tokens, self.choices[slot]))
+        for slot, token in zip(plan.sample_slot, output.tokens, strict=True):
+            self.tokens[slot].append(token)
+        return output
+
+
+def capacity(**changes: int) -> Capacity:
+    values = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_slots": 8,
+        "max_model_len": 200,
+        "max_batched_tokens": 32,
+    }
+    return Capacity(**{**values, **changes})
+
+
+def sequence(
+    name: str, prompt: list[int], max_tokens: int, arrival: int = 0, **more: object
+) -> Sequence:
+    return Sequence(name, list(prompt), len(prompt), max_tokens, arrival=arrival, **more)  # type: ignore[arg-type]
+
+
+Name = tuple[str, int]
+
+
+class Drive:
+    """Runs scheduler and decoder with plans one ahead, collecting outputs and endings by request and choice."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.decoder = ArithmeticDecoder(scheduler.capacity)
+        self.in_flight: list[StepPlan] = []
+        self.outputs_of: dict[Name, list[int]] = defaultdict(list)
+        self.endings_of: dict[Name, EndReason] = {}
+        self.found: dict[str, list[Hypothesis]] = {}  # by beam searches
+        self.fetches: list[bytes] = []  # artifacts that the decoder was told to pull
+
+    @property
+    def outputs(self) -> dict[str, list[int]]:
+        """Of the first choices."""
+        return defaultdict(list, {n: o for (n, choice), o in self.outputs_of.items() if not choice})
+
+    @property
+    def endings(self) -> dict[str, EndReason]:
+        """Of the first choices."""
+        return {name: e for (name, choice), e in self.endings_of.items() if not choice}
+
+    def send(self) -> bool:
+        """Makes a plan, if there is one."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        self.in_flight.append(plan)
+        self.fetches += plan.fetch
+        return True
+
+    def answer(self) -> list[Progress]:
+        """Has the oldest plan run."""
+        plan = self.in_flight.pop(0)
+        result = self.scheduler.complete(self.decoder.run(plan))
+        progress = list(result)
+        for p in progress:
+            name = p.sequence.request_id, p.sequence.choice
+            assert name not in self.endings_of
+            if p.token is not None:
+                assert p.start == len(self.outputs_of[name])
+                self.outputs_of[name].append(p.token)
+            if p.ending is not None:
+                self.endings_of[name] = p.ending.reason
+        for search in result.beams:
+            self.found[search.live[0].request_id] = search.finished
+        return progress
+
+    def step(self) -> list[Progress]:
+        """One plan and its answer."""
+        assert self.send()
+        return self.answer()
+
+    def finish(self) -> None:
+        """Runs until nothing is left."""
+        for _ in range(20_000):
+            while len(self.in_flight) < 2 and self.send():
+                pass
+            if not self.in_flight:
+                return
+            self.answer()
+        raise AssertionError("it never ended")
