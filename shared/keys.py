@@ -16,6 +16,7 @@
     t:{m}:r:<rid>                 hash    spec, head, state queued|running|ended, owner, own_at, cancel, arrived_ms,
                                           timeout_ms, tenant, prio, rank, cost, n, open, prompt_tokens, e0 .. e(n-1)
     t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/token_log.py)
+    t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint
     t:{m}:tok                     channel one LogBatch for each append call
     t:{m}:ctl                     channel "q" (work arrived), "c<rid>" (cancelled while running)
@@ -62,5 +63,5 @@ class Keys:
         return f"{self.prefix}:r:{request_id}"
 
     def log(self, request_id: str, choice: int) -> str:
-        """The token log of one choice."""
-        return f"{self.prefix}:l:{request_id}:{choice}"
+        """The token log of one choice; choice -1 is the log of the prompt's log-probabilities."""
+        return f"{self.prefix}:l:{request_id}:{'p' if choice < 0 else choice}"
