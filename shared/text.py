@@ -19,7 +19,14 @@ from typing import Any, Self
 
 from shared.token_decoder import UnsupportedTokenizer, read_decoder
 
-__all__ = ["StopFinder", "StopMatch", "TextFold", "TokenBytes", "UnsupportedTokenizer"]
+__all__ = [
+    "ByteStream",
+    "StopFinder",
+    "StopMatch",
+    "TextFold",
+    "TokenBytes",
+    "UnsupportedTokenizer",
+]
 
 
 class TokenBytes:
@@ -82,7 +89,7 @@ class TokenBytes:
         return "".join(map(fold.push, token_ids)) + fold.finish()
 
 
-class _Stream:
+class ByteStream:
     """Tokens to bytes: drops special tokens where asked, and the leading spaces that SentencePiece
     adds.
     """
@@ -166,7 +173,7 @@ class StopFinder:
 
         Raises ValueError for an empty stop string.
         """
-        self._stream = _Stream(table, skip_special_tokens)
+        self._stream = ByteStream(table, skip_special_tokens)
         self._search = _Search(stops)
         self._include_stop = include_stop
 
@@ -193,7 +200,7 @@ class TextFold:
         include_stop: bool = False,
     ) -> None:
         """With `include_stop` nothing will be cut, so nothing is held back for it."""
-        self._stream = _Stream(table, skip_special_tokens)
+        self._stream = ByteStream(table, skip_special_tokens)
         self._search = _Search(stops) if stops and not include_stop else None
         self._stopped = False
         self._decode = codecs.getincrementaldecoder("utf-8")(table.utf8_errors).decode
@@ -209,6 +216,11 @@ class TextFold:
         data, found = self._search.push(data)
         self._stopped = found is not None
         return self._decode(data)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes at the end of the output that may still turn out to be a stop string."""
+        return len(self._search.held) if self._search else 0
 
     def finish(self, cut: int = 0) -> str:
         """Returns what was held back, without its last `cut` bytes; incomplete characters are

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from services.gateway.answer import Answer, AnswerFold
+from services.gateway.answer import Answer
+from services.gateway.choice_log import LogLayout
 from services.gateway.follower import Follower
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
@@ -28,6 +29,10 @@ log = structlog.get_logger(__name__)
 
 _CANCEL_RETRY_S = 0.5
 _CANCEL_FOR_S = 60.0
+
+# What one step of `priority` is worth in waiting time: longer than anybody waits, so that of two
+# requests of one tenant the lower number always goes first.
+_PRIORITY_STEP_US = 3_600_000_000
 
 _T = TypeVar("_T")
 
@@ -124,7 +129,7 @@ class Admission:
                 created_unix_s=int(time.time()),
                 traceparent=caller.traceparent,
             )
-            return await self._admit(spec, caller)
+            return await self._admit(spec, caller, request.priority)
         except BaseException:
             self._take_back(caller.request_id, tenant)
             raise
@@ -140,14 +145,16 @@ class Admission:
             self._metrics.stage("decode_media", times.media_us / 1e6)
         return prepared
 
-    async def _admit(self, spec: RequestSpec, caller: Caller) -> Answer:
+    async def _admit(self, spec: RequestSpec, caller: Caller, priority: int) -> Answer:
         start = time.monotonic()
-        # Before admission, so that nothing of it can be missed.
-        follow = self._follower.follow(spec.request_id, new=True)
         prompt_tokens = len(spec.prompt) // 4
+        # Before admission, so that nothing of it can be missed.
+        layout = LogLayout.of(spec.sampling, prompt_tokens)
+        follow = self._follower.follow(spec.request_id, new=True, layout=layout)
         try:
-            cost = prompt_tokens + spec.sampling.max_tokens
-            await _to_its_end(self._queue.admit(spec, cost=cost))
+            cost = prompt_tokens + spec.sampling.best_of * spec.sampling.max_tokens
+            advance_us = -priority * _PRIORITY_STEP_US
+            await _to_its_end(self._queue.admit(spec, cost=cost, advance_us=advance_us))
         except BaseException:
             follow.close()
             raise
@@ -156,11 +163,11 @@ class Admission:
         return Answer(
             spec,
             prompt_tokens,
-            AnswerFold(self._model.table, spec),
+            self._model.table,
             follow,
             self._metrics,
             eos_token_ids=self._model.eos_token_ids,
-            prompt_ids=decode_tokens(spec.prompt) if spec.reply.return_token_ids else None,
+            prompt_ids=decode_tokens(spec.prompt) if shows_prompt_ids(spec) else None,
             arrived_at=caller.arrived_at or start,
             cancel=lambda: self._take_back(spec.request_id, spec.tenant),
         )
@@ -183,6 +190,11 @@ class Admission:
                     log.warning("not cancelled", request_id=request_id, error=error.message)
                     return
             await asyncio.sleep(_CANCEL_RETRY_S)
+
+
+def shows_prompt_ids(spec: RequestSpec) -> bool:
+    """Whether the answer needs the ids of the prompt: to show them, or to name what it scores."""
+    return spec.reply.return_token_ids or spec.sampling.HasField("prompt_logprobs")
 
 
 def tenant_of(caller: Caller, user: str) -> str:

@@ -1,72 +1,102 @@
-"""The answer to one accepted request: a pure fold from tokens to pieces of text, and the follow
-that feeds it.
+"""The answer to one accepted request: for each choice a pure fold from tokens to pieces of text,
+and the follow that feeds them.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from services.gateway.choice_log import PROMPT, News
 from services.gateway.follower import Follow
+from services.gateway.logprobs import LogprobFold, Scores, TokenLogprob, read_scores
 from services.gateway.metrics import Metrics
 from shared import errors
-from shared.errors import Cancelled, Internal
+from shared.errors import Cancelled, Internal, ServingError
 from shared.text import TextFold, TokenBytes
+from shared.token_log import stride
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+_LENGTH = FinishReason.FINISH_REASON_LENGTH
+_GOOD = (FinishReason.FINISH_REASON_STOP, _LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What some tokens add. `count` is the number of tokens folded so far: the event id of a
-    stream.
+    """What some tokens of one choice add. `count` is the number of its tokens folded so far: its
+    part of a stream's event id. `logprobs` only where they were asked for.
     """
 
     text: str
     token_ids: list[int]
     count: int
     ending: Ending | None
+    choice: int = 0
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 class AnswerFold:
-    """Tokens to pieces. What it gives after token k depends on tokens 0..k alone, however they
-    arrived.
+    """Tokens of one choice to pieces. What it gives after token k depends on tokens 0..k alone,
+    however they arrived.
     """
 
-    def __init__(self, table: TokenBytes, head: RequestSpec) -> None:
-        sampling = head.sampling
+    def __init__(self, table: TokenBytes, head: RequestSpec, choice: int = 0) -> None:
+        sampling, reply = head.sampling, head.reply
+        self._choice = choice
         self._text = TextFold(
             table,
-            head.reply.skip_special_tokens,
+            reply.skip_special_tokens,
             list(sampling.stop),
             sampling.include_stop_str_in_output,
         )
+        self._stride = stride(sampling.logprobs)
+        self._logprobs: LogprobFold | None = None
+        if sampling.HasField("logprobs"):
+            before = len(reply.prompt_text)
+            self._logprobs = LogprobFold(table, reply.skip_special_tokens, before)
+        self._prompt_only = reply.prompt_only
         self._count = 0
 
-    def push(self, tokens: list[int], ending: Ending | None) -> Piece:
-        """Takes the next tokens, and the ending if they are the last. Raises Internal for an
-        impossible cut.
+    def push(self, tokens: list[int], ending: Ending | None, records: bytes = b"") -> Piece:
+        """Takes the next tokens, and the ending if they are the last. `records` is their part of
+        the log, where there are log-probabilities. Raises Internal for an impossible cut.
         """
+        if self._prompt_only:
+            return self._nothing(ending)
         push = self._text.push
         text = push(tokens[0]) if len(tokens) == 1 else "".join([push(token) for token in tokens])
         self._count += len(tokens)
+        held = self._text.held_bytes if self._logprobs is not None else 0
         if ending is not None:
+            held = ending.cut
             try:
                 text += self._text.finish(ending.cut)
             except ValueError as error:
                 raise Internal("STOP_MISMATCH", f"the stop string cannot be cut: {error}") from None
-        return Piece(text, tokens, self._count, ending)
+        told: Sequence[TokenLogprob] = ()
+        if self._logprobs is not None:
+            for token, scores in zip(tokens, read_scores(records, self._stride), strict=True):
+                self._logprobs.push(token, scores)
+            told = self._logprobs.release(held)
+        return Piece(text, tokens, self._count, ending, self._choice, told)
+
+    def _nothing(self, ending: Ending | None) -> Piece:
+        """A prompt that was only scored has no answer: it ends at a length of 0."""
+        if ending is not None:
+            ending = Ending(reason=_LENGTH, cached_tokens=ending.cached_tokens)
+        return Piece("", [], 0, ending, self._choice)
 
 
 class Answer:
-    """One accepted request being answered. `close` is due in any case; before the ending it cancels
-    the request.
+    """One accepted request being answered. `close` is due in any case; before the last ending it
+    cancels the request.
     """
 
     def __init__(
         self,
         head: RequestSpec,
         prompt_tokens: int,
-        fold: AnswerFold,
+        table: TokenBytes,
         follow: Follow,
         metrics: Metrics,
         *,
@@ -75,45 +105,58 @@ class Answer:
         arrived_at: float,
         cancel: Callable[[], None],
     ) -> None:
-        """`prompt_ids` only where the client wants them; `cancel` is called if the client leaves
+        """`prompt_ids` only where the answer names them; `cancel` is called if the client leaves
         early.
         """
         self.head = head
         self.prompt_tokens = prompt_tokens
         self.prompt_ids = prompt_ids
         self.eos_token_ids = eos_token_ids
-        self._fold = fold
+        self.table = table
+        # The scores of all prompt tokens but the first; None until they are known.
+        self.prompt_scores: list[Scores] | None = None if follow.prompt is not None else []
+        self.cached_tokens = 0
+        self._folds = [AnswerFold(table, head, choice) for choice in range(len(follow.choices))]
+        self._open = len(self._folds)
         self._follow = follow
         self._metrics = metrics
         self._arrived_at = arrived_at
-        self._last_at = 0.0
+        self._last_at = [0.0] * len(self._folds)
+        self._first_at = 0.0
         self._cancel = cancel
+        self._error: ServingError | None = None
         self._closed = False
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens known so far."""
-        return len(self._follow.tokens)
+        """Tokens of all choices known so far, as the client is told."""
+        if self.head.reply.prompt_only:
+            return 0
+        return sum(len(log.tokens) for log in self._follow.choices)
 
-    async def next(self) -> Piece | None:
-        """The next piece, of all tokens that are waiting; the last one has the ending. None after
-        10 s of silence.
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has ended."""
+        return self._open == 0
 
-        Raises the error that ended the request.
+    async def next(self) -> list[Piece]:
+        """The next pieces, of all tokens that are waiting; the last one of a choice has its ending.
+        Empty after 10 s of silence, or when the prompt's scores have come.
+
+        Raises the error that ended a choice: it ends the whole answer, after what came before it.
         """
-        tokens = await self._follow.next()
-        ending = self._follow.ending
-        if tokens:
-            self._time(len(tokens))
-        if ending is None:
-            return self._fold.push(tokens, None) if tokens else None
-        if ending.reason in (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH):
-            return self._fold.push(tokens, ending)
-        if tokens:  # what came before the error is given first
-            return self._fold.push(tokens, None)
-        if ending.reason == FinishReason.FINISH_REASON_CANCELLED:
-            raise Cancelled("CANCELLED", f"the request {self.head.request_id} was cancelled")
-        raise errors.from_failure(ending.failure)
+        if self._error is not None:
+            raise self._error
+        pieces = []
+        for news in await self._follow.next():
+            if news.choice == PROMPT:
+                prompt_stride = stride(self.head.sampling.prompt_logprobs)
+                self.prompt_scores = read_scores(news.records, prompt_stride)
+            elif (piece := self._fold(news)) is not None:
+                pieces.append(piece)
+        if self._error is not None and not pieces:
+            raise self._error
+        return pieces
 
     def close(self) -> None:
         """Ends the answer. Cancels the request if it has not ended. May be called again."""
@@ -121,20 +164,49 @@ class Answer:
             return
         self._closed = True
         self._follow.close()
-        ending = self._follow.ending
-        if ending is None:
+        endings = [log.ending for log in self._follow.choices]
+        if None in endings:
             self._cancel()
         self._metrics.ended(
-            ending,
+            _worst(endings),
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.completion_tokens,
             duration_s=time.monotonic() - self._arrived_at,
         )
 
-    def _time(self, tokens: int) -> None:
+    def _fold(self, news: News) -> Piece | None:
+        ending = news.ending
+        if news.tokens:
+            self._time(news.choice, len(news.tokens))
+        if ending is not None and ending.reason not in _GOOD:
+            self._error = self._error or _error_of(ending, self.head.request_id)
+            ending = None
+        if ending is not None:
+            self._open -= 1
+            self.cached_tokens = max(self.cached_tokens, ending.cached_tokens)
+        elif not news.tokens:
+            return None
+        return self._folds[news.choice].push(news.tokens, ending, news.records)
+
+    def _time(self, choice: int, tokens: int) -> None:
         now = time.monotonic()
-        if self._last_at:
-            self._metrics.inter_token((now - self._last_at) / tokens)
-        else:
+        if self._last_at[choice]:
+            self._metrics.inter_token((now - self._last_at[choice]) / tokens)
+        elif not self._first_at:
+            self._first_at = now
             self._metrics.first_token(now - self._arrived_at)
-        self._last_at = now
+        self._last_at[choice] = now
+
+
+def _error_of(ending: Ending, request_id: str) -> ServingError:
+    if ending.reason == FinishReason.FINISH_REASON_CANCELLED:
+        return Cancelled("CANCELLED", f"the request {request_id} was cancelled")
+    return errors.from_failure(ending.failure)
+
+
+def _worst(endings: Sequence[Ending | None]) -> Ending | None:
+    """The ending that says how the request as a whole went: an error, else none, else the first."""
+    for ending in endings:
+        if ending is not None and ending.reason not in _GOOD:
+            return ending
+    return None if None in endings else endings[0]

@@ -53,33 +53,28 @@ async def write_stream(exchange: Exchange, answer: Answer) -> None:
     """Server-sent events until `[DONE]`. Accepted requests only: the head of the response goes out
     first.
     """
-    writer = EventWriter(answer.head, answer.prompt_tokens, answer.prompt_ids, answer.eos_token_ids)
+    writer = EventWriter(answer)
     await exchange.start_stream()
-    await exchange.write(writer.first() or HEARTBEAT)
+    begun = answer.prompt_scores is not None
+    await exchange.write((begun and writer.first()) or HEARTBEAT)
     while True:
-        piece = await answer.next()
-        if piece is None:
-            await exchange.write(HEARTBEAT)
-            continue
-        chunk = writer.piece(piece)
-        if piece.ending is not None:
+        pieces = await answer.next()
+        chunk = b""
+        if not begun and answer.prompt_scores is not None:
+            begun, chunk = True, writer.first()
+        chunk += b"".join([writer.piece(piece) for piece in pieces])
+        if answer.ended:
             answer.close()
-            chunk += writer.usage(piece.count, piece.ending.cached_tokens)
-            await exchange.end_stream(chunk + DONE)
+            await exchange.end_stream(chunk + writer.usage() + DONE)
             return
-        if chunk:
-            await exchange.write(chunk)
+        if chunk or not pieces:
+            await exchange.write(chunk or HEARTBEAT)
 
 
 async def write_whole(exchange: Exchange, answer: Answer) -> None:
     """One JSON body at the end."""
     pieces: list[Piece] = []
-    while not pieces or pieces[-1].ending is None:
-        piece = await answer.next()
-        if piece is not None:
-            pieces.append(piece)
+    while not answer.ended:
+        pieces += await answer.next()
     answer.close()
-    body = whole_body(
-        answer.head, pieces, answer.prompt_tokens, answer.prompt_ids, answer.eos_token_ids
-    )
-    await exchange.respond(200, body)
+    await exchange.respond(200, whole_body(answer, pieces))

@@ -1,24 +1,25 @@
-"""Follows the token log: one subscription for the whole gateway, one `Follow` for each request it
+"""Follows the token logs: one subscription for the whole gateway, one `Follow` for each request it
 answers.
 
-The channel is a hint, the log is the truth. Each follow keeps a cursor, trims what it has, reads
-the log again when something is missing, and everything that has been silent for a second is read
-again too, so that a lost message costs a second. A wrong overlap means that Redis came back with
-another history: the stream ends then, never in a silent mix.
+The channel is a hint, the log is the truth. Each follow keeps a cursor for each choice, trims what
+it has, reads the log again when something is missing, and every log that has been silent for a
+second is read again too, so that a lost message costs a second. A wrong overlap means that Redis
+came back with another history: the stream ends then, never in a silent mix.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections import defaultdict
 from typing import Self
 
 import structlog
 
-from shared import tasks, token_log
+from services.gateway.choice_log import PROMPT, ChoiceLog, LogLayout, News
+from shared import tasks
 from shared.errors import Internal, NotFound, ServingError, Unavailable
 from shared.queue import LogNews, Queue, TokenChannel
-from tessera.common.v1.ending_pb2 import Ending
+from tessera.scheduler.v1.queue_pb2 import LogEvent
 
 log = structlog.get_logger(__name__)
 
@@ -27,36 +28,65 @@ _REREAD_S = 1.0
 _RECONNECT_S = 0.2
 _RESTORE_S = 8.0
 _READ_AT_ONCE = 256
-_STRIDE = token_log.stride(None)
 
 
 class Follow:
-    """The tokens and the ending of one choice, as far as they are known here. One consumer at a
-    time.
-    """
+    """The logs of one request. One consumer at a time."""
 
-    def __init__(self, follower: "Follower", request_id: str, *, new: bool = True) -> None:
+    def __init__(
+        self,
+        follower: "Follower",
+        request_id: str,
+        *,
+        new: bool = True,
+        layout: LogLayout | None = None,
+    ) -> None:
+        layout = layout or LogLayout()
         self.request_id = request_id
-        self.tokens: list[int] = []
-        self.ending: Ending | None = None
+        self.choices = [ChoiceLog(choice, layout.stride) for choice in range(layout.choices)]
+        self.prompt: ChoiceLog | None = None
+        if layout.prompt_records:
+            self.prompt = ChoiceLog(PROMPT, layout.prompt_stride, layout.prompt_records)
         self.heard_at = time.monotonic()
-        self.needs_read = False
         # Before admission there is nothing to read, and nothing there is no error.
         self.admitted = not new
         self._was_admitted_here = new
         self._missing_since = 0.0
         self._follower = follower
-        self._given = 0
+        # Logs with news, in the order in which the news came.
+        self._fresh: dict[ChoiceLog, None] = {}
         self._failure: ServingError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def next(self) -> list[int]:
-        """Waits for news: the tokens since the last call. Empty with `ending` still None after 10 s
-        of silence.
+    @property
+    def open_logs(self) -> list[ChoiceLog]:
+        """Those of which more will come."""
+        logs = [log for log in self.choices if log.ending is None]
+        if self._awaits_prompt():
+            assert self.prompt is not None
+            logs.append(self.prompt)
+        return logs
 
-        When `ending` is set, these were the last. Raises Internal if the log's history changed.
+    @property
+    def has_output(self) -> bool:
+        """Whether a choice has begun, so that the prompt's log must be whole."""
+        return any(
+            log.tokens or (log.ending is not None and not log.broken_off) for log in self.choices
+        )
+
+    def log(self, choice: int) -> ChoiceLog | None:
+        """The log of a choice; None for one that is not followed."""
+        if choice == PROMPT:
+            return self.prompt
+        return self.choices[choice] if 0 <= choice < len(self.choices) else None
+
+    async def next(self) -> list[News]:
+        """Waits for news of any choice. Empty after 10 s of silence.
+
+        The prompt's log comes first and whole. A choice whose news has an ending has no more.
+        Raises Internal if a log's history changed.
         """
-        if self._given == len(self.tokens) and self.ending is None and self._failure is None:
+        if self._failure is None and not self._deliverable():
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -64,46 +94,32 @@ class Follow:
                 self._waiter = None
         if self._failure is not None:
             raise self._failure
-        fresh = self.tokens[self._given :]
-        self._given = len(self.tokens)
-        return fresh
+        if not self._deliverable():
+            return []
+        fresh, self._fresh = self._fresh, {}
+        # Read from the log after output had come on the channel, the prompt may stand behind.
+        return [log.take() for log in sorted(fresh, key=lambda log: log.choice != PROMPT)]
 
-    def offer(self, start: int, records: bytes, ending: Ending | None, *, whole: bool) -> None:
-        """Takes records from index `start` on. `whole` says that nothing can be missing before an
-        ending.
-        """
-        fresh = token_log.decode_tokens(records)
-        known = len(self.tokens)
-        end = start + len(fresh)
-        if start > known:
-            self.needs_read = True
-            return
-        if start < known and fresh[: known - start] != self.tokens[start:end]:
-            self._diverged()
-            return
-        if end > known:
-            self.tokens += fresh[known - start :] if known > start else fresh
-        if ending is not None and whole and end < known:
-            self._diverged()
-        elif ending is not None:
-            # An event of an ending without tokens does not say how long the log is: read it once
-            # more.
-            if whole or end == len(self.tokens) > 0:
-                self.ending = ending
-            else:
-                self.needs_read = True
-        if end > known or self.ending is not None:
-            self.heard_at = time.monotonic()
-            self.wake()
+    def offer(self, log: ChoiceLog, event: LogEvent) -> None:
+        """Takes what the channel said about a log."""
+        ending = event.ending if event.HasField("ending") else None
+        if log.offer(event.start, event.records, ending, whole=False):
+            self._heard(log)
 
-    def offer_log(self, found: LogNews | None, after: int) -> None:
+    def offer_log(self, log: ChoiceLog, found: LogNews | None, after: int) -> None:
         """Takes what a reading from index `after` on gave."""
-        self.needs_read = False
+        log.needs_read = False
         if found is None:
             self._miss()
             return
         self._missing_since = 0.0
-        self.offer(after, found.records, found.ending, whole=True)
+        if log.offer(after, found.records, found.ending, whole=True):
+            self._heard(log)
+
+    def fail(self, failure: ServingError) -> None:
+        """Lets `next` raise."""
+        self._failure = failure
+        self.wake()
 
     def wake(self) -> None:
         """Lets `next` return."""
@@ -114,6 +130,29 @@ class Follow:
         """Stops following."""
         self._follower.forget(self)
 
+    def _heard(self, log: ChoiceLog) -> None:
+        if log.diverged:
+            self.fail(
+                Internal(
+                    "STREAM_DIVERGED",
+                    f"Redis came back with another history of {self.request_id}; send it again",
+                )
+            )
+            return
+        self.heard_at = log.heard_at
+        self._fresh[log] = None
+        if self._deliverable():
+            self.wake()
+
+    def _deliverable(self) -> bool:
+        """Output waits for the prompt, unless the request broke off before that was whole."""
+        if not self._fresh:
+            return False
+        return not self._awaits_prompt() or any(log.broken_off for log in self._fresh)
+
+    def _awaits_prompt(self) -> bool:
+        return self.prompt is not None and not self.prompt.complete
+
     def _miss(self) -> None:
         """Not there. One that was admitted may have been in the tail that a killed Redis lost; its
         owner puts it back within seconds.
@@ -121,19 +160,7 @@ class Follow:
         now = time.monotonic()
         self._missing_since = self._missing_since or now
         if not self._was_admitted_here or now - self._missing_since > _RESTORE_S:
-            self._fail(NotFound("REQUEST_NOT_FOUND", f"the request {self.request_id} is gone"))
-
-    def _diverged(self) -> None:
-        self._fail(
-            Internal(
-                "STREAM_DIVERGED",
-                f"Redis came back with another history of {self.request_id}; send it again",
-            )
-        )
-
-    def _fail(self, failure: ServingError) -> None:
-        self._failure = failure
-        self.wake()
+            self.fail(NotFound("REQUEST_NOT_FOUND", f"the request {self.request_id} is gone"))
 
 
 class Follower:
@@ -144,7 +171,7 @@ class Follower:
         self._channel = channel
         # Two clients may follow one request.
         self._follows: dict[str, set[Follow]] = {}
-        self._reading: set[Follow] = set()
+        self._reading: dict[Follow, set[ChoiceLog]] = defaultdict(set)
         self._wanted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -162,14 +189,14 @@ class Follower:
     def __len__(self) -> int:
         return sum(map(len, self._follows.values()))
 
-    def follow(self, request_id: str, *, new: bool) -> Follow:
+    def follow(self, request_id: str, *, new: bool, layout: LogLayout | None = None) -> Follow:
         """Follows a request from its first token on: one that is about to be admitted, or one
-        already in the log.
+        already in the log. `layout` says which logs it has: one of tokens alone if None.
         """
-        follow = Follow(self, request_id, new=new)
+        follow = Follow(self, request_id, new=new, layout=layout)
         self._follows.setdefault(request_id, set()).add(follow)
         if not new:
-            self._want(follow)
+            self._want(follow, *follow.open_logs)
         return follow
 
     def forget(self, follow: Follow) -> None:
@@ -179,7 +206,7 @@ class Follower:
             follows.discard(follow)
             if not follows:
                 del self._follows[follow.request_id]
-        self._reading.discard(follow)
+        self._reading.pop(follow, None)
 
     async def _listen(self) -> None:
         away = False
@@ -188,35 +215,34 @@ class Follower:
                 async for batch in self._channel.batches():
                     away = False
                     for event in batch.events:
-                        follows = self._follows.get(event.request_id)
-                        if follows and event.choice == 0:
-                            ending = event.ending if event.HasField("ending") else None
-                            self._offer(follows, event.start, event.records, ending)
+                        for follow in self._follows.get(event.request_id, ()):
+                            self._offer(follow, event)
             except Unavailable as error:
                 if not away:
                     log.warning("token channel lost", error=error.message)
                 away = True
             # What was said meanwhile is in the log.
-            self._want(*self._all())
+            for follow in self._all():
+                self._want(follow, *follow.open_logs)
             await asyncio.sleep(_RECONNECT_S)
 
-    def _offer(
-        self, follows: Iterable[Follow], start: int, records: bytes, ending: Ending | None
-    ) -> None:
-        for follow in follows:
-            follow.offer(start, records, ending, whole=False)
-            if follow.needs_read:
-                self._want(follow)
+    def _offer(self, follow: Follow, event: LogEvent) -> None:
+        known = follow.log(event.choice)
+        if known is None:
+            return
+        follow.offer(known, event)
+        if known.needs_read:
+            self._want(follow, known)
+        if follow.prompt is not None and known is not follow.prompt and not follow.prompt.complete:
+            self._want(follow, follow.prompt)
 
     async def _find_silent(self) -> None:
         while True:
             await asyncio.sleep(_REREAD_S)
             now = time.monotonic()
             for follow in self._all():
-                silent_s = now - follow.heard_at
-                if silent_s >= _REREAD_S:
-                    self._want(follow)
-                if silent_s >= SILENCE_S:
+                self._want(follow, *[o for o in follow.open_logs if now - o.heard_at >= _REREAD_S])
+                if now - follow.heard_at >= SILENCE_S:
                     follow.heard_at = now
                     follow.wake()
 
@@ -224,20 +250,32 @@ class Follower:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            wanted, self._reading = list(self._reading), set()
-            for start in range(0, len(wanted), _READ_AT_ONCE):
-                with contextlib.suppress(Unavailable):  # the next silence asks again
-                    await self._read(wanted[start : start + _READ_AT_ONCE])
+            reading, self._reading = self._reading, defaultdict(set)
+            # One reading has records of one size.
+            wanted: dict[int, list[tuple[Follow, ChoiceLog]]] = defaultdict(list)
+            for follow, logs in reading.items():
+                for found in logs:
+                    wanted[found.stride].append((follow, found))
+            for stride, pairs in wanted.items():
+                for start in range(0, len(pairs), _READ_AT_ONCE):
+                    with contextlib.suppress(Unavailable):  # the next silence asks again
+                        await self._read(pairs[start : start + _READ_AT_ONCE], stride)
 
-    async def _read(self, wanted: list[Follow]) -> None:
-        cursors = [(follow.request_id, 0, len(follow.tokens)) for follow in wanted]
-        news = await self._queue.read_news(cursors, stride=_STRIDE)
-        for follow, (_, _, after), found in zip(wanted, cursors, news, strict=True):
-            follow.offer_log(found, after)
+    async def _read(self, wanted: list[tuple[Follow, ChoiceLog]], stride: int) -> None:
+        cursors = [(follow.request_id, o.choice, len(o.tokens)) for follow, o in wanted]
+        # Output is logged after the whole prompt: known before the reading, the prompt must be in it.
+        due = [o.choice == PROMPT and follow.has_output for follow, o in wanted]
+        news = await self._queue.read_news(cursors, stride=stride)
+        for (follow, o), (_, _, after), must, found in zip(wanted, cursors, due, news, strict=True):
+            follow.offer_log(o, found, after)
+            if must and found is not None and not o.complete:
+                follow.fail(
+                    Internal("PROMPT_LOGPROBS_LOST", "the prompt's log-probabilities are not whole")
+                )
 
-    def _want(self, *follows: Follow) -> None:
-        self._reading.update(follows)
-        if self._reading:
+    def _want(self, follow: Follow, *logs: ChoiceLog) -> None:
+        if logs:
+            self._reading[follow].update(logs)
             self._wanted.set()
 
     def _all(self) -> list[Follow]:

@@ -75,7 +75,12 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         http_server = HttpServer(settings.host, settings.port, settings.shutdown_timeout)
         stack.callback(http_server.unbind)
         model = await asyncio.to_thread(
-            ServedModel.load, settings.model, settings.model_name, settings.max_model_len
+            ServedModel.load,
+            settings.model,
+            settings.model_name,
+            settings.max_model_len,
+            max_choices=settings.max_choices,
+            max_logprobs=settings.max_logprobs,
         )
         redis = connect(settings.redis_url)
         stack.push_async_callback(redis.aclose)

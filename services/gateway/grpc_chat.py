@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from services.gateway.admission import Admission
-from services.gateway.answer import Answer, Piece
 from services.gateway.api_keys import ApiKeys
+from services.gateway.grpc_events import events
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.openai_requests import read_chat, read_completion
@@ -18,20 +18,18 @@ from shared.errors import ServingError
 from shared.keys import model_tag, new_request_id
 from tessera.gateway.v1 import chat_pb2_grpc
 from tessera.gateway.v1.chat_pb2 import (
-    Accepted,
     ChatEvent,
     ChatMessage,
     ChatRequest,
     CompleteRequest,
     ContentPart,
-    Delta,
-    Finished,
     GenerationOptions,
     ListModelsRequest,
     ListModelsResponse,
     Model,
-    Usage,
 )
+
+_REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_token_ids", "bad_words")
 
 Context = grpc.aio.ServicerContext[Any, ChatEvent]
 
@@ -51,6 +49,8 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     async def Chat(self, request: ChatRequest, context: Context) -> AsyncIterator[ChatEvent]:
         """Answers a conversation."""
         content = _fields(request.model, request.options)
+        if "logprobs" in content:  # one number here, two fields there
+            content |= {"logprobs": True, "top_logprobs": content["logprobs"]}
         content["messages"] = [_message(message) for message in request.messages]
         async for event in self._answer(content, context, chat=True):
             yield event
@@ -60,6 +60,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     ) -> AsyncIterator[ChatEvent]:
         """Continues a prompt."""
         content = _fields(request.model, request.options)
+        content["echo"] = request.echo
         kind = request.WhichOneof("prompt")
         if kind is not None:
             content["prompt"] = request.text if kind == "text" else list(request.token_ids.ids)
@@ -81,7 +82,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         # gRPC may drop this generator between two events without a word to it.
         context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]
         try:
-            async for event in _events(answer):
+            async for event in events(answer):
                 yield event
         finally:
             answer.close()
@@ -94,42 +95,6 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
             raise
 
 
-async def _events(answer: Answer) -> AsyncIterator[ChatEvent]:
-    rid = answer.head.request_id
-    with_ids = answer.head.reply.return_token_ids
-    accepted = Accepted(
-        request_id=rid,
-        model=answer.head.model,
-        prompt_tokens=answer.prompt_tokens,
-        prompt_token_ids=answer.prompt_ids,
-    )
-    yield ChatEvent(event_id=f"{rid}/0", accepted=accepted)
-    while True:
-        piece = await answer.next()
-        if piece is None:  # silence; keepalive pings hold the connection
-            continue
-        # Text that an ending sets free has no event id of its own: it goes out under that of the
-        # ending.
-        name = f"{rid}/{piece.count}" + ("" if piece.ending is None else "e")
-        if piece.text or (with_ids and piece.token_ids):
-            yield ChatEvent(event_id=name, delta=_delta(piece, with_ids))
-        if piece.ending is not None:
-            finished = Finished(reason=piece.ending.reason, stop=piece.ending.stop)
-            yield ChatEvent(event_id=name, finished=finished)
-            usage = Usage(
-                prompt_tokens=answer.prompt_tokens,
-                completion_tokens=piece.count,
-                cached_tokens=piece.ending.cached_tokens,
-            )
-            answer.close()
-            yield ChatEvent(event_id=name, usage=usage)
-            return
-
-
-def _delta(piece: Piece, with_ids: bool) -> Delta:
-    return Delta(text=piece.text, token_ids=piece.token_ids if with_ids else None)
-
-
 def _metadata(context: Any) -> tuple[str, str]:
     found = dict(context.invocation_metadata() or ())
     return str(found.get("authorization", "")), str(found.get("traceparent", ""))
@@ -139,7 +104,10 @@ def _fields(model: str, options: GenerationOptions) -> dict[str, Any]:
     """What is set, under the names of the REST door."""
     content: dict[str, Any] = {"model": model} if model else {}
     for field, value in options.ListFields():
-        content[field.name] = list(value) if field.name in ("stop", "stop_token_ids") else value
+        if field.name == "logit_bias":
+            content[field.name] = {str(token): bias for token, bias in value.items()}
+        else:
+            content[field.name] = list(value) if field.name in _REPEATED else value
     return content
 
 

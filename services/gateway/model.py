@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from shared.checkpoint import Checkpoint
 from shared.errors import InvalidRequest, NotFound, Precondition
 from shared.text import TokenBytes
@@ -24,10 +26,21 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]
     table: TokenBytes
+    tokenizer: Tokenizer
     created_unix_s: int
+    max_choices: int = 128
+    max_logprobs: int = 20
 
     @classmethod
-    def load(cls, folder: Path, name: str, max_model_len: int | None = None) -> "ServedModel":
+    def load(
+        cls,
+        folder: Path,
+        name: str,
+        max_model_len: int | None = None,
+        *,
+        max_choices: int = 128,
+        max_logprobs: int = 20,
+    ) -> "ServedModel":
         """Reads config, generation config and tokenizer of a checkpoint folder.
 
         Raises NotFound, InvalidRequest or Precondition, naming the file.
@@ -49,7 +62,10 @@ class ServedModel:
             eos_token_ids=tuple(checkpoint.eos_token_ids()),
             sampling_defaults=_sampling_defaults(checkpoint.generation_config),
             table=table,
+            tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
             created_unix_s=int(time.time()),
+            max_choices=max_choices,
+            max_logprobs=max_logprobs,
         )
 
     def check_name(self, name: str) -> None:

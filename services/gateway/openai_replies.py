@@ -1,16 +1,19 @@
 """OpenAI's replies: whole JSON bodies, and server-sent events made from a template with only the
 text filled in.
 
-Every event carries `id: <request id>/<tokens folded so far>`, with `e` appended once the choice has
-ended: from there a stream can be resumed, because what follows is a pure fold over the log.
+Every event carries `id: <request id>/<tokens of each choice folded so far>`, the counts separated
+by dots, with `e` appended to that of a choice that has ended (`r_ab/9.12e`): from there a stream
+can be resumed, because what follows is a pure fold over the logs.
 """
 
 import json
-from collections.abc import Collection
 from json.encoder import encode_basestring
 from typing import Any
 
-from services.gateway.answer import Piece
+from services.gateway.answer import Answer, Piece
+from services.gateway.logprobs import TokenLogprob, prompt_entries
+from services.gateway.openai_logprobs import LogprobsWriter
+from services.gateway.openai_usage import stop_reason, usage_object
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
@@ -29,135 +32,177 @@ class EventWriter:
     constructor.
     """
 
-    def __init__(
-        self,
-        head: RequestSpec,
-        prompt_tokens: int,
-        prompt_ids: list[int] | None = None,
-        eos_token_ids: Collection[int] = (),
-    ) -> None:
-        """`prompt_ids` where the client asked for token ids."""
-        reply = head.reply
-        self._eos_token_ids = eos_token_ids
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._reply = reply = answer.head.reply
         self._is_chat = reply.kind == _CHAT
-        self._reply = reply
-        self._prompt_tokens = prompt_tokens
-        self._prompt_ids = prompt_ids
-        self._id = f"id: {head.request_id}/"
-        self._head = f"\ndata: {_envelope(head, stream=True)}"
-        field = '"delta":{"content":' if self._is_chat else '"text":'
-        self._before_text = f'{self._head},"choices":[{{"index":0,{field}'
-        self._after_text = ("}" if self._is_chat else "") + ',"logprobs":null,"finish_reason":'
+        self._id = f"id: {answer.head.request_id}/"
+        self._head = f"\ndata: {_envelope(answer.head, stream=True)}"
+        self._field = '"delta":{"content":' if self._is_chat else '"text":'
+        self._close_text = "}" if self._is_chat else ""
         self._no_usage = ',"usage":null' if reply.include_usage else ""
-        # Where a token gives no text, an event is only due if ids or counts are wanted.
-        self._every_token = reply.return_token_ids
-        self._plain_tail = f"{self._after_text}null}}]{self._no_usage}}}\n\n"
-        self._is_plain = not (reply.return_token_ids or reply.continuous_usage)
+        self._plain_tail = (
+            f'{self._close_text},"logprobs":null,"finish_reason":null}}]{self._no_usage}}}\n\n'
+        )
+        self._counts = [0] * answer.head.sampling.n
+        self._places = ["0"] * answer.head.sampling.n
+        self._logprobs = _logprobs_writer(answer)
+        self._is_plain = not (reply.return_token_ids or reply.continuous_usage or self._logprobs)
 
     def first(self) -> bytes:
-        """The event before any token: the role, or the prompt where it is to be repeated."""
+        """The events before any token: for each choice its role, or the prompt where it is to be
+        repeated. Due once the prompt's scores are known.
+        """
         ids = ""
-        if self._prompt_ids is not None:
-            ids = f',"prompt_token_ids":{_compact(self._prompt_ids)}'
-        if self._is_chat:
-            text = '"delta":{"role":"assistant","content":""},"logprobs":null'
-        elif self._reply.echo or ids:
-            text = f'"text":{encode_basestring(self._reply.prompt_text)},"logprobs":null'
-        else:
+        if self._reply.return_token_ids:
+            ids = f',"prompt_token_ids":{_compact(self._answer.prompt_ids)}'
+        scores = prompt_logprobs(self._answer)
+        if not (self._is_chat or self._reply.echo or ids or scores is not None):
             return b""
-        tail = f"{self._usage(0)}{ids}}}\n\n"
-        choice = f'{{"index":0,{text},"finish_reason":null}}'
-        return f'{self._id}0{self._head},"choices":[{choice}]{tail}'.encode()
+        logprobs, inner = "null", ""
+        if self._is_chat:
+            text = '"delta":{"role":"assistant","content":""}'
+            if scores is not None:
+                ids += f',"prompt_logprobs":{_compact(scores)}'
+        else:
+            text = f'"text":{encode_basestring(self._reply.prompt_text)}'
+            if self._logprobs is not None:
+                logprobs = _compact(self._logprobs.value(echoed(self._answer)))
+            if scores is not None:
+                inner = f',"prompt_logprobs":{_compact(scores)}'
+        events = []
+        for index in range(len(self._counts)):
+            choice = f'{{"index":{index},{text},"logprobs":{logprobs},"finish_reason":null{inner}}}'
+            tail = f"{self._usage()}{ids if index == 0 else ''}}}\n\n"
+            events.append(f'{self._place()}{self._head},"choices":[{choice}]{tail}')
+        return "".join(events).encode()
 
     def piece(self, piece: Piece) -> bytes:
         """The event of one piece; nothing if the piece has nothing to tell yet."""
+        self._counts[piece.choice] = piece.count
+        self._places[piece.choice] = f"{piece.count}{'' if piece.ending is None else 'e'}"
         if piece.ending is not None:
             return self._last(piece, piece.ending)
-        if not piece.text and not self._every_token:
+        # Where a token gives no text, an event is only due if ids or log-probabilities are wanted.
+        if not (piece.text or piece.logprobs or self._reply.return_token_ids):
             return b""
+        begin = f'{self._place()}{self._head},"choices":[{{"index":{piece.choice},{self._field}'
         text = encode_basestring(piece.text)
         if self._is_plain:
-            return f"{self._id}{piece.count}{self._before_text}{text}{self._plain_tail}".encode()
-        tail = f"{self._token_ids(piece)}}}]{self._usage(piece.count)}}}\n\n"
-        content = f"{self._before_text}{text}{self._after_text}null{tail}"
-        return f"{self._id}{piece.count}{content}".encode()
+            return f"{begin}{text}{self._plain_tail}".encode()
+        tail = f"null{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
+        return f"{begin}{text}{self._close_text}{self._scores(piece)}{tail}".encode()
 
-    def usage(self, count: int, cached: int) -> bytes:
+    def usage(self) -> bytes:
         """The event after the last one, with empty `choices`; nothing unless it was asked for."""
         if not self._reply.include_usage:
             return b""
-        usage = _compact(usage_object(self._prompt_tokens, count, cached))
-        return f'{self._id}{count}e{self._head},"choices":[],"usage":{usage}}}\n\n'.encode()
+        answer = self._answer
+        usage = usage_object(answer.prompt_tokens, sum(self._counts), answer.cached_tokens)
+        return f'{self._place()}{self._head},"choices":[],"usage":{_compact(usage)}}}\n\n'.encode()
 
     def _last(self, piece: Piece, ending: Ending) -> bytes:
-        if piece.text or not self._is_chat:
-            text = f"{self._before_text}{encode_basestring(piece.text)}{self._after_text}"
-        else:
-            text = f'{self._head},"choices":[{{"index":0,"delta":{{{self._after_text}'
-        reason = f'"{_REASONS[ending.reason]}","stop_reason":{_compact(stop_reason(ending, self._eos_token_ids))}'
-        tail = f"{self._token_ids(piece)}}}]{self._usage(piece.count)}}}\n\n"
-        return f"{self._id}{piece.count}e{text}{reason}{tail}".encode()
+        text = f"{self._field}{encode_basestring(piece.text)}{self._close_text}"
+        if self._is_chat and not piece.text:
+            text = '"delta":{}'
+        choice = f'{self._head},"choices":[{{"index":{piece.choice},{text}{self._scores(piece)}'
+        reason = f'"{_REASONS[ending.reason]}","stop_reason":'
+        reason += _compact(stop_reason(ending, self._answer.eos_token_ids))
+        tail = f"{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
+        return f"{self._place()}{choice}{reason}{tail}".encode()
+
+    def _place(self) -> str:
+        return f"{self._id}{'.'.join(self._places)}"
+
+    def _scores(self, piece: Piece) -> str:
+        value = None if self._logprobs is None else self._logprobs.value(piece.logprobs)
+        return f',"logprobs":{_compact(value)},"finish_reason":'
 
     def _token_ids(self, piece: Piece) -> str:
         if not self._reply.return_token_ids:
             return ""
         return f',"token_ids":{_compact(piece.token_ids)}'
 
-    def _usage(self, count: int) -> str:
+    def _usage(self) -> str:
         if not self._reply.continuous_usage:
             return self._no_usage
-        return f',"usage":{_compact(usage_object(self._prompt_tokens, count))}'
+        usage = usage_object(self._answer.prompt_tokens, sum(self._counts))
+        return f',"usage":{_compact(usage)}'
 
 
-def whole_body(
-    head: RequestSpec,
-    pieces: list[Piece],
-    prompt_tokens: int,
-    prompt_ids: list[int] | None = None,
-    eos_token_ids: Collection[int] = (),
-) -> bytes:
-    """The body of a reply that is not streamed; the last piece has the ending."""
-    last = pieces[-1]
-    assert last.ending is not None
-    text = "".join(piece.text for piece in pieces)
-    choice: dict[str, Any] = {"index": 0}
-    if head.reply.kind == _CHAT:
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-    else:
-        choice["text"] = head.reply.prompt_text + text
-    choice["logprobs"] = None
-    choice["finish_reason"] = _REASONS[last.ending.reason]
-    choice["stop_reason"] = stop_reason(last.ending, eos_token_ids)
+def whole_body(answer: Answer, pieces: list[Piece]) -> bytes:
+    """The body of a reply that is not streamed, of all pieces of all choices."""
+    head = answer.head
     content = json.loads(_envelope(head, stream=False) + "}")
-    content["choices"] = [choice]
-    content["usage"] = usage_object(prompt_tokens, last.count, last.ending.cached_tokens)
+    writer, scores = _logprobs_writer(answer), prompt_logprobs(answer)
+    by_choice: list[list[Piece]] = [[] for _ in range(head.sampling.n)]
+    for piece in pieces:
+        by_choice[piece.choice].append(piece)
+    content["choices"] = [_choice(answer, index, of, writer) for index, of in enumerate(by_choice)]
+    count = sum(of[-1].count for of in by_choice)
+    content["usage"] = usage_object(answer.prompt_tokens, count, answer.cached_tokens)
+    if scores is not None and head.reply.kind == _CHAT:
+        content["prompt_logprobs"] = scores
+    elif scores is not None:
+        for choice in content["choices"]:
+            choice["prompt_logprobs"] = scores
     if head.reply.return_token_ids:
-        choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
-        content["prompt_token_ids"] = prompt_ids
+        content["prompt_token_ids"] = answer.prompt_ids
     return json.dumps(content, ensure_ascii=False).encode()
 
 
-def usage_object(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
-    """OpenAI's `usage`; `cached` once it is known."""
-    usage: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
-    if cached is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
-    return usage
+def prompt_logprobs(answer: Answer) -> list[Any] | None:
+    """The value of `prompt_logprobs`, where it was asked for."""
+    reply = answer.head.reply
+    if not reply.HasField("prompt_logprobs"):
+        return None
+    assert answer.prompt_scores is not None and answer.prompt_ids is not None
+    writer = LogprobsWriter(answer.table, is_chat=True, by_id=False, skip_special_tokens=False)
+    return writer.prompt(answer.prompt_ids, answer.prompt_scores, reply.prompt_logprobs)
 
 
-def stop_reason(ending: Ending, eos_token_ids: Collection[int]) -> str | int | None:
-    """vLLM's `stop_reason`: the stop string or stop id that was found; null at the model's own end
-    or the limit.
-    """
-    if ending.stop:
-        return ending.stop
-    if ending.HasField("stop_token_id") and ending.stop_token_id not in eos_token_ids:
-        return ending.stop_token_id
-    return None
+def echoed(answer: Answer) -> list[TokenLogprob]:
+    """The prompt's part of `logprobs`, where the prompt is repeated."""
+    if not answer.head.reply.echo:
+        return []
+    assert answer.prompt_scores is not None and answer.prompt_ids is not None
+    k = answer.head.sampling.logprobs
+    scores = [(own, top[:k]) for own, top in answer.prompt_scores]
+    text = answer.head.reply.prompt_text
+    return prompt_entries(answer.table, answer.prompt_ids, text, scores)
+
+
+def _choice(
+    answer: Answer, index: int, pieces: list[Piece], writer: LogprobsWriter | None
+) -> dict[str, Any]:
+    reply, ending = answer.head.reply, pieces[-1].ending
+    assert ending is not None
+    text = "".join(piece.text for piece in pieces)
+    choice: dict[str, Any] = {"index": index}
+    entries = [entry for piece in pieces for entry in piece.logprobs]
+    if reply.kind == _CHAT:
+        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+    else:
+        choice["text"] = reply.prompt_text + text
+        entries = echoed(answer) + entries if writer is not None else entries
+    choice["logprobs"] = None if writer is None else writer.value(entries)
+    choice["finish_reason"] = _REASONS[ending.reason]
+    choice["stop_reason"] = stop_reason(ending, answer.eos_token_ids)
+    if reply.return_token_ids:
+        choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
+    return choice
+
+
+def _logprobs_writer(answer: Answer) -> LogprobsWriter | None:
+    if not answer.head.sampling.HasField("logprobs"):
+        return None
+    reply = answer.head.reply
+    return LogprobsWriter(
+        answer.table,
+        is_chat=reply.kind == _CHAT,
+        by_id=reply.tokens_as_ids,
+        skip_special_tokens=reply.skip_special_tokens,
+    )
 
 
 def _envelope(head: RequestSpec, *, stream: bool) -> str:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.gateway.fields import Fields
+from services.gateway.logprob_fields import read_logprobs
 from services.gateway.media import read_image_bytes, read_image_url
 from services.gateway.model import ServedModel
 from services.gateway.request import ValidRequest
-from services.gateway.sampling import read_sampling
+from services.gateway.sampling import read_sampling, scores_prompt_only
 from shared.errors import InvalidRequest
 from shared.token_log import encode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import (
@@ -29,15 +30,10 @@ _TEMPLATE_TOKENS = 64
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _DETAILS = ("", "auto", "low", "high")
 _LONGEST_USER = 512
+_LAST_PRIORITY = 1000
 
 # Each with the values that mean "off": they are what many clients send anyway.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -51,13 +47,13 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "suffix": ("",),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
     "prompt_embeds": (),
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
     "web_search_options": (),
 }
 
@@ -77,6 +73,8 @@ def parse_body(body: bytes) -> dict[str, Any]:
 def read_chat(content: Mapping[str, Any], model: ServedModel) -> ValidRequest:
     """POST /v1/chat/completions."""
     fields = Fields(content)
+    if fields.raw("echo"):
+        raise fields.wrong("echo", "is for completions", "UNSUPPORTED_PARAMETER")
     conversation, bound = read_conversation(fields, model)
     return _request(
         fields, model, ReplyKind.REPLY_KIND_CHAT, PrepareRequest(conversation=conversation), bound
@@ -145,14 +143,18 @@ def _request(
     reply.continuous_usage = options.boolean("continuous_usage_stats", False)
     reply.return_token_ids = fields.boolean("return_token_ids", False)
     reply.skip_special_tokens = fields.boolean("skip_special_tokens", True)
+    reply.tokens_as_ids = fields.boolean("return_tokens_as_token_ids", False)
+    reply.prompt_only = scores_prompt_only(fields)
+    logprobs = read_logprobs(fields, reply, model.max_logprobs)
     prepare.max_prompt_tokens = model.max_model_len - 1
     return ValidRequest(
         prepare=prepare,
-        sampling=read_sampling(fields, model),
+        sampling=read_sampling(fields, model, logprobs),
         reply=reply,
         stream=stream,
         user=fields.string("user", longest=_LONGEST_USER),
         prompt_bound=bound,
+        priority=fields.integer("priority", -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
     )
 
 

@@ -23,11 +23,14 @@ class ValidRequest:
     stream: bool
     user: str
     prompt_bound: int
+    # Lower goes first.
+    priority: int = 0
 
     def cost_bound(self, model: ServedModel) -> int:
-        """Tokens that it costs at the very most."""
+        """Tokens that it costs at the very most: one prompt, and an answer for each candidate."""
         most = self.sampling.max_tokens or model.max_model_len
-        return min(model.max_model_len, self.prompt_bound + most)
+        one = min(model.max_model_len, self.prompt_bound + most)
+        return one + (self.sampling.best_of - 1) * most
 
 
 def make_spec(

@@ -30,6 +30,12 @@ class GatewaySettings(RoomSettings):
     max_waiting_tokens: int = Field(
         4 << 20, ge=1, description="Tokens that all those may cost together before a 429."
     )
+    max_choices: int = Field(
+        128, ge=1, le=512, description="Most answers (n) or candidates (best_of) of one request."
+    )
+    max_logprobs: int = Field(
+        20, ge=0, le=1000, description="Most top log-probabilities for each token of one request."
+    )
     shutdown_timeout: float = Field(
         30.0, ge=0, le=86400, description="Seconds that open answers may run on after SIGTERM."
     )

@@ -42,8 +42,8 @@ async def test_a_bad_value_is_a_400_that_names_its_field(stage: Stage) -> None:
 
 async def test_the_openai_client_raises_its_own_errors(stage: Stage) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        await stage.openai.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
-    assert (bad.value.param, bad.value.code) == ("n", "unsupported_parameter")
+        await stage.openai.chat.completions.create(model=MODEL, messages=MESSAGES, n=129)
+    assert (bad.value.param, bad.value.code) == ("n", "invalid_value")
     with pytest.raises(openai.NotFoundError) as missing:
         await stage.openai.chat.completions.create(model="gpt-9", messages=MESSAGES)
     assert missing.value.code == "model_not_found"

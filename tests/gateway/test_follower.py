@@ -11,17 +11,25 @@ import pytest
 from support.gateway_stage import ANSWER, MODEL, Stage
 from tokenizers import Tokenizer
 
-from services.gateway.answer import AnswerFold
+from services.gateway.answer import Answer, AnswerFold
+from services.gateway.choice_log import ChoiceLog, LogLayout
 from services.gateway.follower import Follow, Follower
+from services.gateway.metrics import Metrics
 from services.gateway.openai_replies import EventWriter
 from shared.errors import Internal, NotFound
 from shared.keys import Keys, new_request_id
 from shared.queue import Append, Queue, TokenChannel, connect
 from shared.text import TokenBytes
-from shared.token_log import encode_tokens
+from shared.token_log import encode_logprobs, encode_tokens, stride
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.common.v1.sampling_pb2 import SamplingParams
-from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind, RequestSpec
+from tessera.scheduler.v1.queue_pb2 import (
+    LogBatch,
+    LogEvent,
+    ReplyFormat,
+    ReplyKind,
+    RequestSpec,
+)
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
 STOP = Ending(reason=FinishReason.FINISH_REASON_STOP)
@@ -38,11 +46,12 @@ class Bench:
         self.follower = Follower(self.queue, TokenChannel(self.redis, self.keys))
         self.rid = new_request_id(self.keys.tag)
 
-    async def begin(self) -> Follow:
+    async def begin(self, n: int = 1, layout: LogLayout | None = None) -> Follow:
         spec = RequestSpec(
-            request_id=self.rid, model=MODEL, prompt=encode_tokens([1]), sampling={"n": 1}
+            request_id=self.rid, model=MODEL, prompt=encode_tokens([1]), sampling={"n": n}
         )
-        follow = self.follower.follow(self.rid, new=True)
+        layout = layout or LogLayout(choices=n)
+        follow = self.follower.follow(self.rid, new=True, layout=layout)
         await self.queue.door(self.rid, cost=9, max_requests=9, max_tokens=999)
         await self.queue.admit(spec, cost=9)
         follow.admitted = True
@@ -50,14 +59,28 @@ class Bench:
         await self.queue.take("s", max_requests=9, max_tokens=999)
         return follow
 
-    async def append(self, start: int, tokens: list[int], ending: Ending | None = None) -> None:
-        await self.queue.append("s", [Append(self.rid, 0, start, 4, encode_tokens(tokens), ending)])
+    async def append(
+        self, start: int, tokens: list[int], ending: Ending | None = None, *, choice: int = 0
+    ) -> None:
+        append = Append(self.rid, choice, start, 4, encode_tokens(tokens), ending)
+        await self.queue.append("s", [append])
 
-    async def lose(self, tokens: list[int], ending: Ending | None = None) -> None:
+    async def append_prompt(self, start: int, records: bytes, *, lost: bool) -> None:
+        """A part of the prompt's log-probabilities."""
+        await self.redis.append(self.keys.log(self.rid, -1), records)
+        event = LogEvent(request_id=self.rid, choice=-1, start=start, records=records)
+        if not lost:
+            batch = LogBatch(events=[event]).SerializeToString()
+            await self.redis.publish(self.keys.token_channel, batch)
+
+    async def lose(
+        self, tokens: list[int], ending: Ending | None = None, *, choice: int = 0
+    ) -> None:
         """Writes to the log without a message on the channel."""
-        await self.redis.append(self.keys.log(self.rid, 0), encode_tokens(tokens))
+        await self.redis.append(self.keys.log(self.rid, choice), encode_tokens(tokens))
         if ending is not None:
-            await self.redis.hset(self.keys.request(self.rid), "e0", ending.SerializeToString())
+            field = f"e{choice}"
+            await self.redis.hset(self.keys.request(self.rid), field, ending.SerializeToString())
 
 
 @pytest.fixture
@@ -69,12 +92,18 @@ async def bench(redis_url: str) -> AsyncIterator[Bench]:
     await made.redis.aclose()
 
 
-async def all_of(follow: Follow) -> list[int]:
+async def all_of(follow: Follow, choice: int = 0) -> list[int]:
+    """The tokens of one choice until it ends; what others say meanwhile is dropped."""
     tokens: list[int] = []
     async with asyncio.timeout(8):
-        while follow.ending is None:
-            tokens += await follow.next()
-    return tokens + (await follow.next())
+        while follow.choices[choice].ending is None:
+            tokens += await next_of(follow, choice)
+    return tokens + (await next_of(follow, choice) if follow._fresh else [])
+
+
+async def next_of(follow: Follow, choice: int = 0) -> list[int]:
+    """The tokens of one choice in the next news."""
+    return [t for news in await follow.next() if news.choice == choice for t in news.tokens]
 
 
 async def test_tokens_come_in_order_with_the_ending(bench: Bench) -> None:
@@ -82,7 +111,7 @@ async def test_tokens_come_in_order_with_the_ending(bench: Bench) -> None:
     await bench.append(0, [1, 2])
     await bench.append(2, [3], STOP)
     assert await all_of(follow) == [1, 2, 3]
-    assert follow.ending == STOP
+    assert follow.choices[0].ending == STOP
 
 
 async def test_a_lost_message_is_read_when_the_next_shows_a_gap(bench: Bench) -> None:
@@ -107,28 +136,108 @@ async def test_a_cancel_by_script_ends_it_with_all_tokens(bench: Bench) -> None:
     await bench.queue.cancel(bench.rid)
     await bench.queue.give_back("s", [bench.rid])
     assert await all_of(follow) == [1, 2]
-    assert follow.ending is not None
-    assert follow.ending.reason == FinishReason.FINISH_REASON_CANCELLED
+    ending = follow.choices[0].ending
+    assert ending is not None
+    assert ending.reason == FinishReason.FINISH_REASON_CANCELLED
 
 
-async def test_overlaps_are_trimmed() -> None:
-    follow = Follow(None, "r")  # type: ignore[arg-type]
-    follow.offer(0, encode_tokens([1, 2]), None, whole=False)
-    follow.offer(0, encode_tokens([1, 2, 3]), None, whole=False)
-    follow.offer(1, encode_tokens([2]), None, whole=False)
-    assert await follow.next() == [1, 2, 3]
-    follow.offer(5, encode_tokens([9]), None, whole=False)
-    assert follow.needs_read and follow.tokens == [1, 2, 3]
+def test_overlaps_are_trimmed() -> None:
+    log = ChoiceLog(0, 4)
+    assert log.offer(0, encode_tokens([1, 2]), None, whole=False)
+    assert log.offer(0, encode_tokens([1, 2, 3]), None, whole=False)
+    assert not log.offer(1, encode_tokens([2]), None, whole=False)
+    assert log.take().tokens == [1, 2, 3]
+    assert not log.offer(5, encode_tokens([9]), None, whole=False)
+    assert log.needs_read and log.tokens == [1, 2, 3]
 
 
-async def test_another_history_ends_the_stream() -> None:
-    follow = Follow(None, "r")  # type: ignore[arg-type]
-    follow.offer(0, encode_tokens([1, 2]), None, whole=False)
-    assert await follow.next() == [1, 2]
-    follow.offer(1, encode_tokens([7, 8]), None, whole=False)
+def test_records_with_log_probabilities_are_trimmed_to_whole_ones() -> None:
+    size = stride(1)
+    records = b"".join(encode_logprobs(t, [t, 9], [-0.5, -t]) for t in range(1, 5))
+    log = ChoiceLog(0, size)
+    log.offer(0, records[: 2 * size], None, whole=False)
+    log.offer(1, records[size : 3 * size + 5], None, whole=True)
+    news = log.take()
+    assert news.tokens == [1, 2, 3] and news.records == records[: 3 * size]
+    log.offer(2, records[2 * size :], STOP, whole=False)
+    news = log.take()
+    assert news.tokens == [4] and news.records == records[3 * size :] and news.ending == STOP
+
+
+async def test_another_history_ends_the_stream(bench: Bench) -> None:
+    follow = await bench.begin()
+    await bench.append(0, [1, 2])
+    assert await next_of(follow) == [1, 2]
+    event = LogEvent(request_id=bench.rid, start=1, records=encode_tokens([7, 8]))
+    follow.offer(follow.choices[0], event)
     with pytest.raises(Internal) as caught:
         await follow.next()
     assert caught.value.reason == "STREAM_DIVERGED"
+
+
+async def test_choices_are_followed_side_by_side(bench: Bench) -> None:
+    follow = await bench.begin(n=3)
+    await bench.append(0, [5], choice=2)
+    await bench.append(0, [1], choice=0)
+    await bench.append(0, [3], choice=1)
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    await bench.append(1, [], STOP, choice=0)
+    await bench.lose([4], STOP, choice=1)
+    await bench.append(1, [6], STOP, choice=2)
+    async with asyncio.timeout(8):
+        while follow.open_logs:
+            for news in await follow.next():
+                seen[news.choice] += news.tokens
+    assert seen == {0: [1], 1: [3, 4], 2: [5, 6]}
+
+
+async def test_a_follower_that_comes_late_reads_every_choice(bench: Bench) -> None:
+    await bench.begin(n=2)
+    await bench.append(0, [1, 2], STOP, choice=1)
+    await bench.append(0, [3], choice=0)
+    layout = LogLayout(choices=2)
+    follow = bench.follower.follow(bench.rid, new=False, layout=layout)
+    seen = {0: [0], 1: [0]}
+    async with asyncio.timeout(5):
+        while seen != {0: [0, 3], 1: [0, 1, 2]}:
+            for news in await follow.next():
+                seen[news.choice] += news.tokens
+    assert [log.choice for log in follow.open_logs] == [0]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_output_waits_for_the_whole_prompt(bench: Bench, lost: bool) -> None:
+    layout = LogLayout(prompt_records=2, prompt_stride=stride(0))
+    follow = await bench.begin(layout=layout)
+    first, second = (encode_logprobs(t, [t], [-1.0]) for t in (1, 2))
+    await bench.append_prompt(0, first, lost=False)
+    if lost:
+        await bench.append_prompt(1, second, lost=True)
+        await bench.append(0, [7])
+    else:
+        await bench.append_prompt(1, second, lost=False)
+        await bench.append(0, [7])
+    seen: list[tuple[int, list[int]]] = []
+    async with asyncio.timeout(5):
+        while len(seen) < 2:
+            seen += [(news.choice, news.tokens) for news in await follow.next()]
+    assert seen == [(-1, [1, 2]), (0, [7])]
+
+
+async def test_output_without_its_prompt_is_an_error(bench: Bench) -> None:
+    follow = await bench.begin(layout=LogLayout(prompt_records=2, prompt_stride=stride(0)))
+    await bench.append(0, [7])
+    with pytest.raises(Internal) as caught:
+        await asyncio.wait_for(follow.next(), 5)
+    assert caught.value.reason == "PROMPT_LOGPROBS_LOST"
+
+
+async def test_a_request_that_breaks_off_does_not_wait_for_its_prompt(bench: Bench) -> None:
+    follow = await bench.begin(layout=LogLayout(prompt_records=2, prompt_stride=stride(0)))
+    failed = Ending(reason=FinishReason.FINISH_REASON_ERROR)
+    await bench.append(0, [], failed)
+    (news,) = await asyncio.wait_for(follow.next(), 5)
+    assert news.ending == failed
 
 
 async def test_a_request_that_is_gone_is_not_waited_for(bench: Bench) -> None:
@@ -140,11 +249,26 @@ async def test_a_request_that_is_gone_is_not_waited_for(bench: Bench) -> None:
 async def test_the_channel_is_subscribed_again_after_redis_closed_it(bench: Bench) -> None:
     follow = await bench.begin()
     await bench.append(0, [1])
-    assert await follow.next() == [1]
+    assert await next_of(follow) == [1]
     await bench.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
     await bench.append(1, [2])
     await bench.append(2, [3], STOP)
     assert await all_of(follow) == [2, 3]
+
+
+def answer_of(head: RequestSpec, table: TokenBytes) -> Answer:
+    """An answer to write events of; nothing is followed."""
+    return Answer(
+        head,
+        len(head.prompt) // 4,
+        table,
+        Follow(None, "r"),  # type: ignore[arg-type]
+        Metrics(MODEL),
+        eos_token_ids=(),
+        prompt_ids=None,
+        arrived_at=0.0,
+        cancel=lambda: None,
+    )
 
 
 def chunks(start: int, tokens: list[int], sizes: list[int]) -> bytes:
@@ -152,10 +276,10 @@ def chunks(start: int, tokens: list[int], sizes: list[int]) -> bytes:
     head = RequestSpec(
         request_id="r_x",
         model=MODEL,
-        sampling=SamplingParams(stop=["zz", "xyz"]),
+        sampling=SamplingParams(stop=["zz", "xyz"], n=1),
         reply=ReplyFormat(kind=ReplyKind.REPLY_KIND_CHAT, include_usage=True),
     )
-    fold, writer = AnswerFold(LETTERS, head), EventWriter(head, 3)
+    fold, writer = AnswerFold(LETTERS, head), EventWriter(answer_of(head, LETTERS))
     fold.push(tokens[:start], None)
     written, at = b"", start
     for size in sizes:
@@ -192,11 +316,11 @@ async def test_two_gateways_give_the_same_bytes(
         go.set()
         tokens = await all_of(follow)
     fold = AnswerFold(stage.gateway.model.table, played.spec)
-    writer = EventWriter(played.spec, len(played.spec.prompt) // 4)
+    writer = EventWriter(answer_of(played.spec, stage.gateway.model.table))
     written = writer.first()
     for token in tokens[:-1]:
         written += writer.piece(fold.push([token], None))
-    written += writer.piece(fold.push(tokens[-1:], follow.ending))
+    written += writer.piece(fold.push(tokens[-1:], follow.choices[0].ending))
     seen = (await first).content.removesuffix(b"data: [DONE]\n\n")
     assert ANSWER.startswith(_text(seen)) and not _text(seen).endswith("square")
     assert _text(seen) == _text(written)

@@ -28,6 +28,7 @@ def model(**defaults: float) -> ServedModel:
         eos_token_ids=(2,),
         sampling_defaults=defaults,
         table=TokenBytes([b"x"] * 480),
+        tokenizer=byte_level_tokenizer(),
         created_unix_s=0,
     )
 
@@ -115,15 +116,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 UNSUPPORTED: list[dict[str, Any]] = [
-    {"n": 2},
-    {"n": True},
-    {"best_of": 3},
-    {"logprobs": True},
-    {"top_logprobs": 5},
+    {"echo": True},
+    {"logits_processors": ["x"]},
     {"tools": [{"type": "function"}]},
     {"tool_choice": "required"},
     {"response_format": {"type": "json_object"}},
-    {"use_beam_search": True},
     {"guided_json": {}},
     {"chat_template": "{{ x }}"},
 ]

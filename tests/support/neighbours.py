@@ -20,12 +20,12 @@ from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
 from shared.registry import Announcement
 from shared.rpc import RoomServer
 from shared.text import StopFinder, TokenBytes
-from shared.token_log import decode_tokens, encode_tokens
+from shared.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
 from tessera.common.v1.ending_pb2 import Ending, Failure, FinishReason
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
-from tessera.scheduler.v1.queue_pb2 import RequestSpec
+from tessera.scheduler.v1.queue_pb2 import LogBatch, LogEvent, RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
 
 IMAGE_TOKENS = 4
@@ -104,9 +104,21 @@ class Played:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+def score(token: int, place: int, k: int) -> tuple[list[int], list[float]]:
+    """What the player's model says of a token at a place: its own id and the top ones, with their
+    log-probabilities. Every third token is not the likeliest.
+    """
+    others = [(token + 1 + i) % 300 for i in range(k)]
+    own = -0.125 * (place % 3) - 0.0625
+    top = [(token, own)] + [(other, -1.0 - i) for i, other in enumerate(others)]
+    if place % 3 == 2:
+        own, top = -9.5, top[1:]
+    return [token, *(i for i, _ in top[:k])], [own, *(p for _, p in top[:k])]
+
+
 class SchedulerPlayer:
-    """Owns every request of a model and answers it with `answer(spec)`: groups of tokens, one group
-    a step.
+    """Owns every request of a model and answers each choice with `answer(spec)`, or with
+    `answer_choice(spec, choice)` where that is set: groups of tokens, one group a step.
     """
 
     def __init__(self, redis_url: str, model_name: str, table: TokenBytes) -> None:
@@ -119,7 +131,10 @@ class SchedulerPlayer:
         self.id = new_instance_id()
         self.played: dict[str, Played] = {}
         self.answer: Callable[[RequestSpec], Iterable[Sequence[int]]] = lambda spec: [[0]]
+        self.answer_choice: Callable[[RequestSpec, int], Iterable[Sequence[int]]] | None = None
         self.failure: Failure | None = None
+        # The choices that `failure` is for; all if None.
+        self.failing: set[int] | None = None
         self.load = GetLoadResponse(
             decoders=[DecoderLoad(running=3, waiting=1, blocks_used=25, blocks_total=100)]
         )
@@ -173,7 +188,30 @@ class SchedulerPlayer:
 
     async def _run(self, request: TakenRequest) -> None:
         spec, rid = request.spec, request.spec.request_id
-        played = self.played[rid]
+        await self._log_prompt(spec)
+        choices = range(spec.sampling.n)
+        await asyncio.gather(*(self._run_choice(spec, choice) for choice in choices))
+        self.played[rid].ended.set()
+
+    async def _log_prompt(self, spec: RequestSpec) -> None:
+        """The prompt's log-probabilities, in pieces, before any output."""
+        if not spec.sampling.HasField("prompt_logprobs"):
+            return
+        k, prompt = spec.sampling.prompt_logprobs, decode_tokens(spec.prompt)
+        log = self._keys.log(spec.request_id, -1)
+        for start in range(0, len(prompt) - 1, 7):
+            some = prompt[start + 1 : start + 8]
+            records = b"".join(
+                encode_logprobs(token, *score(token, start + i, k)) for i, token in enumerate(some)
+            )
+            event = LogEvent(request_id=spec.request_id, choice=-1, start=start, records=records)
+            await self._redis.append(log, records)
+            batch = LogBatch(events=[event]).SerializeToString()
+            await self._redis.publish(self._keys.token_channel, batch)
+            await self.step(spec.request_id, -1)
+
+    async def _run_choice(self, spec: RequestSpec, choice: int) -> None:
+        played = self.played[spec.request_id]
         sampling = spec.sampling
         finder = StopFinder(
             self._table,
@@ -182,35 +220,48 @@ class SchedulerPlayer:
             include_stop=sampling.include_stop_str_in_output,
         )
         done, ending = 0, None
-        for index, group in enumerate(self.answer(spec)):
-            await self.step(rid, index)
+        groups = self.answer_choice(spec, choice) if self.answer_choice else self.answer(spec)
+        for index, group in enumerate(groups):
+            await self.step(spec.request_id, index)
             tokens: list[int] = []
             for token in group:
                 tokens.append(token)
                 ending = _ending(spec, finder, token, done + len(tokens))
                 if ending is not None:
                     break
-            if not await self._append(rid, done, tokens, ending):
+            if not await self._append(spec, choice, done, tokens, ending):
                 played.cancelled = True
-                break
+                return
             done += len(tokens)
             if ending is not None:
-                break
-        else:
-            ending = Ending(reason=FinishReason.FINISH_REASON_STOP)
-            if self.failure is not None:
-                ending = Ending(reason=FinishReason.FINISH_REASON_ERROR, failure=self.failure)
-            await self._append(rid, done, [], ending)
-        played.ended.set()
+                return
+        ending = Ending(reason=FinishReason.FINISH_REASON_STOP)
+        if self.failure is not None and (self.failing is None or choice in self.failing):
+            ending = Ending(reason=FinishReason.FINISH_REASON_ERROR, failure=self.failure)
+        await self._append(spec, choice, done, [], ending)
 
     async def _append(
-        self, rid: str, start: int, tokens: Sequence[int], ending: Ending | None
+        self,
+        spec: RequestSpec,
+        choice: int,
+        start: int,
+        tokens: Sequence[int],
+        ending: Ending | None,
     ) -> bool:
-        append = Append(rid, 0, start, 4, encode_tokens(tokens), ending)
+        rid, size = spec.request_id, 4
+        records = encode_tokens(tokens)
+        if spec.sampling.HasField("logprobs"):
+            k = spec.sampling.logprobs
+            size = stride(k)
+            records = b"".join(
+                encode_logprobs(token, *score(token, start + i, k))
+                for i, token in enumerate(tokens)
+            )
+        append = Append(rid, choice, start, size, records, ending)
         (answer,) = await self.queue.append(self.id, [append])
         if answer.code == AppendCode.CANCEL and ending is None:
             ending = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
-            end = Append(rid, 0, start + len(tokens), 4, b"", ending)
+            end = Append(rid, choice, start + len(tokens), size, b"", ending)
             await self.queue.append(self.id, [end])
         return answer.code == AppendCode.OK
 

@@ -1,0 +1,39 @@
+"""Words that must not be in an answer, as the sequences of token ids that would write them."""
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer
+
+from services.gateway.fields import Fields
+from tessera.common.v1.sampling_pb2 import TokenSequence
+
+_MOST_WORDS = 256
+_LONGEST_WORD = 256
+
+
+def read_bad_words(fields: Fields, tokenizer: Tokenizer) -> list[TokenSequence]:
+    """The sequences for `bad_words`. Raises InvalidRequest for a word without tokens."""
+    words = fields.strings("bad_words", _MOST_WORDS, _LONGEST_WORD)
+    sequences: dict[tuple[int, ...], None] = {}
+    for place, word in enumerate(words):
+        found = list(spellings(word, tokenizer))
+        if not found:
+            raise fields.wrong(f"bad_words[{place}]", "has no tokens")
+        sequences |= dict.fromkeys(found)
+    return [TokenSequence(ids=ids) for ids in sequences]
+
+
+def spellings(word: str, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
+    """How a word is written at the beginning of a text and, where that is another sequence of the
+    same length, after a space: vLLM's rule. Other ways to cut the word into tokens stay open.
+    """
+    bare = _ids(tokenizer, word.lstrip())
+    if bare:
+        yield bare
+        spaced = _ids(tokenizer, " " + word.lstrip())
+        if spaced[0] != bare[0] and len(spaced) == len(bare):
+            yield spaced
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -1,0 +1,115 @@
+"""What a gateway knows of one log: a cursor that trims what comes twice and notices what is missing."""
+
+import time
+from dataclasses import dataclass
+
+from shared import token_log
+from tessera.common.v1.ending_pb2 import Ending, FinishReason
+from tessera.common.v1.sampling_pb2 import SamplingParams
+
+# The choice by which the log of the prompt's log-probabilities goes.
+PROMPT = -1
+TOKENS_ONLY = token_log.stride(None)
+_GOOD = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLayout:
+    """The logs of a request: how many choices, and the bytes of a record of theirs; records and
+    their bytes of the prompt's log, 0 if there is none.
+    """
+
+    choices: int = 1
+    stride: int = TOKENS_ONLY
+    prompt_records: int = 0
+    prompt_stride: int = 0
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, prompt_tokens: int) -> "LogLayout":
+        """The logs that a request with these settings has."""
+        logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
+        if not sampling.HasField("prompt_logprobs"):
+            return cls(sampling.n, token_log.stride(logprobs))
+        prompt_stride = token_log.stride(sampling.prompt_logprobs)
+        return cls(sampling.n, token_log.stride(logprobs), prompt_tokens - 1, prompt_stride)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a log has more than at the last time. `records` only where they hold more than tokens."""
+
+    choice: int
+    tokens: list[int]
+    records: bytes
+    ending: Ending | None
+
+
+class ChoiceLog:
+    """The tokens and the ending of one choice, as far as they are known here."""
+
+    def __init__(self, choice: int, stride: int, expected: int | None = None) -> None:
+        """`expected` is the number of records of a log that has no ending."""
+        self.choice = choice
+        self.stride = stride
+        self.tokens: list[int] = []
+        self.ending: Ending | None = None
+        self.heard_at = time.monotonic()
+        self.needs_read = False
+        self.diverged = False
+        self._expected = expected
+        self._records = bytearray()
+        self._given = 0
+
+    @property
+    def complete(self) -> bool:
+        """Nothing more will come."""
+        if self._expected is None:
+            return self.ending is not None
+        return len(self.tokens) >= self._expected
+
+    @property
+    def broken_off(self) -> bool:
+        """It ended with an error or a cancel."""
+        return self.ending is not None and self.ending.reason not in _GOOD
+
+    def offer(self, start: int, records: bytes, ending: Ending | None, *, whole: bool) -> bool:
+        """Takes records from index `start` on; True if there is news. `whole` says that nothing can
+        be missing before an ending.
+        """
+        fresh = token_log.decode_tokens(records, self.stride)
+        known = len(self.tokens)
+        end = start + len(fresh)
+        if start > known:
+            self.needs_read = True
+            return False
+        if start < known and fresh[: known - start] != self.tokens[start:end]:
+            self.diverged = True
+            return True
+        if end > known:
+            self._take_in(fresh, records, known - start)
+        if ending is not None and whole and end < known:
+            self.diverged = True
+        elif ending is not None:
+            # An event of an ending without tokens does not say how long the log is: read it once
+            # more.
+            if whole or end == len(self.tokens) > 0:
+                self.ending = ending
+            else:
+                self.needs_read = True
+        if end > known or self.ending is not None or self.diverged:
+            self.heard_at = time.monotonic()
+            return True
+        return False
+
+    def take(self) -> News:
+        """Everything since the last call."""
+        fresh = self.tokens[self._given :]
+        self._given = len(self.tokens)
+        records = bytes(self._records)
+        self._records.clear()
+        return News(self.choice, fresh, records, self.ending)
+
+    def _take_in(self, fresh: list[int], records: bytes, overlap: int) -> None:
+        self.tokens += fresh[overlap:] if overlap else fresh
+        if self.stride != TOKENS_ONLY:
+            self._records += records[overlap * self.stride : len(fresh) * self.stride]
