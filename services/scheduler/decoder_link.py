@@ -164,6 +164,10 @@ class DecoderLink:
             preemptions=core.preemptions,
         )
 
+    def predict(self, tokens: int) -> float:
+        """Seconds that a step of so many tokens takes; 0 before any was observed."""
+        return self._timer.predict(tokens)
+
     def find(self, request_id: str) -> Sequence | None:
         """The request's sequence, if it has not ended."""
         return self.core.find(request_id)

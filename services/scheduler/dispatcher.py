@@ -8,7 +8,7 @@ import structlog
 
 from services.scheduler import convert
 from services.scheduler.core.plan import Progress
-from services.scheduler.core.router import least_loaded
+from services.scheduler.core.router import Router
 from services.scheduler.core.sequence import Ending, EndReason, Sequence
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.encoders import Encoders
@@ -56,6 +56,7 @@ class Dispatcher:
         self._lead_s = lead_s
         self._encoder_budget = encoder_budget
         self._links: dict[str, DecoderLink] = {}
+        self._router: Router[DecoderLink] = Router()
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._owners: dict[str, DecoderLink] = {}  # request -> link
         self._wake = asyncio.Event()
@@ -153,11 +154,8 @@ class Dispatcher:
         """Gives requests to decoders. One that cannot be read ends with an error: it must not take others along."""
         touched = []
         for request in taken:
-            link = least_loaded(
-                [link for link in self._links.values() if not link.draining]
-                or list(self._links.values())
-            )
             sequence = convert.sequence_of(request, self._table)
+            link = self._router.choose(sequence)
             if request.spec.sampling.n != 1:
                 reason = ("N_NOT_SUPPORTED", "n must be 1: parallel samples are not supported")
                 ending: Ending | None = Ending(EndReason.ERROR, error=reason)
@@ -294,10 +292,12 @@ class Dispatcher:
                 kept_blocks=len(link.hello.sealed_blocks) // 4,
             )
             self._links[member.instance_id] = link
+            self._router.add(link)
             self._wake.set()
             await link.run()
         finally:
             self._links.pop(member.instance_id, None)
+            self._router.remove(link)
             await asyncio.shield(self._abandon(link))
 
     async def _abandon(self, link: DecoderLink) -> None:
