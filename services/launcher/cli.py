@@ -8,6 +8,7 @@ from types import ModuleType
 _COMMANDS = {
     "serve": "serve a model on this machine: every room and a Redis of its own",
     "chat": "talk to a served model in the terminal, about pictures too",
+    "bench": "measure a served model, Tessera's or another's",
     "doctor": "look at this machine and say what is missing",
     "version": "print the version",
 }

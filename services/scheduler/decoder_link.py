@@ -179,6 +179,10 @@ class DecoderLink:
             preemptions=core.preemptions,
         )
 
+    def predict(self, tokens: int) -> float:
+        """Seconds that a step of so many tokens takes; 0 before any was observed."""
+        return self._timer.predict(tokens)
+
     # Steps
 
     def _send(self, plan: StepPlan) -> None:

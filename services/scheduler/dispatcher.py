@@ -9,7 +9,7 @@ import structlog
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.preemption import PreemptionMode
-from services.scheduler.core.router import least_loaded
+from services.scheduler.core.router import Router
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.encoders import Encoders
 from services.scheduler.ledger import Ledger
@@ -63,6 +63,7 @@ class Dispatcher:
         self._policy = policy
         self._preemption_mode = preemption_mode
         self._links: dict[str, DecoderLink] = {}
+        self._router: Router[DecoderLink] = Router()
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._taking = True
@@ -160,11 +161,9 @@ class Dispatcher:
         """Gives requests to decoders."""
         touched = []
         for one in taken:
-            link = least_loaded(
-                [link for link in self._links.values() if not link.draining]
-                or list(self._links.values())
-            )
-            self._ledger.accept(link, Request(one, self._table))
+            request = Request(one, self._table)
+            link = self._router.choose(request.sequences[0])
+            self._ledger.accept(link, request)
             touched.append(link)
         for link in dict.fromkeys(touched):
             link.pump()
@@ -264,10 +263,12 @@ class Dispatcher:
                 kept_blocks=len(link.hello.sealed_blocks) // 4,
             )
             self._links[member.instance_id] = link
+            self._router.add(link)
             self._wake.set()
             await link.run()
         finally:
             self._links.pop(member.instance_id, None)
+            self._router.remove(link)
             await asyncio.shield(self._abandon(link))
 
     async def _abandon(self, link: DecoderLink) -> None:

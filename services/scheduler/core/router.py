@@ -1,25 +1,203 @@
-"""Which decoder a sequence goes to."""
+"""Which decoder a sequence goes to: where it will begin to answer first.
 
-from collections.abc import Sequence as Items
-from typing import Protocol, TypeVar
+A router knows the cores of its decoders, in the same process: what waits there and what is cached is read, not polled.
+Several schedulers do not know of each other; between them the queue decides, by who takes a request.
+"""
 
+import random
+from typing import Generic, Protocol, TypeVar
+
+from services.scheduler.core.block_hash import extend_hashes
+from services.scheduler.core.prefix_index import PrefixIndex
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.sequence import Sequence, SequenceStatus
+
+_LOOK_AT_ALL = 8  # so few decoders are all looked at
+_HOLDERS = 2  # else the last that got the prefix
+_BY_CHANCE = 3  # and some others
+# What a sequence that is there already costs a new one, in tokens to compute: its rows in the steps to come. Too low
+# and a popular prefix crowds one decoder; too high and prefixes are computed again for the sake of a short wait.
+_TOKENS_PER_SEQUENCE = 16
+# A token that must be computed delays the sequence itself and whoever comes after it: it counts twice, or a burst with
+# one new prefix would compute it on as many decoders as there are.
+_OWN_TOKEN = 2
+_TOKENS_PER_SLOT = (
+    256  # what waiting for a slot costs: about the tokens that one sequence has yet to generate
+)
+_NEVER = 1e9  # seconds: a draining decoder is taken only if all are draining
+_REFRESH_STEPS = 64  # between looks at a decoder's fitted rate
 
 
 class HasCore(Protocol):
     """Something that runs sequences by a `Scheduler`."""
 
     core: Scheduler
+    draining: bool  # it gets no new sequences while others can take them
+
+    def predict(self, tokens: int, /) -> float:
+        """Seconds that a step of so many tokens takes there; 0 as long as nothing is known of it."""
 
 
 Link = TypeVar("Link", bound=HasCore)
 
 
-def least_loaded(links: Items[Link]) -> Link:
-    """The one with the fewest sequences, of equal ones that with the most free blocks."""
-    return min(links, key=_load)
+class Router(Generic[Link]):
+    """The decoders in service, and the choice of one for each sequence.
+
+    The cost of a decoder is the time until the sequence is computed there: what waits before it and its own tokens
+    less those that are cached. A decoder that holds the prefix is passed over as soon as its line is longer than
+    another's by more than the prefix saves; then that one holds the prefix too, so that no line grows without bound.
+
+    Looked at are the last holders of the longest known prefix and a few decoders by chance (two choices suffice to
+    keep lines even: Mitzenmacher 2001), so that a decision among a thousand decoders costs no more than among ten.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._lines: list[_Line[Link]] = []
+        self._index: PrefixIndex[_Line[Link]] = PrefixIndex()
+        self._usual = 1.0  # seconds for each token where nothing is known of a decoder
+        self._chance = random.Random(seed).random
+
+    def add(self, link: Link) -> None:
+        """A decoder came into service."""
+        self._lines.append(_Line(link))
+        # About as many prefixes as there are blocks to hold them.
+        self._index.capacity = sum(line.link.core.blocks.num_total for line in self._lines)
+
+    def remove(self, link: Link) -> None:
+        """A decoder left, its cache with it; nothing if it is not in service."""
+        for line in self._lines:
+            if line.link is link:
+                line.is_gone = True
+        self._lines = [line for line in self._lines if not line.is_gone]
+
+    def choose(self, sequence: Sequence) -> Link:
+        """The decoder that the caller now adds the sequence to. There must be one in service."""
+        block_size = self._lines[0].link.core.capacity.block_size
+        extend_hashes(sequence, block_size)
+        # The last token must always be computed: a block that ends with it saves nothing.
+        hashes = sequence.block_hashes[: (len(sequence.tokens) - 1) // block_size]
+        holders, depth = self._index.find(hashes)
+        best = self._lines[0]
+        least, most_cached = float("inf"), 0
+        for line, cached in self._candidates(holders, hashes, depth):
+            cost = self._seconds(line, len(sequence.tokens) - cached * block_size)
+            if cost < least:
+                best, least, most_cached = line, cost, cached
+        best.join(sequence, most_cached * block_size)
+        self._index.add(hashes, best)
+        return best.link
+
+    def _seconds(self, line: "_Line[Link]", tokens: int) -> float:
+        """Until a sequence with so many tokens to compute is computed there."""
+        waiting = line.tokens_to_wait(tokens)
+        if line.token_s:
+            self._usual = line.token_s
+        cost = waiting * (line.token_s or self._usual)
+        if line.link.core.num_in_flight:  # a step is running, half of it still to come in the mean
+            cost += line.step_s / 2
+        return cost + _NEVER if line.link.draining else cost
+
+    def _candidates(
+        self, holders: "list[_Line[Link]]", hashes: list[bytes], depth: int
+    ) -> "list[tuple[_Line[Link], int]]":
+        """Decoders to compare, each with the blocks that are cached there."""
+        lines, count = self._lines, len(self._lines)
+        if count <= _LOOK_AT_ALL:
+            return [(line, line.cached_blocks(hashes, depth)) for line in lines]
+        chosen = [
+            (line, line.cached_blocks(hashes, depth))
+            for line in holders[-_HOLDERS:]
+            if not line.is_gone
+        ]
+        for _ in range(_BY_CHANCE):
+            line = lines[int(self._chance() * count)]
+            chosen.append((line, depth if depth and line.has(hashes[depth - 1]) else 0))
+        return chosen
 
 
-def _load(link: HasCore) -> tuple[int, float]:
-    core = link.core
-    return (core.num_sequences, -core.blocks.num_free / max(1, core.blocks.num_total))
+class _Line(Generic[Link]):
+    """A decoder and those who were sent there and are not yet computed."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.is_gone = False
+        self._pending: list[tuple[Sequence, int]] = []  # with the tokens that were cached for it
+        self._tokens = 0  # to compute for them, as of the last look
+        self._look_at = 0  # the step from which on it is worth looking again
+        self._refresh_at = 0
+        self.step_s = 0.0  # time of a step of one token
+        self.token_s = 0.0  # and of each further one; both 0 while unknown
+
+    def join(self, sequence: Sequence, cached: int) -> None:
+        """A sequence was sent here; `cached` of its tokens need not be computed."""
+        self._pending.append((sequence, cached))
+        self._tokens += len(sequence.tokens) - cached
+
+    def cached_blocks(self, hashes: list[bytes], depth: int) -> int:
+        """Leading blocks that are cached here, or will be; `depth` of them are known to have been sent somewhere.
+
+        Only what follows the known ones is looked up one by one: a cache loses the ends of its chains first.
+        """
+        find = self.link.core.blocks.find
+        if depth <= 1:
+            return len(find(hashes))
+        found = len(find(hashes[depth - 1 :]))
+        if found:
+            return depth - 1 + found
+        # Who is yet to be computed here counts too: several with one new prefix that come together stay together.
+        for sequence, _ in self._pending:
+            known = sequence.block_hashes
+            if len(known) >= depth and known[depth - 1] == hashes[depth - 1]:
+                return depth + _num_equal(known[depth:], hashes[depth:])
+        return len(find(hashes[: depth - 1]))
+
+    def has(self, content: bytes) -> bool:
+        """Whether a block is cached here."""
+        return bool(self.link.core.blocks.find((content,)))
+
+    def tokens_to_wait(self, tokens: int) -> int:
+        """What a sequence with so many tokens to compute would wait for here, all of it counted in tokens."""
+        core = self.link.core
+        crowd = core.num_sequences
+        if core.steps >= self._look_at or crowd < len(self._pending):
+            self._look(core.steps)
+        waiting = self._tokens + tokens
+        missing_slots = crowd + 1 - core.capacity.max_slots
+        missing_tokens = waiting - core.blocks.num_free * core.capacity.block_size
+        total = self._tokens + _OWN_TOKEN * tokens + crowd * _TOKENS_PER_SEQUENCE
+        if missing_slots > 0:
+            total += missing_slots * _TOKENS_PER_SLOT
+        if missing_tokens > 0:  # they must be given up by others first
+            total += missing_tokens
+        return total
+
+    def _look(self, step: int) -> None:
+        """Forgets those who are computed. A long line is looked at less often: its sum changes less."""
+        self._pending = [
+            (sequence, cached)
+            for sequence, cached in self._pending
+            if sequence.num_computed_tokens < sequence.prompt_len
+            and sequence.status is not SequenceStatus.ENDED
+        ]
+        self._tokens = sum(
+            len(sequence.tokens) - max(cached, sequence.num_computed_tokens)
+            for sequence, cached in self._pending
+        )
+        self._look_at = step + 1 + len(self._pending) // 8
+        if step >= self._refresh_at or not self.token_s:
+            full = self.link.core.capacity.max_batched_tokens
+            self.step_s, most = self.link.predict(1), self.link.predict(full)
+            # Before steps of different sizes were seen, tokens seem to cost nothing.
+            self.token_s = max(most - self.step_s, self.step_s) / full
+            self._refresh_at = step + _REFRESH_STEPS
+
+
+def _num_equal(left: list[bytes], right: list[bytes]) -> int:
+    """Leading elements that are equal."""
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

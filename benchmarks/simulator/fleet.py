@@ -1,0 +1,123 @@
+"""Several shards fed from one queue, in windows of virtual time.
+
+Shards meet only at the ends of windows: there each says how much room it has, and what arrives in the next window is
+dealt by that, as if each took it from the queue. Within a window every event happens at its exact time.
+"""
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from benchmarks.simulator.shard import Shard, ShardOptions, ShardOutcome
+from benchmarks.simulator.trace import Arrival
+
+WINDOW_S = 0.1
+
+
+class Worker(Protocol):
+    """A shard, here or in a process of its own."""
+
+    def start(self, arrivals: list[Arrival], begin: float, until: float) -> None: ...
+    def wait(self) -> tuple[int, int]: ...
+    def finish(self) -> ShardOutcome: ...
+
+
+def simulate(trace: Iterable[Arrival], options: ShardOptions, processes: int) -> list[ShardOutcome]:
+    """Runs a trace to its end. `options.decoders` are in all; they are divided among the processes."""
+    shares = [
+        _with_decoders(options, options.decoders // processes + (n < options.decoders % processes))
+        for n in range(processes)
+    ]
+    workers: list[Worker] = [_Local(shares[0])] if processes == 1 else [*map(_Remote, shares)]
+    queue: deque[Arrival] = deque()
+    source = iter(trace)
+    ahead = next(source, None)
+    rooms = [16 * share.decoders for share in shares]
+    live, begin = 0, 0.0
+    while ahead is not None or queue or live:
+        until = begin + WINDOW_S
+        while ahead is not None and ahead.at <= until:
+            queue.append(ahead)
+            ahead = next(source, None)
+        dealt = _deal(queue, rooms)
+        for worker, arrivals in zip(workers, dealt, strict=True):
+            worker.start(arrivals, begin, until)
+        states = [worker.wait() for worker in workers]
+        rooms = [room for room, _ in states]
+        live = sum(count for _, count in states)
+        begin = until
+    return [worker.finish() for worker in workers]
+
+
+def _deal(queue: deque[Arrival], rooms: list[int]) -> list[list[Arrival]]:
+    """Gives each request to the shard with the most room left; the rest stays queued."""
+    left = list(rooms)
+    dealt: list[list[Arrival]] = [[] for _ in rooms]
+    while queue:
+        most = max(range(len(left)), key=left.__getitem__)
+        if left[most] <= 0:
+            break
+        left[most] -= 1
+        dealt[most].append(queue.popleft())
+    return dealt
+
+
+class _Local:
+    def __init__(self, options: ShardOptions) -> None:
+        self._shard = Shard(options)
+
+    def start(self, arrivals: list[Arrival], begin: float, until: float) -> None:
+        self._shard.run(arrivals, begin, until)
+
+    def wait(self) -> tuple[int, int]:
+        return self._shard.room, self._shard.num_live
+
+    def finish(self) -> ShardOutcome:
+        return self._shard.finish()
+
+
+class _Remote:
+    def __init__(self, options: ShardOptions) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, options), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def start(self, arrivals: list[Arrival], begin: float, until: float) -> None:
+        self._pipe.send((arrivals, begin, until))
+
+    def wait(self) -> tuple[int, int]:
+        room, live = self._pipe.recv()
+        return room, live
+
+    def finish(self) -> ShardOutcome:
+        self._pipe.send(None)
+        outcome: ShardOutcome = self._pipe.recv()
+        self._process.join()
+        return outcome
+
+
+def _serve(pipe: Connection, options: ShardOptions) -> None:
+    shard = Shard(options)
+    while (window := pipe.recv()) is not None:
+        shard.run(*window)
+        pipe.send((shard.room, shard.num_live))
+    pipe.send(shard.finish())
+
+
+def _with_decoders(options: ShardOptions, count: int) -> ShardOptions:
+    return ShardOptions(**{**vars(options), "decoders": count})
+
+
+def counted(trace: Iterable[Arrival], every: int) -> Iterator[Arrival]:
+    """Says on the way how far it is, each `every` requests."""
+    for arrival in trace:
+        if arrival.number and arrival.number % every == 0:
+            print(
+                f"  {arrival.number:,} requests sent, {arrival.at:.1f} s of virtual time",
+                flush=True,
+            )
+        yield arrival

@@ -1,0 +1,112 @@
+"""`tessera bench serve`: warms up, measures, reports."""
+
+import asyncio
+import gc
+import sys
+import time
+
+import uvloop
+
+from services.launcher.bench import progress, report
+from services.launcher.bench.errors import BenchError
+from services.launcher.bench.http_client import HttpClient
+from services.launcher.bench.load import Load, Pacing
+from services.launcher.bench.result import Result, summarise
+from services.launcher.bench.server import Server
+from services.launcher.bench.settings import BenchSettings
+from services.launcher.bench.workload import Workload
+
+_USAGE = (
+    "usage: tessera bench serve [options]\n\n"
+    "  serve     load on a server with OpenAI's API, and what a client saw of it\n\n"
+    "`tessera bench serve --help` lists the options."
+)
+_INTERRUPTED = 130  # what shells expect after Ctrl-C
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `tessera bench <what>`. Returns 0, 1 if a request failed or nothing could be measured, 2 for bad usage."""
+    if arguments[:1] != ["serve"]:
+        asked = arguments[:1] in (["-h"], ["--help"], ["help"])
+        print(_USAGE, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    settings = BenchSettings.load(arguments[1:], prog="tessera bench serve")
+    try:
+        result = uvloop.run(run(settings))
+    except (BenchError, ValueError) as error:
+        print(f"tessera bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 1 if result.failed else 0
+
+
+async def run(settings: BenchSettings) -> Result:
+    """Measures once, prints the table and writes the files. Raises BenchError, ValueError for a bad --base-url."""
+    client = HttpClient(settings.base_url, settings.api_key)
+    try:
+        server = Server(client, settings.endpoint, settings.request_timeout)
+        model = settings.model or await server.only_model()
+        workload = await _accepted_workload(settings, server, model)
+        await _warm_up(settings, server, workload)
+        load = Load(
+            server.complete, workload.bodies(settings.num_prompts), pacing(settings), settings.seed
+        )
+        result = await _measured(settings, load)
+    finally:
+        client.close()
+    print(report.table(result))
+    for file in report.write(settings, model, result, load.recordings):
+        print(f"written to {file}")
+    return result
+
+
+def pacing(settings: BenchSettings) -> Pacing:
+    """When requests are sent, by the settings."""
+    return Pacing(
+        settings.request_rate,
+        settings.arrivals == "constant",
+        settings.burstiness,
+        settings.max_concurrency,
+    )
+
+
+async def _accepted_workload(settings: BenchSettings, server: Server, model: str) -> Workload:
+    """Asks once for what is to come. A server that refuses `return_token_ids` is asked without it."""
+    workload = Workload(settings, model, return_token_ids=settings.return_token_ids)
+    refusal = await server.refusal(workload.probe())
+    if refusal and settings.return_token_ids:
+        workload = Workload(settings, model, return_token_ids=False)
+        if not await server.refusal(workload.probe()):
+            print("the server gives no token ids: tokens are counted by events", file=sys.stderr)
+            return workload
+    if refusal:
+        raise BenchError(f"the server refuses such requests: {refusal}")
+    return workload
+
+
+async def _warm_up(settings: BenchSettings, server: Server, workload: Workload) -> None:
+    bodies = workload.bodies(settings.num_warmups, "warm-up")
+    lanes = Pacing(concurrency=settings.max_concurrency or settings.num_warmups or 1)
+    load = Load(server.complete, bodies, lanes, settings.seed)
+    await load.run()
+    failed = [r.error for r in load.recordings if not r.succeeded]
+    if failed:
+        raise BenchError(f"a warm-up request failed: {failed[0]}")
+
+
+async def _measured(settings: BenchSettings, load: Load) -> Result:
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a pause of ours would be taken for one of the server's
+    began = time.process_time()
+    try:
+        async with progress.shown(load, enabled=not settings.disable_tqdm):
+            duration = await load.run()
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        spent = time.process_time() - began
+        gc.enable()
+        gc.unfreeze()
+    return summarise(load.recordings, duration, settings.objectives, spent)

@@ -1,0 +1,209 @@
+"""HTTP/1.1 on bare transports: kept-alive connections, streamed answers, and nothing that costs time for each event."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+_LONGEST_REFUSAL = 4096  # bytes
+
+
+class HttpError(Exception):
+    """The server could not be asked, or left in the middle of an answer."""
+
+
+class HttpRefusal(HttpError):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"HTTP {status}: {_message_of(body)}")
+        self.status = status
+
+
+class Connection(asyncio.Protocol):
+    """One connection with at most one request under way."""
+
+    def __init__(self) -> None:
+        self.is_reusable = False
+        self.status = 0
+        self.refusal = bytearray()  # body of an answer other than 200
+        self._transport: asyncio.Transport
+        self._parser: httptools.HttpResponseParser
+        self._on_body: Callable[[bytes], object] = bytes
+        self._done: asyncio.Future[None] | None = None
+        self._is_framed = False
+        self._has_begun = False
+        self.is_open = False
+
+    async def exchange(self, request: bytes, on_body: Callable[[bytes], object]) -> None:
+        """Sends a request and hands the body of a 200 on in pieces. Raises HttpError."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._on_body = on_body
+        self._is_framed = self._has_begun = self.is_reusable = False
+        self.status = 0
+        self.refusal = bytearray()
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            await self._done
+        finally:
+            self._done = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the last answer has come."""
+        return self._has_begun
+
+    def close(self) -> None:
+        """Ends the connection, and with it the request under way."""
+        self._transport.abort()
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one but in name
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._done is None:  # nothing was asked
+            self.close()
+            return
+        self._has_begun = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"this is not HTTP: {error}")
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The server closed it, or the network broke."""
+        self.is_open = self.is_reusable = False
+        if self.status and not self._is_framed and error is None:
+            self._finish()  # an answer without a length ends with its connection
+        else:
+            self._fail("the server closed the connection in the middle of an answer")
+
+    # httptools' side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header of the answer."""
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._is_framed = True
+
+    def on_headers_complete(self) -> None:
+        """The status is known."""
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body, freed of its framing."""
+        if self.status == 200:
+            self._on_body(body)
+        elif len(self.refusal) < _LONGEST_REFUSAL:
+            self.refusal += body
+
+    def on_message_complete(self) -> None:
+        """The answer is complete."""
+        self.is_reusable = self.is_open and self._parser.should_keep_alive()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _fail(self, message: str) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(HttpError(message))
+
+
+class HttpClient:
+    """Requests to one server over a pool of connections that grows with the number under way."""
+
+    def __init__(self, base_url: str, api_key: str = "") -> None:
+        """Raises ValueError if `base_url` is not one."""
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{base_url!r} is not an address such as http://127.0.0.1:8000")
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        path = parts.path.rstrip("/")
+        self._prefix = path.removesuffix("/v1")
+        name = parts.netloc.rpartition("@")[2]
+        key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        self._headers = f"Host: {name}\r\n{key}Content-Type: application/json\r\n"
+        self._idle: list[Connection] = []
+
+    async def request(
+        self, method: str, path: str, body: bytes, on_body: Callable[[bytes], object]
+    ) -> None:
+        """Returns when a 200 is complete; `on_body` got its pieces. Raises HttpError and HttpRefusal.
+
+        A cancel closes the connection.
+        """
+        head = (
+            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode()
+        while True:
+            connection, is_fresh = await self._connection()
+            try:
+                await connection.exchange(head + body, on_body)
+            except HttpError:
+                if is_fresh or connection.has_begun:
+                    raise
+                continue  # the server had grown tired of waiting on it
+            except asyncio.CancelledError:
+                connection.close()
+                raise
+            if connection.is_reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+            if connection.status != 200:
+                raise HttpRefusal(connection.status, bytes(connection.refusal))
+            return
+
+    async def get(self, path: str) -> bytes:
+        """A whole body. Raises HttpError and HttpRefusal."""
+        pieces: list[bytes] = []
+        await self.request("GET", path, b"", pieces.append)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Ends the connections that are open."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    async def _connection(self) -> tuple[Connection, bool]:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection, False
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                Connection, self._host, self._port, ssl=self._tls
+            )
+        except OSError as error:
+            raise HttpError(f"nobody answers at {self._host}:{self._port}: {error}") from None
+        return connection, True
+
+
+def _message_of(body: bytes) -> str:
+    """The sentence in an error's body: OpenAI's, FastAPI's, or the body itself."""
+    text = body.decode(errors="replace").strip()
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return text[:500]
+    if isinstance(content, dict):
+        found = content.get("error", content.get("detail", content.get("message", text)))
+        return str(found.get("message", found) if isinstance(found, dict) else found)
+    return text[:500]

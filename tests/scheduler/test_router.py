@@ -1,0 +1,227 @@
+"""Which decoder a sequence goes to, with real cores behind the router."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from services.scheduler.core.plan import StepOutput
+from services.scheduler.core.prefix_index import PrefixIndex
+from services.scheduler.core.router import Router
+from services.scheduler.core.scheduler import Capacity, Scheduler
+from services.scheduler.core.sequence import Sequence
+
+BLOCK = 4
+
+
+def capacity(**changes: int) -> Capacity:
+    values = {"num_blocks": 129, "block_size": BLOCK, "max_slots": 8, "max_model_len": 400}
+    return Capacity(**{**values, "max_batched_tokens": 64, **changes})
+
+
+@dataclass(eq=False)
+class Link:
+    """A decoder whose steps take no time."""
+
+    core: Scheduler = field(default_factory=lambda: Scheduler(capacity()))
+    draining: bool = False
+    token_s: float = 0.001
+    step_s: float = 0.001
+
+    def predict(self, tokens: int) -> float:
+        return (self.step_s + self.token_s * tokens) if self.token_s else 0.0
+
+    def work(self, steps: int = 1000) -> None:
+        """Runs plans until there is nothing to do, or so many."""
+        for _ in range(steps):
+            plan = self.core.plan()
+            if plan is None:
+                return
+            self.core.complete(StepOutput([1] * len(plan.samples)))
+
+
+class Fleet:
+    """Links behind a router."""
+
+    def __init__(self, *links: Link) -> None:
+        self.router: Router[Link] = Router()
+        self.links = list(links)
+        self.sent = 0
+        for link in links:
+            self.router.add(link)
+
+    def send(self, prompt: list[int], max_tokens: int = 4) -> Link:
+        self.sent += 1
+        name = f"r{self.sent}"
+        sequence = Sequence(name, list(prompt), len(prompt), max_tokens, arrival=self.sent)
+        link = self.router.choose(sequence)
+        assert link.core.add(sequence) is None
+        return link
+
+    def work(self, steps: int = 1000) -> None:
+        for link in self.links:
+            link.work(steps)
+
+
+def fleet(count: int) -> Fleet:
+    return Fleet(*(Link() for _ in range(count)))
+
+
+def text(start: int, count: int) -> list[int]:
+    return list(range(1000 * start, 1000 * start + count))
+
+
+@pytest.mark.parametrize("count", [2, 8, 40])
+def test_a_prefix_goes_where_it_is_cached(count: int) -> None:
+    many = fleet(count)
+    homes = {number: many.send(text(number, 40)) for number in range(1, count)}
+    many.work()
+    for number, home in homes.items():
+        assert many.send(text(number, 40) + [7] * 8) is home
+        many.work()
+
+
+def test_a_cache_that_was_kept_over_a_new_binding_is_found() -> None:
+    few = fleet(3)
+    first = Sequence("a", text(1, 40), 40, 1)
+    few.links[2].core.add(first)
+    few.links[2].work()
+    assert few.send(text(1, 40)) is few.links[2]
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_a_new_prefix_that_comes_in_a_burst_stays_together(count: int) -> None:
+    many = fleet(count)
+    assert len({many.send(text(5, 48) + text(10 + n, 4)) for n in range(3)}) == 1
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_equal_lines_are_filled_evenly(count: int) -> None:
+    many = fleet(count)
+    for number in range(4 * count):
+        many.send(text(number, 20), max_tokens=50)
+    loads = [link.core.num_sequences for link in many.links]
+    assert max(loads) - min(loads) <= (0 if count == 2 else 5)
+
+
+def test_of_equal_lines_the_one_with_fewer_running_is_taken() -> None:
+    two = fleet(2)
+    busy = two.send(text(1, 20), max_tokens=100)
+    two.work(3)
+    assert busy.core.num_sequences == 1
+    for number in range(2, 4):
+        other = two.send(text(number, 20), max_tokens=1)
+        assert other is not busy
+        two.work(3)
+
+
+def test_a_holder_is_passed_over_when_its_line_costs_more_than_it_saves() -> None:
+    two = fleet(2)
+    home = two.send(text(1, 40))
+    two.work()
+    chosen = [two.send(text(1, 40) + text(n, 20), max_tokens=60) for n in range(10, 22)]
+    assert chosen[:2] == [home, home]
+    other = next(link for link in two.links if link is not home)
+    # The line of 40 tokens that the prefix saves is full after two or three; then both take turns.
+    assert 3 <= chosen.count(other) <= 8
+
+
+def test_a_hot_prefix_spreads_and_nobody_starves() -> None:
+    many = fleet(20)
+    for number in range(400):
+        many.send(text(1, 40) + text(100 + number, 10), max_tokens=20)
+        if number % 4 == 0:
+            many.work(2)
+    assert max(link.core.num_sequences for link in many.links) <= 40
+    assert sum(bool(link.core.num_sequences) for link in many.links) >= 10
+    many.work()
+    assert all(link.core.num_sequences == 0 for link in many.links)
+
+
+def test_a_slow_decoder_gets_less() -> None:
+    slow = Link(Scheduler(capacity(max_slots=64)), token_s=0.004)
+    fast = Link(Scheduler(capacity(max_slots=64)), token_s=0.001)
+    both = Fleet(slow, fast)
+    chosen = [both.send(text(number, 20), max_tokens=1) for number in range(20)]
+    assert chosen.count(fast) > 2 * chosen.count(slow) > 0
+
+
+def test_a_decoder_that_nothing_is_known_of_is_like_the_others() -> None:
+    both = Fleet(Link(), Link(token_s=0.0))
+    chosen = [both.send(text(number, 20)) for number in range(20)]
+    assert chosen.count(both.links[0]) == 10
+
+
+def test_full_decoders_are_the_last_resort() -> None:
+    two = Fleet(Link(core=Scheduler(capacity(max_slots=2))), Link())
+    chosen = [two.send(text(number, 8), max_tokens=90) for number in range(8)]
+    assert chosen.count(two.links[0]) == 2
+    small = Fleet(Link(core=Scheduler(capacity(num_blocks=11))), Link())
+    chosen = [small.send(text(number, 20), max_tokens=9) for number in range(8)]
+    assert chosen.count(small.links[0]) <= 3
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_draining_and_gone_decoders_get_nothing(count: int) -> None:
+    many = fleet(count)
+    home = many.send(text(1, 40))
+    many.work()
+    home.draining = True
+    assert many.send(text(1, 40)) is not home
+    many.work()
+    home.draining = False
+    for link in many.links:
+        if link is not home:
+            link.draining = True
+    assert many.send(text(1, 40)) is home
+    many.work()
+    for link in many.links:
+        link.draining = True
+    assert many.send(text(1, 40)) in many.links  # somebody must take it
+    many.router.remove(home)
+    many.router.remove(home)
+    assert all(many.send(text(1, 40)) is not home for _ in range(5))
+
+
+def test_what_was_cancelled_leaves_the_line() -> None:
+    two = fleet(2)
+    home = two.send(text(1, 100))
+    home.core.cancel("r1")
+    chosen = [two.send(text(number, 8)) for number in range(2, 6)]
+    assert chosen.count(home) == 2
+
+
+def test_random_traffic_ends_and_hits() -> None:
+    draw = random.Random(1)
+    many = fleet(12)
+    for _ in range(600):
+        many.send(text(draw.randrange(30), 32) + text(1000 + draw.randrange(10**5), 8), 6)
+        many.work(draw.randrange(3))
+    many.work()
+    for link in many.links:
+        assert link.core.num_sequences == 0
+        assert link.core.blocks.num_used == 0
+    hits = sum(link.core.blocks.hits for link in many.links)
+    queries = sum(link.core.blocks.queries for link in many.links)
+    assert hits / queries > 0.5
+
+
+def test_the_index_finds_the_longest_prefix_and_forgets_the_oldest() -> None:
+    index: PrefixIndex[str] = PrefixIndex(capacity=8)
+    hashes = [bytes([n]) for n in range(10)]
+    assert index.find(hashes) == ([], 0)
+    assert index.find([]) == ([], 0)
+    index.add(hashes[:5], "a")
+    assert index.find(hashes) == (["a"], 4)
+    index.add(hashes, "b")
+    assert index.find(hashes) == (["b"], 8)
+    assert index.find(hashes[:3]) == (["a", "b"], 2)
+    index.add(hashes[:1], "a")
+    assert index.find(hashes[:1]) == (["b", "a"], 1)
+    for number in range(40):
+        index.add([b"x%d" % number], "c")
+        index.add(hashes[:1], "a")  # asked for again and again: it stays
+    assert index.find(hashes) == (["b", "a"], 1)
+    for number in range(20):
+        index.add(hashes[:1], str(number))
+    assert index.find(hashes[:1])[0] == [str(number) for number in range(12, 20)]
