@@ -106,6 +106,7 @@ class StepStream:
         self.ready: list[bytes] = []  # artifacts reported so far, in results of any kind
         self.lost: list[bytes] = []
         self._step = 0
+        self._writing = asyncio.Lock()
 
     @classmethod
     @asynccontextmanager
@@ -133,7 +134,7 @@ class StepStream:
         self._step += 1
         plan.lease = plan.lease or self.lease  # what a test has set stays
         plan.step = plan.step or self._step
-        await self.call.write(StepsRequest(plan=plan))
+        await self._write(StepsRequest(plan=plan))
 
     async def result(self) -> StepResult:
         """The next result that answers a plan. Raises what the stream ended with."""
@@ -160,7 +161,11 @@ class StepStream:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            await self.call.write(StepsRequest(heartbeat=Heartbeat()))
+            await self._write(StepsRequest(heartbeat=Heartbeat()))
+
+    async def _write(self, request: StepsRequest) -> None:
+        async with self._writing:  # a call takes one message at a time
+            await self.call.write(request)
 
 
 async def _read(call: Any) -> StepsResponse:
