@@ -6,6 +6,9 @@ from typing import Any
 
 from shared.errors import Unavailable
 
+# Names in released checkpoints that transformers no longer has.
+_RENAMED = {"Qwen2_5_VLImageProcessor": "Qwen2VLImageProcessor"}
+
 
 def read_processor_config(folder: Path) -> dict[str, Any]:
     """preprocessor_config.json, or the part of processor_config.json that newer versions write instead.
@@ -29,7 +32,8 @@ def processor_class_name(config: dict[str, Any]) -> str:
     if not name:
         raise Unavailable("BAD_CHECKPOINT", "preprocessor_config.json has no image_processor_type")
     name = name.removesuffix("Fast").removesuffix("Pil")
-    return name.replace("FeatureExtractor", "ImageProcessor")
+    name = name.replace("FeatureExtractor", "ImageProcessor")
+    return _RENAMED.get(name, name)
 
 
 def _read(path: Path) -> dict[str, Any]:

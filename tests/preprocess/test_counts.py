@@ -107,6 +107,7 @@ def test_model_and_processor_of_llava_next_must_agree(tmp_path: Path) -> None:
     ("vision", "images"),
     [
         ({}, {}),
+        ({}, {"old_rope": True}),
         ({}, {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}}),
         ({}, {"min_pixels": 256 * 28 * 28, "max_pixels": 300 * 28 * 28}),
         ({"patch_size": 8, "spatial_merge_size": 3}, {}),
@@ -117,7 +118,9 @@ def test_qwen2_vl_grids_are_those_of_transformers(
 ) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    make_checkpoint(tmp_path, "qwen2_vl", vision=vision, images=images)
+    images = dict(images)
+    old = images.pop("old_rope", False)
+    make_checkpoint(tmp_path, "qwen2_vl", vision=vision, images=images, old_rope=old)
     processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(tmp_path))
     rule = rule_of(tmp_path, processor)
     merged = processor.merge_size**2
