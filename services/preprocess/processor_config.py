@@ -26,6 +26,18 @@ def read_processor_config(folder: Path) -> dict[str, Any]:
     return alone
 
 
+def read_video_size(folder: Path) -> dict[str, Any] | None:
+    """Least and most pixels of a video's frames (`shortest_edge`, `longest_edge`), where a file says so."""
+    config = _read(folder / "processor_config.json").get("video_processor")
+    if not isinstance(config, dict):
+        config = _read(folder / "video_preprocessor_config.json")
+    size = dict(config.get("size") or {})
+    for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        if config.get(old) is not None:
+            size[new] = config[old]
+    return size if {"shortest_edge", "longest_edge"} <= size.keys() else None
+
+
 def processor_class_name(config: dict[str, Any]) -> str:
     """The image processor's name without the suffix of its implementation ("CLIPImageProcessor")."""
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
