@@ -47,7 +47,8 @@ class PixelMaker:
             key: value for key, value in self._processor.to_dict().items() if value is not None
         }
         # A folder without a video processor has its videos treated as its images.
-        self.settings["video_size"] = video_size or self.settings.get("size")
+        if "temporal_patch_size" in self.settings:
+            self.settings["video_size"] = video_size or self.settings["size"]
 
     def make(self, image: PIL.Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
         """float32 [channels, height, width], or what else the family's processor makes of a picture."""
