@@ -81,7 +81,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateRefusal(f"the chat template does not compile: {error}") from error
         self._variables = dict(variables)
-        self._renders_images: dict[str, bool] = {}
+        self._renders_media: dict[tuple[str, str], bool] = {}
         self.knows_developer = "developer" in source
         self.takes_parts = self._find_takes_parts()
 
@@ -105,16 +105,16 @@ class ChatTemplate:
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise TemplateRefusal(f"the chat template fails on these messages: {error}") from error
 
-    def renders_images(self, marker: str) -> bool:
-        """Whether an image part of a user turn becomes exactly one `marker`."""
-        if marker not in self._renders_images:
-            self._renders_images[marker] = self._try_image(marker)
-        return self._renders_images[marker]
+    def renders_media(self, kind: str, marker: str) -> bool:
+        """Whether an "image" or "video" part of a user turn becomes exactly one `marker`."""
+        if (kind, marker) not in self._renders_media:
+            self._renders_media[kind, marker] = self._try_media(kind, marker)
+        return self._renders_media[kind, marker]
 
-    def _try_image(self, marker: str) -> bool:
+    def _try_media(self, kind: str, marker: str) -> bool:
         if not self.takes_parts["user"]:
             return False
-        parts = [{"type": "image"}, {"type": "text", "text": _PROBE}]
+        parts = [{"type": kind}, {"type": "text", "text": _PROBE}]
         try:
             text = self.render([{"role": "user", "content": parts}], add_generation_prompt=True)
         except TemplateRefusal:

@@ -1,41 +1,46 @@
 """From a client's conversation to what its chat template is given."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from services.preprocess.chat_template import ROLES, ChatTemplate
 from services.preprocess.prompt_tokenizer import PromptTokenizer
 from shared.errors import InvalidRequest
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message, Video
 
 
-def images(conversation: Conversation) -> list[Media]:
-    """The images in the order of the prompt."""
+def media(conversation: Conversation) -> list[Media | Video]:
+    """The images and videos in the order of the prompt."""
     return [
-        part.image
+        part.image if part.WhichOneof("part") == "image" else part.video
         for message in conversation.messages
         for part in message.content
-        if part.WhichOneof("part") == "image"
+        if part.WhichOneof("part") in ("image", "video")
     ]
 
 
 def template_messages(
-    conversation: Conversation, template: ChatTemplate, tokenizer: PromptTokenizer, marker: str
+    conversation: Conversation,
+    template: ChatTemplate,
+    tokenizer: PromptTokenizer,
+    markers: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """The messages in the shape that the template expects, the client's words guarded.
 
-    Where the template has no words of its own for an image, `marker` stands in the text at the
-    image's place.
+    `markers` by kind ("image", "video"): where the template has no words of its own for a kind, its
+    marker stands in the text at the item's place.
     Raises InvalidRequest for an unknown role or an empty part.
     """
     if not conversation.messages:
         raise InvalidRequest("NO_MESSAGES", "messages: at least one is needed", field="messages")
-    as_parts = bool(marker) and template.renders_images(marker)
+    as_parts = {k for k, marker in markers.items() if template.renders_media(k, marker)}
     messages = []
     for index, message in enumerate(conversation.messages):
         role = _role(message, index, template)
-        parts = list(_parts(message, index, tokenizer, marker, as_parts and role == "user"))
+        parts = list(
+            _parts(message, index, tokenizer, markers, as_parts if role == "user" else set())
+        )
         if not template.takes_parts[role]:
             # vLLM's way of writing several parts as one string.
             content: Any = "\n".join(part["text"] for part in parts)
@@ -80,7 +85,11 @@ def _role(message: Message, index: int, template: ChatTemplate) -> str:
 
 
 def _parts(
-    message: Message, index: int, tokenizer: PromptTokenizer, marker: str, image_parts: bool
+    message: Message,
+    index: int,
+    tokenizer: PromptTokenizer,
+    markers: Mapping[str, str],
+    as_parts: Collection[str],
 ) -> Iterator[dict[str, str]]:
     texts = [part.text for part in message.content if part.WhichOneof("part") == "text"]
     guarded = iter(tokenizer.guard_parts(texts))
@@ -88,8 +97,9 @@ def _parts(
         kind = part.WhichOneof("part")
         if kind == "text":
             yield {"type": "text", "text": next(guarded)}
-        elif kind == "image":
-            yield {"type": "image"} if image_parts else {"type": "text", "text": marker}
+        elif kind is not None:
+            text = {"type": "text", "text": markers.get(kind, "")}
+            yield {"type": kind} if kind in as_parts else text
         else:
             field = f"messages[{index}].content[{number}]"
             raise InvalidRequest("EMPTY_PART", f"{field} is empty", field=field)

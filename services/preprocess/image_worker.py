@@ -4,13 +4,15 @@ Frames both ways: 4 bytes of length, a JSON object, and where it says `bytes` th
 The pixel values do not come back by the pipe: the worker writes the artifact's file itself. It ends
 when its input ends.
 
-`python -m services.preprocess.image_worker <processor class> <its settings as JSON> <limits as JSON>`
+`python -m services.preprocess.image_worker <processor class> <its settings as JSON> <limits as JSON>
+<sizes of a video's frames as JSON>`
 """
 
 import json
 import os
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,17 +22,21 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 import numpy as np  # noqa: E402
 import PIL.Image  # noqa: E402
 
+from services.preprocess import frames  # noqa: E402
 from services.preprocess.image_decoder import decode  # noqa: E402
 from services.preprocess.image_limits import ImageLimits, UnreadableImage  # noqa: E402
 from shared import artifact_file  # noqa: E402
 
 _LENGTH = struct.Struct("<I")
+_CHANNELS = 3
 
 
 class PixelMaker:
     """The checkpoint's own image processor, from transformers, in its Pillow form."""
 
-    def __init__(self, name: str, config: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, config: dict[str, Any], video_size: dict[str, Any] | None
+    ) -> None:
         import transformers
 
         found = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name, None)
@@ -40,6 +46,9 @@ class PixelMaker:
         self.settings: dict[str, Any] = {
             key: value for key, value in self._processor.to_dict().items() if value is not None
         }
+        # A folder without a video processor has its videos treated as its images.
+        if "temporal_patch_size" in self.settings:
+            self.settings["video_size"] = video_size or self.settings["size"]
 
     def make(self, image: PIL.Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
         """float32 [channels, height, width], or what else the family's processor makes of a picture."""
@@ -49,14 +58,39 @@ class PixelMaker:
         # after the other; elsewhere it gives one array for each picture.
         return np.ascontiguousarray(values if "image_grid_thw" in made else values[0], np.float32)
 
+    def make_video(
+        self, pictures: Sequence[PIL.Image.Image]
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """float32 [patches, channels * time * side * side] of frames of one size.
 
-def main(name: str, config_json: str, limits_json: str) -> None:
+        For processors that repeat an image to fill a patch's time: each frame is processed as an
+        image within a video's bounds, and stands at its own place in time. Raises ValueError.
+        """
+        time = int(self.settings["temporal_patch_size"])
+        if len({picture.size for picture in pictures}) > 1:
+            raise ValueError("its frames differ in size")
+        steps = []
+        for start in range(0, len(pictures), time):
+            step = list(pictures[start : start + time])
+            step += [step[-1]] * (time - len(step))
+            made = [
+                self._processor(
+                    images=frame, size=self.settings["video_size"], return_tensors="np"
+                )["pixel_values"]
+                for frame in step
+            ]
+            apart = [p.reshape(len(p), _CHANNELS, time, -1)[:, :, 0] for p in made]
+            steps.append(np.stack(apart, axis=2).reshape(made[0].shape))
+        return np.ascontiguousarray(np.concatenate(steps), np.float32)
+
+
+def main(name: str, config_json: str, limits_json: str, video_json: str) -> None:
     """Says hello with the processor's settings, then answers jobs."""
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not get between the frames
     limits = ImageLimits(**json.loads(limits_json))
-    maker = PixelMaker(name, json.loads(config_json))
+    maker = PixelMaker(name, json.loads(config_json), json.loads(video_json))
     sample = maker.make(PIL.Image.new("RGB", (64, 48)))  # also warms everything up
     _send(sink, {"settings": maker.settings, "shape": sample.shape})
     while (job := _receive(source)) is not None:
@@ -67,8 +101,9 @@ def _work(
     maker: PixelMaker, limits: ImageLimits, job: dict[str, Any], data: bytes
 ) -> dict[str, Any]:
     try:
-        image = decode(data, limits)
-        pixels = maker.make(image)
+        files = frames.unpack(data) if frames.is_packed(data) else [data]
+        images = [decode(file, limits) for file in files]
+        pixels = maker.make_video(images) if frames.is_packed(data) else maker.make(images[0])
         artifact_file.write(
             Path(job["path"]), bytes.fromhex(job["nonce"]), bytes.fromhex(job["digest"]), pixels
         )
@@ -78,7 +113,7 @@ def _work(
         return {"errno": error.errno or 0, "message": str(error)}
     except (ValueError, MemoryError) as error:
         return {"reason": "IMAGE_UNUSABLE", "message": f"the image cannot be processed: {error}"}
-    return {"width": image.width, "height": image.height}
+    return {"width": images[0].width, "height": images[0].height}
 
 
 def _receive(source: BinaryIO) -> dict[str, Any] | None:

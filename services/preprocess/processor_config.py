@@ -6,6 +6,9 @@ from typing import Any
 
 from shared.errors import Unavailable
 
+# Names in released checkpoints that transformers no longer has.
+_RENAMED = {"Qwen2_5_VLImageProcessor": "Qwen2VLImageProcessor"}
+
 
 def read_processor_config(folder: Path) -> dict[str, Any]:
     """preprocessor_config.json, or the part of processor_config.json that newer versions write instead.
@@ -23,13 +26,26 @@ def read_processor_config(folder: Path) -> dict[str, Any]:
     return alone
 
 
+def read_video_size(folder: Path) -> dict[str, Any] | None:
+    """Least and most pixels of a video's frames (`shortest_edge`, `longest_edge`), where a file says so."""
+    config = _read(folder / "processor_config.json").get("video_processor")
+    if not isinstance(config, dict):
+        config = _read(folder / "video_preprocessor_config.json")
+    size = dict(config.get("size") or {})
+    for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        if config.get(old) is not None:
+            size[new] = config[old]
+    return size if {"shortest_edge", "longest_edge"} <= size.keys() else None
+
+
 def processor_class_name(config: dict[str, Any]) -> str:
     """The image processor's name without the suffix of its implementation ("CLIPImageProcessor")."""
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     if not name:
         raise Unavailable("BAD_CHECKPOINT", "preprocessor_config.json has no image_processor_type")
     name = name.removesuffix("Fast").removesuffix("Pil")
-    return name.replace("FeatureExtractor", "ImageProcessor")
+    name = name.replace("FeatureExtractor", "ImageProcessor")
+    return _RENAMED.get(name, name)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -45,6 +45,11 @@ class PromptBuilder:
         trust_request_template: bool,
     ) -> None:
         self._tokenizer = tokenizer
+        self._markers = {"image": rule.marker} if rule.marker is not None else {}
+        if rule.video_marker_id >= 0:
+            self._markers["video"] = tokenizer.token_text(rule.video_marker_id)
+        if self._markers:
+            tokenizer.protect(*self._markers.values())
         self._template = template
         self._rule = rule
         self._vocab_size = vocab_size
@@ -59,8 +64,15 @@ class PromptBuilder:
         """Whether the model has eyes."""
         return self._rule.marker is not None
 
-    def span(self, width: int, height: int) -> MediaSpan:
-        """The placeholder tokens of an image."""
+    @property
+    def takes_videos(self) -> bool:
+        """Whether it sees what moves."""
+        return "video" in self._markers
+
+    def span(self, width: int, height: int, frames: int = 0) -> MediaSpan:
+        """The placeholder tokens of an image, or of a video if it has frames."""
+        if frames:
+            return self._rule.video_span(frames, width, height)
         return self._rule.span(width, height)
 
     def draft(self, request: PrepareRequest) -> Draft:
@@ -78,11 +90,13 @@ class PromptBuilder:
         """Puts each span in its marker's place. Raises InvalidRequest when markers and images differ in number."""
         if not spans:
             return Prompt(draft.ids, ())
-        places = np.flatnonzero(draft.ids == self._rule.marker_id)
-        if len(places) != len(spans):
+        markers = [self._rule.marker_id, self._rule.video_marker_id]
+        places = np.flatnonzero(np.isin(draft.ids, markers))
+        if draft.ids[places].tolist() != [span.token_ids[0] for span in spans]:
             raise InvalidRequest(
                 "IMAGE_MARKERS",
-                f"{draft.field}: the chat template wrote {len(places)} places for {len(spans)} images",
+                f"{draft.field}: the chat template wrote {len(places)} places for {len(spans)} images"
+                " and videos, or not in their order",
                 field=draft.field,
             )
         pieces: list[Ids] = []
@@ -112,8 +126,9 @@ class PromptBuilder:
 
     def _chat(self, conversation: Conversation) -> Draft:
         template = self._template_for(conversation)
-        marker = self._rule.marker or ""
-        messages = conversations.template_messages(conversation, template, self._tokenizer, marker)
+        messages = conversations.template_messages(
+            conversation, template, self._tokenizer, self._markers
+        )
         variables = conversations.template_variables(conversation, self._tokenizer)
         opens = conversation.add_generation_prompt
         if not conversation.HasField("add_generation_prompt"):

@@ -56,11 +56,11 @@ class PromptTokenizer:
         self._continues = self._continuation_prefix()
         self.longest_token = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
 
-    def protect(self, marker: str) -> None:
-        """Makes a token one that users cannot write, whether the tokenizer calls it special or not."""
-        self._control = _pattern({*self._special, marker})
-        self._marker = _pattern((marker,))
-        self._longest_control = max(self._longest_control, len(marker))
+    def protect(self, *markers: str) -> None:
+        """Makes tokens ones that users cannot write, whether the tokenizer calls them special or not."""
+        self._control = _pattern({*self._special, *markers})
+        self._marker = _pattern(markers)
+        self._longest_control = max(self._longest_control, *map(len, markers))
 
     @property
     def vocab_size(self) -> int:

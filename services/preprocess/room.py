@@ -80,6 +80,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
             executor,
             model_name=settings.model_name,
             max_images=settings.max_images,
+            max_frames=settings.max_video_frames,
         )
         server.add(
             _SERVICE_NAME,
@@ -127,7 +128,6 @@ def _build(
     rule: PromptRule = TextRule()
     if family is not None and pool is not None:
         marker = tokenizer.token_text(family.image_token_id(checkpoint.config))
-        tokenizer.protect(marker)
         processing = ImageProcessing(pool.info.settings, pool.info.shape)
         rule = family.rule(checkpoint, processing, marker)
     return PromptBuilder(

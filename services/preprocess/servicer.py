@@ -22,6 +22,7 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareRequest,
     PrepareResponse,
     PrepareTimes,
+    Video,
 )
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -38,12 +39,14 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         *,
         model_name: str,
         max_images: int,
+        max_frames: int,
     ) -> None:
         self._builder = builder
         self._intake = intake
         self._executor = executor
         self._model_name = model_name
         self._max_images = max_images
+        self._max_frames = max_frames
 
     async def Prepare(self, request: PrepareRequest, context: _Context) -> PrepareResponse:
         """Template, tokenizer and images side by side, then the placeholders. Raises InvalidRequest."""
@@ -51,7 +54,9 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         (draft, tokenize_us), *images = await _together(
             self._draft(request), *(self._take(item) for item in media)
         )
-        spans = [self._builder.span(i.pixels.size.width, i.pixels.size.height) for i in images]
+        spans = [
+            self._builder.span(i.pixels.size.width, i.pixels.size.height, i.frames) for i in images
+        ]
         prompt = self._builder.expand(draft, spans)
         self._builder.check_length(len(prompt.ids), request.max_prompt_tokens, draft.field)
         return PrepareResponse(
@@ -72,8 +77,8 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         pixels = await self._intake.pixels_again(request.media)
         return GetPixelsResponse(pixels=pixels.ref)
 
-    def _media_of(self, request: PrepareRequest) -> list[Media]:
-        media = conversation.images(request.conversation)
+    def _media_of(self, request: PrepareRequest) -> list[Media | Video]:
+        media = conversation.media(request.conversation)
         if media and self._intake is None:
             raise InvalidRequest(
                 "TEXT_ONLY_MODEL",
@@ -88,7 +93,24 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 " (--limit-mm-per-prompt)",
                 field=field,
             )
+        for item in media:
+            if isinstance(item, Video):
+                self._check_video(item)
         return media
+
+    def _check_video(self, video: Video) -> None:
+        field = video.field or "video"
+        if not self._builder.takes_videos:
+            raise InvalidRequest(
+                "NO_VIDEO_MODEL", f"{field}: {self._model_name} takes no videos", field=field
+            )
+        if not 1 <= len(video.frames) <= self._max_frames:
+            raise InvalidRequest(
+                "VIDEO_FRAMES",
+                f"{field}: the video has {len(video.frames)} frames; 1 to {self._max_frames} are taken"
+                " (--max-video-frames)",
+                field=field,
+            )
 
     async def _draft(self, request: PrepareRequest) -> tuple[Draft, int]:
         watch = Stopwatch()
@@ -96,8 +118,10 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         draft = await loop.run_in_executor(self._executor, self._builder.draft, request)
         return draft, watch.lap_us()
 
-    async def _take(self, media: Media) -> TakenImage:
+    async def _take(self, media: Media | Video) -> TakenImage:
         assert self._intake is not None
+        if isinstance(media, Video):
+            return await self._intake.take_video(media)
         return await self._intake.take(media)
 
 
@@ -108,7 +132,7 @@ def _items(
         MediaItem(
             digest=image.digest,
             source_digest=image.source_digest,
-            modality=Modality.MODALITY_IMAGE,
+            modality=Modality.MODALITY_VIDEO if image.frames else Modality.MODALITY_IMAGE,
             offset=offset,
             length=len(span.token_ids),
             embed_runs=[EmbedRun(start=start, length=length) for start, length in span.embed_runs],
@@ -116,6 +140,7 @@ def _items(
             grid_t=span.grid[0],
             grid_h=span.grid[1],
             grid_w=span.grid[2],
+            seconds_per_grid=span.frames_per_step * image.seconds_per_frame,
             pixels=image.pixels.ref,
             width=image.pixels.size.width,
             height=image.pixels.size.height,

@@ -25,7 +25,10 @@ class PreprocessSettings(RoomSettings):
     )
     limit_mm_per_prompt: str = Field(
         "image=16",
-        description='Largest number of images in a prompt: 16, image=16 or {"image": 16}.',
+        description='Largest number of images and videos in a prompt: 16, image=16 or {"image": 16}.',
+    )
+    max_video_frames: int = Field(
+        128, ge=1, le=1024, description="Largest number of frames of a video."
     )
     max_image_bytes: int = Field(
         20 << 20, ge=1, le=48 << 20, description="Largest image file in bytes."

@@ -15,7 +15,11 @@ from typing import Any, Self
 import structlog
 
 from services.preprocess.image_limits import ImageLimits
-from services.preprocess.processor_config import processor_class_name, read_processor_config
+from services.preprocess.processor_config import (
+    processor_class_name,
+    read_processor_config,
+    read_video_size,
+)
 from shared.artifacts import Reservation, out_of_space
 from shared.errors import InvalidRequest, Unavailable
 from shared.settings import child_environment
@@ -113,6 +117,7 @@ class ImageWorkerPool:
             processor_class_name(config),
             json.dumps(config),
             json.dumps(asdict(limits)),
+            json.dumps(read_video_size(folder)),
         )
         self._size = size
         self._timeout_s = timeout_s

@@ -22,6 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 NEW_TOKENS = 24
 WORDS = ["the", "red", "circle", "is", "left", "of", "a", "blue", "square", "图中有一个圆形", "and"]
 
+SIZES = [(40, 200), (5, 5), (400, 9), (200, 160), (12, 300), (57, 113), (640, 480)]
+
 CASES: dict[str, dict[str, Any]] = {
     "llama-gqa-tied-llama3-rope": {
         "family": "llama",
@@ -92,7 +94,7 @@ def conversations(with_images: bool) -> list[list[dict[str, Any]]]:
         parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
         if with_images:
             for j in range(i % 4):
-                size = (144, 144) if j else (40 + 30 * i, 200)
+                size = (144, 144) if j else SIZES[i % len(SIZES)]
                 parts.insert(
                     (i + j) % (len(parts) + 1), {"type": "image", "png": png(3 * i + j, size)}
                 )

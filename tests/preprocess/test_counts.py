@@ -104,20 +104,19 @@ def test_model_and_processor_of_llava_next_must_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vision", "images"),
+    "options",
     [
-        ({}, {}),
-        ({}, {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}}),
-        ({}, {"min_pixels": 256 * 28 * 28, "max_pixels": 300 * 28 * 28}),
-        ({"patch_size": 8, "spatial_merge_size": 3}, {}),
+        {},
+        {"old_rope": True},
+        {"images": {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}}},
+        {"images": {"min_pixels": 256 * 28 * 28, "max_pixels": 300 * 28 * 28}},
+        {"vision": {"patch_size": 8, "spatial_merge_size": 3}},
     ],
 )
-def test_qwen2_vl_grids_are_those_of_transformers(
-    tmp_path: Path, vision: dict[str, Any], images: dict[str, Any]
-) -> None:
+def test_qwen2_vl_grids_are_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    make_checkpoint(tmp_path, "qwen2_vl", vision=vision, images=images)
+    make_checkpoint(tmp_path, "qwen2_vl", **options)
     processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(tmp_path))
     rule = rule_of(tmp_path, processor)
     merged = processor.merge_size**2

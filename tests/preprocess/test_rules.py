@@ -88,7 +88,7 @@ def test_the_shape_that_a_template_expects_is_found(
     template = ChatTemplate(source, {})
     assert template.takes_parts["user"] is user
     assert template.takes_parts["system"] is system
-    assert template.renders_images("<image>") is images
+    assert template.renders_media("image", "<image>") is images
 
 
 def test_templates_are_sandboxed() -> None:

@@ -38,3 +38,20 @@ def assert_same_up_to_ties(found: Sequence[int], expected: Sequence[int], logits
             gap = float(best[0] - best[1])
             assert gap < _TIE, f"token {place}: {ours} instead of {theirs}, top two {gap} apart"
             return
+
+
+def assert_greedy(
+    model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], **inputs: Tensor
+) -> None:
+    """Each token of the output is the reference's choice after what stands before it, up to ties.
+
+    One forward pass instead of one a token; `inputs` are what the model takes beside the ids.
+    """
+    ids = torch.tensor([[*prompt, *output]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, **inputs).logits[0, len(prompt) - 1 : -1]
+    expected = logits.argmax(-1).tolist()
+    assert len(output) == len(expected)
+    for place, (ours, theirs) in enumerate(zip(output, expected, strict=True)):
+        gap = float(logits[place, theirs] - logits[place, ours])
+        assert gap < _TIE, f"token {place}: {ours} instead of {theirs}, {gap} apart"

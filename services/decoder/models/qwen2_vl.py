@@ -48,7 +48,9 @@ class Qwen2VL(Llama):
 
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         super().__init__(config, ops, max_model_len)
-        self._sections = _sections(config)
+        axes = [axis % 3 for axis, size in enumerate(_sections(config)) for _ in range(size)]
+        # The axis of each element of a head; the second half repeats the first's frequencies.
+        self._axis = torch.tensor([*axes, *axes], device=ops.device)
         self._merge = 2
         self._longest = max_model_len
 
@@ -92,7 +94,9 @@ class Qwen2VL(Llama):
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Each section of the frequencies turns by its own axis; positions [3, T]."""
-        return self._mix(self._cos, positions), self._mix(self._sin, positions)
+        places = positions.index_select(0, self._axis).T  # [T, D]
+        cos, sin = (table[:, 0].gather(0, places) for table in (self._cos, self._sin))
+        return cos[:, None], sin[:, None]
 
     def positions_per_step(self, item: MediaItem) -> float:
         """Positions between two steps of time; version 2 counts steps, whatever they last."""
@@ -100,15 +104,6 @@ class Qwen2VL(Llama):
 
     def _read_vision(self, vision: Mapping[str, Any]) -> None:
         self._merge = int(vision.get("spatial_merge_size") or 2)
-
-    def _mix(self, table: Tensor, positions: Tensor) -> Tensor:
-        """[T, 1, D] of a table [length, 1, D], whose second half repeats the first's frequencies."""
-        halves = []
-        for start in (0, table.shape[-1] // 2):
-            for axis, size in enumerate(self._sections):
-                halves.append(table[:, :, start : start + size][positions[axis % 3]])
-                start += size
-        return torch.cat(halves, -1)
 
     def _inside(self, item: MediaItem) -> Positions:
         """Positions [3, length] of an item's tokens, from 0."""

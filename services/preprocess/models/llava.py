@@ -7,7 +7,7 @@ The patch size is taken from the tower, not from the processor: old processor fi
 
 from typing import Any
 
-from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan
+from services.preprocess.models.prompt_rule import ImageProcessing, ImagesOnly, MediaSpan
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
 
@@ -21,7 +21,7 @@ DEFAULT_VISION = {"model_type": "clip_vision_model", "patch_size": 14, "image_si
 _DEFAULT_IMAGE_TOKEN = 32000
 
 
-class LlavaRule:
+class LlavaRule(ImagesOnly):
     """The number of rows is the same for every image, because the processor makes all of one size."""
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing, marker: str) -> None:

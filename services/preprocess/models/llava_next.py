@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.preprocess.models.llava import DEFAULT_VISION, image_token_id, tower_rows
-from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan
+from services.preprocess.models.prompt_rule import ImageProcessing, ImagesOnly, MediaSpan
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
 
 _DEFAULT_RESOLUTIONS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
 
-class LlavaNextRule:
+class LlavaNextRule(ImagesOnly):
     """Rows by the picture's size. Resolutions are (height, width) in pixels."""
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing, marker: str) -> None:

@@ -1,9 +1,9 @@
 """Text-only families: Llama, Qwen2, Qwen3, Mistral and whatever else takes no media."""
 
-from services.preprocess.models.prompt_rule import MediaSpan
+from services.preprocess.models.prompt_rule import ImagesOnly, MediaSpan
 
 
-class TextRule:
+class TextRule(ImagesOnly):
     """No media at all."""
 
     marker = None

@@ -53,8 +53,11 @@ class LlavaNextVision(LlavaVision):
     def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
         """Rows [rows, hidden_size] of each image, as its size and its squares make them."""
         rows = self._features(np.concatenate([item.pixels for item in items]))
-        squares = rows.split([len(item.pixels) for item in items])
-        return [self._put_together(*pair).cpu() for pair in zip(items, squares, strict=True)]
+        ends = np.cumsum([len(item.pixels) for item in items]).tolist()
+        return [
+            self._put_together(item, rows[end - len(item.pixels) : end]).cpu()
+            for item, end in zip(items, ends, strict=True)
+        ]
 
     def sample(self) -> VisionItem:
         """A black image that just fits the first resolution."""
@@ -72,11 +75,11 @@ class LlavaNextVision(LlavaVision):
         """One sequence of rows of the squares' [1 + n, rows, hidden_size]."""
         side = self._side // self._patch
         down, across = self._squares(item)
-        tiles = squares[1:].unflatten(0, (down, across)).unflatten(2, (side, side))
-        whole = tiles.transpose(1, 2).flatten(0, 1).flatten(1, 2)
+        tiles = squares[1:].reshape(down, across, side, side, self.hidden_size)
+        whole = tiles.transpose(1, 2).reshape(down * side, across * side, self.hidden_size)
         padding, axis = _padding(item, whole.shape[0], whole.shape[1])
         whole = whole.narrow(axis, padding, whole.shape[axis] - 2 * padding)
-        newline = self._network.newline.expand(whole.shape[0], 1, -1)
+        newline = self._network.get_parameter("newline").expand(whole.shape[0], 1, -1)
         return torch.cat([squares[0], torch.cat([whole, newline], 1).flatten(0, 1)])
 
 

@@ -54,7 +54,7 @@ class Qwen2VLVision:
         """As the grid says. Raises BadPixels if pixel values and grid differ."""
         count = prod(item.grid)
         merges = item.grid[1] % self._merge == 0 and item.grid[2] % self._merge == 0
-        if count < 1 or not merges or item.pixels.shape != (count, self._patch_values):
+        if min(item.grid) < 1 or not merges or item.pixels.shape != (count, self._patch_values):
             raise BadPixels(
                 f"pixel values are {list(item.pixels.shape)}; a grid of {list(item.grid)} patches"
                 f" that are merged by {self._merge} asks for {[count, self._patch_values]}"

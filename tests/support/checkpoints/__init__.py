@@ -56,9 +56,10 @@ def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path
     model.generation_config.pad_token_id = words.pad_token_id
     size = "10GB" if chosen.shard_bytes is None else chosen.shard_bytes
     model.save_pretrained(folder, max_shard_size=size)
+    if chosen.template is not None:
+        (folder / "chat_template.jinja").write_text(chosen.template)
     if chosen.spelling != "saved":
-        respelt = _IMAGE_FAMILIES[family].respelt
-        _respell_names(folder, lambda name: respelt(name, chosen.spelling))
+        respell(folder, family, chosen.spelling)
     if chosen.old_rope and family.endswith("_vl"):
         qwen2_vl.like_older_versions(folder)
     elif chosen.old_rope:
@@ -73,6 +74,13 @@ def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrain
         folder, dtype=dtype
     )
     return model.eval()
+
+
+def respell(folder: Path, family: str, spelling: str) -> Path:
+    """Renames a saved checkpoint's tensors as `CheckpointOptions.spelling` says."""
+    respelt = _IMAGE_FAMILIES[family].respelt
+    _respell_names(folder, lambda name: respelt(name, spelling))
+    return folder
 
 
 def reference_inputs(
@@ -117,5 +125,6 @@ __all__ = [
     "load_reference",
     "make_checkpoint",
     "reference_inputs",
+    "respell",
     "tokenizer",
 ]

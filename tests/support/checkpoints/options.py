@@ -46,7 +46,8 @@ class CheckpointOptions:
     spelling: tensor names as transformers saves them, as early versions did ("old"), or as the
     module tree has them ("new": below `model.`).
     old_rope: `rope_theta` and `rope_scaling` instead of `rope_parameters`.
-    shard_bytes: largest size of a file; None is one file.
+    shard_bytes: largest size of a file; None is one file. template: the chat template, None the
+    family's.
     """
 
     language: str = "llama"
@@ -56,6 +57,7 @@ class CheckpointOptions:
     old_rope: bool = False
     shard_bytes: int | None = None
     seed: int = 0
+    template: str | None = None
     eos_token_ids: tuple[int, ...] | None = None
     text: dict[str, Any] = field(default_factory=dict)
     vision: dict[str, Any] = field(default_factory=dict)

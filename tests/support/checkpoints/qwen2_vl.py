@@ -132,13 +132,20 @@ def respelt(name: str, spelling: str) -> str:
 
 
 def like_older_versions(folder: Path) -> Path:
-    """Rewrites the configuration as the released checkpoints have it: the language part on top."""
+    """Rewrites the files as the released checkpoints have them: the language part of the
+    configuration on top, the numbers of pixels under names of their own."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     text["rope_theta"] = rope["rope_theta"]
     text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
-    config["vision_config"]["model_type"] = config["model_type"]
+    vision = config["vision_config"]
+    vision |= {"model_type": config["model_type"], "in_chans": vision.pop("in_channels")}
     path.write_text(json.dumps({**text, **config}))
+    path = folder / "preprocessor_config.json"
+    images = json.loads(path.read_text())
+    size = images.pop("size")
+    images |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    path.write_text(json.dumps(images))
     return folder

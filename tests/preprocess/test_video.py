@@ -1,0 +1,167 @@
+"""Videos as lists of frames, through preprocess, tower and decoder: the tokens of transformers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.checkpoints import load_config, load_reference, make_checkpoint
+from support.greedy_reference import assert_same_up_to_ties
+from support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
+from support.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    make_plan,
+    running_decoder,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from services.preprocess import frames
+from services.preprocess.processor_config import read_processor_config
+from services.vision_encoder.models import load_vision_model
+from services.vision_encoder.models.vision_model import VisionItem
+from shared.artifacts import ArtifactReader, ArtifactStore
+from shared.checkpoint import Checkpoint
+from shared.errors import InvalidRequest
+from tessera.common.v1.media_pb2 import MediaItem, Modality
+from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
+
+FIELD = "messages[0].content[0].video"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+
+
+def video(files: list[bytes], seconds_per_frame: float = 0.0) -> Part:
+    media = [Media(data=file) for file in files]
+    return Part(video=Video(frames=media, seconds_per_frame=seconds_per_frame, field=FIELD))
+
+
+def files(count: int, size: tuple[int, int] = (80, 60)) -> list[bytes]:
+    return [file_of(picture(*size, seed=number)) for number in range(count)]
+
+
+async def pixels_of(item: MediaItem) -> np.ndarray:
+    reader = ArtifactReader()
+    try:
+        return np.array(await reader.open(item.pixels))
+    finally:
+        await reader.close()
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+async def test_five_frames_and_an_image(
+    family: str, tmp_path: Path, short_tmp: Path, make_room: RoomMaker
+) -> None:
+    folder = make_checkpoint(tmp_path, family)
+    store = ArtifactStore(short_tmp / "embeddings", "producer", "")
+    async with make_room(folder) as room:
+        parts = [text("the"), video(files(5), 1.5), text("red"), image(file_of(picture(90, 40)))]
+        prepared = await room.chat(turn("user", *parts))
+        pixels = [await pixels_of(item) for item in prepared.media]
+    first, second = prepared.media
+    assert (first.modality, second.modality) == (
+        Modality.MODALITY_VIDEO,
+        Modality.MODALITY_IMAGE,
+    )
+    assert first.grid_t == 3 and first.seconds_per_grid == 3.0
+    grids = [(item.grid_t, item.grid_h, item.grid_w) for item in (first, second)]
+    assert [len(values) for values in pixels] == [int(np.prod(grid)) for grid in grids]
+
+    model = load_vision_model(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    assert model is not None
+    rows = model.encode([VisionItem(*pair) for pair in zip(pixels, grids, strict=True)])
+    prompt = ids_of(prepared)
+    async with (
+        running_decoder(folder, short_tmp / "s") as decoder,
+        StepStream.open(decoder.address) as stream,
+    ):
+        refs = [
+            store.put(item.digest, found.numpy())
+            for item, found in zip(prepared.media, rows, strict=True)
+        ]
+        stream.ready.clear()
+        await stream.run(make_plan(fetch=refs))
+        while len(stream.ready) < 2:
+            await stream.news()
+        asked = Text(0, prompt, greedy(), media=list(prepared.media))
+        await NaiveScheduler(stream).generate([asked], 10, chunk=13)
+    config = load_config(folder)
+    kinds = {config["image_token_id"]: 1, config["video_token_id"]: 2}
+    more = {"second_per_grid_ts": torch.tensor([3.0])} if family == "qwen2_5_vl" else {}
+    expected = load_reference(folder).generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        pixel_values_videos=torch.from_numpy(pixels[0]),
+        video_grid_thw=torch.tensor([grids[0]]),
+        pixel_values=torch.from_numpy(pixels[1]),
+        image_grid_thw=torch.tensor([grids[1]]),
+        mm_token_type_ids=torch.tensor([[kinds.get(token, 0) for token in prompt]]),
+        max_new_tokens=len(asked.output),
+        do_sample=False,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **more,
+    )
+    tokens = expected.sequences[0, len(prompt) :].tolist()
+    assert_same_up_to_ties(asked.output, tokens, torch.cat(expected.scores))
+
+
+async def test_frames_stand_at_their_places_in_time(tmp_path: Path, make_room: RoomMaker) -> None:
+    folder = make_checkpoint(tmp_path, "qwen2_vl")
+    processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(folder))
+    pictures = [picture(80, 60, seed=number) for number in range(3)]
+    async with make_room(folder) as room:
+        again, once = [
+            await room.chat(turn("user", video([file_of(p) for p in pictures], pace)))
+            for pace in (0.5, 0.25)
+        ]
+        found = await pixels_of(again.media[0])
+    alone = [processor(images=p, return_tensors="np")["pixel_values"] for p in pictures]
+    count = len(alone[0])
+    assert found.shape == (2 * count, alone[0].shape[1])
+    apart = found.reshape(2, count, 3, 2, -1)
+    for step, place, frame in ((0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 2)):
+        expected = alone[frame].reshape(count, 3, 2, -1)[:, :, 0]
+        np.testing.assert_allclose(apart[step][:, :, place], expected, rtol=1e-6, atol=1e-6)
+    # Positions depend on the pace, so cached blocks must not be shared between the two.
+    assert again.media[0].digest != once.media[0].digest
+
+
+async def test_videos_that_are_refused(tmp_path: Path, make_room: RoomMaker) -> None:
+    refused = [
+        (video([]), "VIDEO_FRAMES"),
+        (video(files(4)), "VIDEO_FRAMES"),
+        (video([*files(1), file_of(picture(20, 20))]), "IMAGE_UNUSABLE"),
+        (video([b"nonsense"]), "IMAGE_FORMAT"),
+        (video(files(2), -1.0), "BAD_VIDEO"),
+        (image(frames.pack(files(1), 1.0), FIELD), "IMAGE_FORMAT"),
+    ]
+    folder = make_checkpoint(tmp_path, "qwen2_vl")
+    async with make_room(folder, max_video_frames=3) as room:
+        for part, reason in refused:
+            with pytest.raises(InvalidRequest) as caught:
+                await room.chat(turn("user", part))
+            assert caught.value.reason == reason and caught.value.metadata["field"] == FIELD
+        assert (await room.chat(turn("user", video(files(3))))).media[0].grid_t == 2
+
+
+async def test_a_model_for_images_takes_no_videos(clip_folder: Path, make_room: RoomMaker) -> None:
+    async with make_room(clip_folder) as room:
+        with pytest.raises(InvalidRequest, match="takes no videos"):
+            await room.chat(turn("user", video(files(2))))
+
+
+def test_a_file_of_frames_that_is_cut_off_is_found() -> None:
+    data = frames.pack([b"one", b"three"], 2.0)
+    assert frames.unpack(data) == [b"one", b"three"]
+    for broken in (data[:-1], data[:18], data + b"x", frames.pack([], 1.0)):
+        with pytest.raises(ValueError):
+            frames.unpack(broken)

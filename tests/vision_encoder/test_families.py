@@ -1,0 +1,134 @@
+"""Towers of the families whose items differ in size: the rows of transformers, alone and packed together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from support.checkpoints import load_reference, make_checkpoint
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from services.preprocess.processor_config import read_processor_config
+from services.vision_encoder.models import load_vision_model
+from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
+from shared.checkpoint import Checkpoint
+from shared.errors import Unavailable
+
+SIZES = [(64, 48), (56, 56), (300, 20), (4, 800), (800, 4), (113, 400), (57, 112), (500, 375)]
+PROCESSORS = {"llava_next": LlavaNextImageProcessorPil, "qwen2": Qwen2VLImageProcessorPil}
+
+
+def load(folder: Path) -> VisionModel:
+    model = load_vision_model(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    assert model is not None
+    return model
+
+
+def items_of(folder: Path, family: str) -> list[VisionItem]:
+    """What preprocess makes of random pictures."""
+    kind = PROCESSORS["llava_next" if family == "llava_next" else "qwen2"]
+    processor = kind.from_dict(read_processor_config(folder))
+    numbers = np.random.default_rng(2)
+    items = []
+    for width, height in SIZES:
+        values = numbers.integers(0, 255, (height, width, 3), np.uint8)
+        made = processor(images=PIL.Image.fromarray(values), return_tensors="np")
+        pixels = np.asarray(made["pixel_values"], np.float32)
+        if "image_grid_thw" in made:
+            grid = tuple(made["image_grid_thw"][0].tolist())
+            items.append(VisionItem(pixels, grid, height, width))
+        else:
+            items.append(VisionItem(pixels[0], height=height, width=width))
+    return items
+
+
+def reference_rows(folder: Path, items: Sequence[VisionItem]) -> list[torch.Tensor]:
+    """The same from transformers, one item at a time."""
+    model: Any = load_reference(folder)
+    found = []
+    with torch.inference_mode():
+        for item in items:
+            pixels = torch.from_numpy(item.pixels)
+            if item.grid == (0, 0, 0):
+                made = model.get_image_features(
+                    pixels[None],
+                    torch.tensor([[item.height, item.width]]),
+                    vision_feature_layer=model.config.vision_feature_layer,
+                    vision_feature_select_strategy=model.config.vision_feature_select_strategy,
+                    return_dict=True,
+                )
+            elif item.grid[0] > 1:
+                made = model.get_video_features(pixels, torch.tensor([item.grid]), return_dict=True)
+            else:
+                made = model.get_image_features(pixels, torch.tensor([item.grid]), return_dict=True)
+            found.append(made.pooler_output[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llava_next", {"spelling": "old"}),
+        ("llava_next", {"tower": "siglip", "spelling": "new"}),
+        ("llava_next", {"config": {"vision_feature_layer": [-2, 1]}}),
+        ("qwen2_vl", {"old_rope": True}),
+        ("qwen2_vl", {"vision": {"patch_size": 8, "spatial_merge_size": 3}, "spelling": "new"}),
+        ("qwen2_5_vl", {}),
+        ("qwen2_5_vl", {"vision": {"fullatt_block_indexes": [], "window_size": 112}}),
+    ],
+)
+def test_rows_are_those_of_transformers(
+    tmp_path: Path, family: str, options: dict[str, Any]
+) -> None:
+    folder = make_checkpoint(tmp_path, family, **options)
+    model, items = load(folder), items_of(folder, family)
+    assert not model.stacked
+    if family != "llava_next":  # and videos: 3 steps of time
+        side = 2 * options.get("vision", {}).get("spatial_merge_size", 2)
+        values = np.random.default_rng(0).normal(size=(3 * side**2, items[0].pixels.shape[1]))
+        items.append(VisionItem(values.astype(np.float32), (3, side, side)))
+    assert all(model.patches(item) > 0 for item in items)
+    expected = reference_rows(folder, items)
+    together = model.encode(items)
+    for item, ours, theirs in zip(items, together, expected, strict=True):
+        assert ours.shape == theirs.shape and ours.shape[1] == model.hidden_size
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model.encode([item])[0], ours, rtol=1e-5, atol=1e-5)
+    assert model.encode([model.sample()])[0].shape[1] == model.hidden_size
+
+
+@pytest.mark.parametrize(
+    ("family", "item"),
+    [
+        ("llava_next", VisionItem(np.zeros((3, 3, 56, 56), np.float32))),
+        ("llava_next", VisionItem(np.zeros((3, 3, 56, 56), np.float32), height=112, width=112)),
+        ("llava_next", VisionItem(np.zeros((3, 56, 56), np.float32), height=56, width=56)),
+        ("qwen2_vl", VisionItem(np.zeros((16, 1176), np.float32))),
+        ("qwen2_vl", VisionItem(np.zeros((16, 1176), np.float32), (1, 4, 8))),
+        ("qwen2_vl", VisionItem(np.zeros((9, 1176), np.float32), (1, 3, 3))),
+        ("qwen2_vl", VisionItem(np.zeros((16, 1176), np.float32), (1, -4, -4))),
+        ("qwen2_vl", VisionItem(np.zeros((16, 588), np.float32), (1, 4, 4))),
+    ],
+)
+def test_pixels_unlike_their_item_are_refused(
+    tmp_path: Path, family: str, item: VisionItem
+) -> None:
+    with pytest.raises(BadPixels):
+        load(make_checkpoint(tmp_path, family)).patches(item)
+
+
+def test_a_newline_of_another_width_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = make_checkpoint(tmp_path, "llava_next")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["image_newline"] = torch.zeros(7)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(Unavailable, match="image_newline"):
+        load(folder)
