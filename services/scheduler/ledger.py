@@ -1,13 +1,14 @@
 """The requests in hand: which decoder runs each, and what of its tokens is logged."""
 
 from collections.abc import Callable
+from itertools import chain, compress
 
 import structlog
 
 from services.scheduler.choice import Choice
 from services.scheduler.convert import ending_message
 from services.scheduler.core.beam_search import BeamSearch
-from services.scheduler.core.plan import StepPlan, StepProgress
+from services.scheduler.core.plan import Progress, StepPlan, StepProgress
 from services.scheduler.core.sequence import Ending, EndReason, Sequence
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.log_writer import LogWriter
@@ -72,34 +73,45 @@ class Ledger:
                 self._log_prompts(events, choices, plan, result)
             if result.logprobs:
                 logprobs = StepLogprobs(plan, result)
-        endings = progress.endings
-        columns = zip(progress.sequences, progress.starts, progress.samples, strict=True)
-        for index, (sequence, start, sample) in enumerate(columns):
-            choice: Choice = sequence.payload
-            if choice.token_prefix and not (endings and index in endings):
-                token = raw[4 * sample : 4 * sample + 4]
-                events.append(choice.token_prefix + token_middle(start) + token)
-                choices.append(choice)
-                continue
-            token_id, ending = progress.tokens[index], endings.get(index)
-            self._log_one(events, choices, sequence, start, token_id, sample, logprobs, ending)
+        # Whose token is all there is to log are done in one piece: this is the busiest place of the process.
+        payloads: list[Choice] = [s.payload for s in progress.sequences]
+        prefixes = [choice.token_prefix for choice in payloads]
+        for index in progress.endings:
+            prefixes[index] = b""
+        tokens = [raw[4 * i : 4 * i + 4] for i in compress(progress.samples, prefixes)]
+        middles = map(token_middle, compress(progress.starts, prefixes))
+        events += chain.from_iterable(
+            zip(compress(prefixes, prefixes), middles, tokens, strict=True)
+        )
+        choices += compress(payloads, prefixes)
+        if len(tokens) < len(prefixes):
+            self._log_others(events, choices, progress, prefixes, logprobs)
         for search in progress.beams:
             self._log_beams(events, choices, search)
         self.num_tokens += len(choices)
-        self._writer.submit(events, choices)
+        self._writer.submit(b"".join(events), choices)
+
+    def _log_others(
+        self,
+        events: list[bytes],
+        choices: list[Choice],
+        progress: StepProgress,
+        prefixes: list[bytes],
+        logprobs: StepLogprobs | None,
+    ) -> None:
+        for prefix, p in zip(prefixes, progress, strict=True):
+            if not prefix:
+                self._log_one(events, choices, p, logprobs)
 
     def _log_one(
         self,
         events: list[bytes],
         choices: list[Choice],
-        sequence: Sequence,
-        start: int,
-        token: int | None,
-        sample: int,
+        progress: Progress,
         logprobs: StepLogprobs | None,
-        ending: Ending | None,
     ) -> None:
         """A token with log-probabilities, or of a candidate, or an ending, or both."""
+        sequence, start, token, ending, sample = progress
         choice: Choice = sequence.payload
         request = choice.request
         record = b""
@@ -205,7 +217,7 @@ class Ledger:
         events: list[bytes] = []
         choices: list[Choice] = []
         self._end_all(events, choices, request, Ending(EndReason.CANCELLED))
-        self._writer.submit(events, choices)
+        self._writer.submit(b"".join(events), choices)
         link.pump()
         self._on_end()
 
