@@ -198,7 +198,8 @@ class Dispatcher:
             await asyncio.sleep(_SWEEP_S)
             waiting = {s.request_id for link in self._links.values() for s in link.core.waiting}
             with contextlib.suppress(Unavailable):
-                for request_id in await self._queue.cancelled(list(waiting)):
+                silent = {*waiting, *self._ledger.silent_request_ids}
+                for request_id in await self._queue.cancelled(list(silent)):
                     self._ledger.on_cancel(request_id)
 
     async def _renew_media(self) -> None:

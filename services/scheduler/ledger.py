@@ -35,6 +35,11 @@ class Ledger:
         """All in hand."""
         return list(self._owners)
 
+    @property
+    def silent_request_ids(self) -> list[str]:
+        """Those that log nothing until they end, and so do not hear of a cancel by the answers."""
+        return [rid for rid, (_, request) in self._owners.items() if request.collects]
+
     def of(self, link: DecoderLink) -> list[str]:
         """Those that one decoder runs."""
         return [rid for rid, (owner, _) in self._owners.items() if owner is link]
@@ -88,7 +93,7 @@ class Ledger:
             self._log_others(events, choices, progress, prefixes, logprobs)
         for search in progress.beams:
             self._log_beams(events, choices, search)
-        self.num_tokens += len(choices)
+        self.num_tokens += len(progress) - progress.tokens.count(None)
         self._writer.submit(b"".join(events), choices)
 
     def _log_others(
@@ -162,12 +167,11 @@ class Ledger:
         first = search.live[0]
         request: Request = first.payload.request
         self._owners.pop(request.request_id, None)
-        for number, hypothesis in enumerate(search.finished[: request.num_choices]):
-            reason = EndReason.LENGTH if hypothesis.stop_token_id is None else EndReason.STOP
-            ending = Ending(reason, stop_token_id=hypothesis.stop_token_id)
+        cached = first.num_cached_tokens
+        for number in range(request.num_choices):
             choice = request.choice(number)
-            records = request.records(hypothesis)
-            events.append(choice.event(0, records, ending_message(ending, first.num_cached_tokens)))
+            records, ending = request.hypothesis(search, number)
+            events.append(choice.event(0, records, ending_message(ending, cached)))
             choices.append(choice)
         self._on_end()
 

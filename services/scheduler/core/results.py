@@ -39,7 +39,7 @@ class Results:
         searches: dict[BeamSearch, None] = {}
         sequences, tokens = plan.sample_sequence, output.tokens
         samples = list(range(len(tokens)))
-        if plan.disowned or any(s.is_special for s in sequences):
+        if plan.disowned or [s for s in sequences if s.is_special]:
             samples = self._wanted(plan, output, searches)
             sequences = [sequences[i] for i in samples]
             tokens = [tokens[i] for i in samples]
@@ -70,9 +70,7 @@ class Results:
                 searches[sequence.beams] = None
         return wanted
 
-    def _look(
-        self, progress: StepProgress, index: int, sequence: Sequence, token: int
-    ) -> None:
+    def _look(self, progress: StepProgress, index: int, sequence: Sequence, token: int) -> None:
         """After a commit that may have filled a block or ended the sequence."""
         ending = sequence.ending_after(token)
         self._state.settle(sequence)
