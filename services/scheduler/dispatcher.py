@@ -157,14 +157,20 @@ class Dispatcher:
         return room
 
     def _start(self, taken: Items[TakenRequest]) -> None:
-        """Gives requests to decoders."""
+        """Gives requests to decoders. One that cannot be read ends with an error: it must not take others along."""
         touched = []
         for one in taken:
+            try:
+                request = Request(one, self._table)
+            except (ValueError, IndexError) as error:
+                log.warning("bad request", request=one.spec.request_id, error=str(error))
+                self._ledger.refuse(one, str(error))
+                continue
             link = least_loaded(
                 [link for link in self._links.values() if not link.draining]
                 or list(self._links.values())
             )
-            self._ledger.accept(link, Request(one, self._table))
+            self._ledger.accept(link, request)
             touched.append(link)
         for link in dict.fromkeys(touched):
             link.pump()

@@ -9,12 +9,13 @@ from services.scheduler.choice import Choice
 from services.scheduler.convert import ending_message
 from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.plan import Progress, StepPlan, StepProgress
-from services.scheduler.core.sequence import Ending, EndReason, Sequence
+from services.scheduler.core.sequence import INVALID_ARGUMENT, Ending, EndReason, Error, Sequence
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.log_writer import LogWriter
 from services.scheduler.logprobs import StepLogprobs, prompt_records
-from services.scheduler.request import Request
+from services.scheduler.request import Request, Unreadable
 from shared.log_event import token_middle
+from shared.queue import TakenRequest
 from shared.token_log import encode_tokens
 from tessera.decoder.v1 import decoder_pb2
 
@@ -61,6 +62,15 @@ class Ledger:
                 for sequence in group:
                     progress.add(sequence, None, ending)
                 self.on_step(progress)
+
+    def refuse(self, taken: TakenRequest, why: str) -> None:
+        """Ends a request that cannot even be read."""
+        owner = Unreadable(taken.spec.request_id)
+        error = Error("BAD_REQUEST", f"the request cannot be read: {why}", INVALID_ARGUMENT)
+        message = ending_message(Ending(EndReason.ERROR, error=error), 0)
+        numbers = [c for c, ending in enumerate(taken.endings) if ending is None]
+        choices = [Choice(owner, number, None) for number in numbers]
+        self._writer.submit(b"".join(c.event(0, b"", message) for c in choices), choices)
 
     def on_step(
         self,
@@ -117,8 +127,7 @@ class Ledger:
     ) -> None:
         """A token with log-probabilities, or of a candidate, or an ending, or both."""
         sequence, start, token, ending, sample = progress
-        choice: Choice = sequence.payload
-        request = choice.request
+        request: Request = sequence.payload.request
         record = b""
         if token is not None:
             record = encode_tokens([token])
@@ -126,6 +135,7 @@ class Ledger:
                 record = logprobs.record(sample, token, request.logprobs)
         if request.candidates is None:
             message = ending_message(ending, sequence.num_cached_tokens)
+            choice: Choice = sequence.payload
             events.append(choice.event(start, record, message))
             choices.append(choice)
             if ending is not None:
@@ -185,7 +195,7 @@ class Ledger:
         """Log-probabilities of prompt tokens come before any output of their request."""
         for sequence, first, own, ids, values in prompt_records(plan, result):
             request: Request = sequence.payload.request
-            if request.prompt_log is not None and not sequence.ended:
+            if request.prompt_log is not None:
                 records = request.prompt_records(first, own, ids, values)
                 events.append(request.prompt_log.event(first - 1, records))
                 choices.append(request.prompt_log)

@@ -1,6 +1,7 @@
 """A request in the hands of this scheduler: its sequences for the core, and what of them is logged."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,12 +27,21 @@ _PRIORITIES = {"interactive": 0, "batch": 1}
 _MAX_LOGPROBS = 1024  # that a decoder reports for one sample
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A request that no sequence could be made of."""
+
+    request_id: str
+    collects: bool = False
+
+
 class Request:
     """Where the choices are the sequences, each is logged as it comes. Where they are the best of more candidates, or
     beams, nothing is logged until all have ended: `candidates` keeps them.
     """
 
     def __init__(self, taken: TakenRequest, table: TokenBytes) -> None:
+        """Raises ValueError or IndexError for a spec that makes no sense."""
         spec = taken.spec
         sampling = spec.sampling
         self.spec = spec

@@ -118,6 +118,10 @@ async def test_prompt_log_probabilities_come_in_pieces_before_any_output(bench: 
     assert b"".join(e.records for e in pieces) == log
     ttl = await bench.redis.ttl(bench.keys.log(rid, -1))
     assert ttl > 0
+    # The prompt alone is scored, and the only token is the last.
+    rid = await bench.ask(prompt, max_tokens=1, prompt_logprobs=0)
+    await bench.answer(rid)
+    assert decode_tokens(await bench.prompt_log(rid), stride(0)) == prompt[1:]
     listener.cancel()
 
 
@@ -177,6 +181,16 @@ async def test_of_many_candidates_the_best_are_logged_at_once(bench: Bench) -> N
     answers = await bench.answers(rid, 2, stride(1))
     assert [decode_tokens(records, stride(1)) for records, _ in answers] == outputs[:2]
     assert [p[0][0] for p in pairs(answers[0][0], 1)] == outputs[0]
+
+
+async def test_what_cannot_be_read_is_refused_and_takes_nobody_along(bench: Bench) -> None:
+    await bench.decoder()
+    bad = await bench.ask([1, 2, 3], n=2, stop=[""])
+    good = await bench.ask([1, 2, 3])
+    bench.scheduler()
+    for _, ending in await bench.answers(bad, 2):
+        assert ending.failure.reason == "BAD_REQUEST"
+    assert (await bench.answer(good))[0] == generate([1, 2, 3], 10)
 
 
 async def test_what_can_never_run_is_refused_with_a_reason(bench: Bench) -> None:
