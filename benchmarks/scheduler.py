@@ -1,33 +1,53 @@
-"""What a decision of the scheduler's core costs: microseconds for each sequence and step; the decoder costs nothing."""
+"""What the scheduler costs: the core's decisions for each sequence and step, and a step of the whole process.
+
+The decoder and Redis cost nothing here; everything is processor time.
+"""
 
 import argparse
 import time
+from array import array
 
-from services.scheduler.core.plan import StepOutput
+from services.scheduler import convert
+from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.scheduler import Capacity, Scheduler
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.ledger import Ledger
+from services.scheduler.request import Request
+from shared.keys import new_request_id
+from shared.queue import TakenRequest
+from shared.text import TokenBytes
+from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.decoder.v1.decoder_pb2 import StepResult
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+_PROMPT = 64
+_WARM = 50  # steps until prompts are behind
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the cost at several numbers of running sequences, in processor time."""
+    """Prints both at several numbers of running sequences."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 32, 256, 1024])
     options = parser.parse_args(arguments)
     for running in options.running:
-        cost = measure(running, options.steps)
-        print(f"{running:4} running: {cost:.2f} us for each sequence and step")
+        core = measure(running, options.steps)
+        process = measure_process(running, options.steps)
+        print(
+            f"{running:4} running: core {core:.2f} us for each sequence and step,"
+            f" process {process / 1000:.3f} ms a step"
+        )
 
 
 def measure(running: int, steps: int) -> float:
     """Microseconds in plan() and complete() together for each sequence and step, one plan ahead."""
-    scheduler = Scheduler(Capacity(running * 64 + 1, 16, running, 1024, 2048))
+    scheduler = Scheduler(_capacity(running))
     for number in range(running):
-        prompt = [number] * 64
+        prompt = [number] * _PROMPT
         scheduler.add(Sequence(f"r{number}", prompt, len(prompt), 900, arrival=number))
     spent, sequence_steps = 0.0, 0
     waiting = [scheduler.plan()]
-    for step in range(steps + 50):
+    for step in range(steps + _WARM):
         began = time.process_time()
         waiting.append(scheduler.plan())
         spent_planning = time.process_time() - began
@@ -36,7 +56,87 @@ def measure(running: int, steps: int) -> float:
         output = StepOutput([step] * len(plan.sample_slot))
         began = time.process_time()
         scheduler.complete(output)
-        if step >= 50:  # prompts are behind
+        if step >= _WARM:
             spent += spent_planning + time.process_time() - began
             sequence_steps += len(plan.row_slot)
     return 1e6 * spent / sequence_steps
+
+
+def measure_process(running: int, steps: int) -> float:
+    """Microseconds of a step from the result's bytes to those of the next plan and of the log call."""
+    scheduler = Scheduler(_capacity(running))
+    writer = _Writer()
+    ledger = Ledger(writer, lambda: None)  # type: ignore[arg-type]
+    link = _Link(scheduler)
+    table = TokenBytes([b"a"], [False])
+    for number in range(running):
+        ledger.accept(link, Request(_taken(number), table))  # type: ignore[arg-type]
+    in_flight: list[StepPlan] = []
+    spent, counted = 0.0, 0
+    for step in range(steps + _WARM):
+        if not in_flight:
+            in_flight.append(_next(scheduler))
+        result = _answer(in_flight[0], step)
+        began = time.process_time()
+        answer = StepResult.FromString(result)
+        plan = in_flight.pop(0)
+        progress = scheduler.complete(convert.output_of(plan, answer))
+        following = _next(scheduler)
+        convert.plan_message(following, 1).SerializeToString()
+        ledger.on_step(progress, plan, answer)
+        writer.take()
+        if step >= _WARM:
+            spent += time.process_time() - began
+            counted += 1
+        in_flight.append(following)
+    return 1e6 * spent / counted
+
+
+class _Link:
+    """What the ledger touches of a decoder link."""
+
+    def __init__(self, core: Scheduler) -> None:
+        self.core = core
+
+
+class _Writer:
+    """Puts batches together as the log writer does, and forgets them."""
+
+    def __init__(self) -> None:
+        self._batches: list[bytes] = []
+        self._choices: list[object] = []
+
+    def submit(self, batch: bytes, choices: list[object]) -> None:
+        """See `LogWriter.submit`."""
+        self._batches.append(batch)
+        self._choices += choices
+
+    def take(self) -> bytes:
+        """The argument of the script."""
+        batch = b"".join(self._batches)
+        self._batches, self._choices = [], []
+        return batch
+
+
+def _capacity(running: int) -> Capacity:
+    return Capacity(running * 64 + 1, 16, running, 1024, 2048)
+
+
+def _next(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.plan()
+    assert plan is not None
+    return plan
+
+
+def _answer(plan: StepPlan, step: int) -> bytes:
+    tokens = array("i", [step % 900] * len(plan.sample_slot))
+    return StepResult(lease=1, step=plan.step, tokens=tokens.tobytes()).SerializeToString()
+
+
+def _taken(number: int) -> TakenRequest:
+    spec = RequestSpec(
+        request_id=new_request_id("01234567"),
+        prompt=array("i", [number] * _PROMPT).tobytes(),
+        sampling=SamplingParams(n=1, best_of=1, max_tokens=900, stop_token_ids=[901]),
+    )
+    return TakenRequest(spec, 1, number, (b"",), (None,))

@@ -1,6 +1,6 @@
 """One choice of a request, between the core and the token log."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shared.log_event import EventWriter
 from shared.token_log import decode_tokens, encode_tokens, stride
@@ -8,7 +8,16 @@ from tessera.common.v1.ending_pb2 import Ending
 
 if TYPE_CHECKING:
     from services.scheduler.core.sequence import Sequence
-    from services.scheduler.request import Request
+
+
+class Owner(Protocol):
+    """The request of a choice."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def collects(self) -> bool:
+        """Whether nothing is logged before the end."""
 
 
 class Choice:
@@ -20,12 +29,10 @@ class Choice:
 
     __slots__ = ("_ending", "_records", "_stride", "_writer", "request", "sequence", "token_prefix")
 
-    def __init__(
-        self, request: "Request", number: int, logprobs: int | None, log: bytes = b""
-    ) -> None:
+    def __init__(self, request: Owner, number: int, logprobs: int | None, log: bytes = b"") -> None:
         """`number` is the choice's, or that of the prompt's log-probabilities; `log` what was written before."""
         self.request = request
-        self.sequence: Sequence | None = None
+        self.sequence: Sequence | None = None  # whose tokens it logs, where it is one sequence's
         self._stride = stride(logprobs)
         self._writer = EventWriter(request.request_id, number, self._stride)
         self._records = bytearray(log[: len(log) // self._stride * self._stride])
@@ -44,15 +51,15 @@ class Choice:
 
     def event(self, start: int, records: bytes, ending: Ending | None = None) -> bytes:
         """Records from index `start` on, and the ending. What is there already is left out by the script."""
-        if self._stride > 4:
+        if self._stride > 4 or self.sequence is None:
             self._records[start * self._stride :] = records
         self._ending = ending or self._ending
         return self._writer.event(start, records, ending)
 
     def again(self, length: int) -> bytes:
         """Everything from an index on, the ending if there has been one."""
-        if self._stride == 4 and self.sequence is not None:
-            records = encode_tokens(self.sequence.output[length:])
-        else:
+        if self._stride > 4 or self.sequence is None:
             records = bytes(self._records[length * self._stride :])
+        else:
+            records = encode_tokens(self.sequence.output[length:])
         return self._writer.event(length, records, self._ending)

@@ -158,11 +158,17 @@ class Dispatcher:
         return room
 
     def _start(self, taken: Items[TakenRequest]) -> None:
-        """Gives requests to decoders."""
+        """Gives requests to decoders. One that cannot be read ends with an error: it must not take others along."""
         touched = []
         for one in taken:
-            request = Request(one, self._table)
-            link = self._router.choose(request.sequences[0])
+            try:
+                request = Request(one, self._table)
+                first = request.sequences[0]
+            except (ValueError, IndexError) as error:
+                log.warning("bad request", request=one.spec.request_id, error=str(error))
+                self._ledger.refuse(one, str(error))
+                continue
+            link = self._router.choose(first)
             self._ledger.accept(link, request)
             touched.append(link)
         for link in dict.fromkeys(touched):
@@ -197,7 +203,8 @@ class Dispatcher:
             await asyncio.sleep(_SWEEP_S)
             waiting = {s.request_id for link in self._links.values() for s in link.core.waiting}
             with contextlib.suppress(Unavailable):
-                for request_id in await self._queue.cancelled(list(waiting)):
+                silent = {*waiting, *self._ledger.silent_request_ids}
+                for request_id in await self._queue.cancelled(list(silent)):
                     self._ledger.on_cancel(request_id)
 
     async def _renew_media(self) -> None:

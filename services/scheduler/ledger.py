@@ -1,19 +1,21 @@
 """The requests in hand: which decoder runs each, and what of its tokens is logged."""
 
 from collections.abc import Callable
+from itertools import chain, compress
 
 import structlog
 
 from services.scheduler.choice import Choice
 from services.scheduler.convert import ending_message
 from services.scheduler.core.beam_search import BeamSearch
-from services.scheduler.core.plan import StepPlan, StepProgress
-from services.scheduler.core.sequence import Ending, EndReason, Sequence
+from services.scheduler.core.plan import Progress, StepPlan, StepProgress
+from services.scheduler.core.sequence import INVALID_ARGUMENT, Ending, EndReason, Error, Sequence
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.log_writer import LogWriter
 from services.scheduler.logprobs import StepLogprobs, prompt_records
-from services.scheduler.request import Request
+from services.scheduler.request import Request, Unreadable
 from shared.log_event import token_middle
+from shared.queue import TakenRequest
 from shared.token_log import encode_tokens
 from tessera.decoder.v1 import decoder_pb2
 
@@ -33,6 +35,11 @@ class Ledger:
     def request_ids(self) -> list[str]:
         """All in hand."""
         return list(self._owners)
+
+    @property
+    def silent_request_ids(self) -> list[str]:
+        """Those that log nothing until they end, and so do not hear of a cancel by the answers."""
+        return [rid for rid, (_, request) in self._owners.items() if request.collects]
 
     def of(self, link: DecoderLink) -> list[str]:
         """Those that one decoder runs."""
@@ -56,6 +63,15 @@ class Ledger:
                     progress.add(sequence, None, ending)
                 self.on_step(progress)
 
+    def refuse(self, taken: TakenRequest, why: str) -> None:
+        """Ends a request that cannot even be read."""
+        owner = Unreadable(taken.spec.request_id)
+        error = Error("BAD_REQUEST", f"the request cannot be read: {why}", INVALID_ARGUMENT)
+        message = ending_message(Ending(EndReason.ERROR, error=error), 0)
+        numbers = [c for c, ending in enumerate(taken.endings) if ending is None]
+        choices = [Choice(owner, number, None) for number in numbers]
+        self._writer.submit(b"".join(c.event(0, b"", message) for c in choices), choices)
+
     def on_step(
         self,
         progress: StepProgress,
@@ -72,36 +88,46 @@ class Ledger:
                 self._log_prompts(events, choices, plan, result)
             if result.logprobs:
                 logprobs = StepLogprobs(plan, result)
-        endings = progress.endings
-        columns = zip(progress.sequences, progress.starts, progress.samples, strict=True)
-        for index, (sequence, start, sample) in enumerate(columns):
-            choice: Choice = sequence.payload
-            if choice.token_prefix and not (endings and index in endings):
-                token = raw[4 * sample : 4 * sample + 4]
-                events.append(choice.token_prefix + token_middle(start) + token)
-                choices.append(choice)
-                continue
-            token_id, ending = progress.tokens[index], endings.get(index)
-            self._log_one(events, choices, sequence, start, token_id, sample, logprobs, ending)
+        # Whose token is all there is to log are done in one piece: this is the busiest place of the process.
+        payloads: list[Choice] = [s.payload for s in progress.sequences]
+        prefixes = [choice.token_prefix for choice in payloads]
+        for index in progress.endings:
+            prefixes[index] = b""
+        tokens = [raw[4 * i : 4 * i + 4] for i in compress(progress.samples, prefixes)]
+        middles = map(token_middle, compress(progress.starts, prefixes))
+        events += chain.from_iterable(
+            zip(compress(prefixes, prefixes), middles, tokens, strict=True)
+        )
+        choices += compress(payloads, prefixes)
+        if len(tokens) < len(prefixes):
+            self._log_others(events, choices, progress, prefixes, logprobs)
         for search in progress.beams:
             self._log_beams(events, choices, search)
-        self.num_tokens += len(choices)
-        self._writer.submit(events, choices)
+        self.num_tokens += len(progress) - progress.tokens.count(None)
+        self._writer.submit(b"".join(events), choices)
+
+    def _log_others(
+        self,
+        events: list[bytes],
+        choices: list[Choice],
+        progress: StepProgress,
+        prefixes: list[bytes],
+        logprobs: StepLogprobs | None,
+    ) -> None:
+        for prefix, p in zip(prefixes, progress, strict=True):
+            if not prefix:
+                self._log_one(events, choices, p, logprobs)
 
     def _log_one(
         self,
         events: list[bytes],
         choices: list[Choice],
-        sequence: Sequence,
-        start: int,
-        token: int | None,
-        sample: int,
+        progress: Progress,
         logprobs: StepLogprobs | None,
-        ending: Ending | None,
     ) -> None:
         """A token with log-probabilities, or of a candidate, or an ending, or both."""
-        choice: Choice = sequence.payload
-        request = choice.request
+        sequence, start, token, ending, sample = progress
+        request: Request = sequence.payload.request
         record = b""
         if token is not None:
             record = encode_tokens([token])
@@ -109,6 +135,7 @@ class Ledger:
                 record = logprobs.record(sample, token, request.logprobs)
         if request.candidates is None:
             message = ending_message(ending, sequence.num_cached_tokens)
+            choice: Choice = sequence.payload
             events.append(choice.event(start, record, message))
             choices.append(choice)
             if ending is not None:
@@ -150,12 +177,11 @@ class Ledger:
         first = search.live[0]
         request: Request = first.payload.request
         self._owners.pop(request.request_id, None)
-        for number, hypothesis in enumerate(search.finished[: request.num_choices]):
-            reason = EndReason.LENGTH if hypothesis.stop_token_id is None else EndReason.STOP
-            ending = Ending(reason, stop_token_id=hypothesis.stop_token_id)
+        cached = first.num_cached_tokens
+        for number in range(request.num_choices):
             choice = request.choice(number)
-            records = request.records(hypothesis)
-            events.append(choice.event(0, records, ending_message(ending, first.num_cached_tokens)))
+            records, ending = request.hypothesis(search, number)
+            events.append(choice.event(0, records, ending_message(ending, cached)))
             choices.append(choice)
         self._on_end()
 
@@ -169,7 +195,7 @@ class Ledger:
         """Log-probabilities of prompt tokens come before any output of their request."""
         for sequence, first, own, ids, values in prompt_records(plan, result):
             request: Request = sequence.payload.request
-            if request.prompt_log is not None and not sequence.ended:
+            if request.prompt_log is not None:
                 records = request.prompt_records(first, own, ids, values)
                 events.append(request.prompt_log.event(first - 1, records))
                 choices.append(request.prompt_log)
@@ -205,7 +231,7 @@ class Ledger:
         events: list[bytes] = []
         choices: list[Choice] = []
         self._end_all(events, choices, request, Ending(EndReason.CANCELLED))
-        self._writer.submit(events, choices)
+        self._writer.submit(b"".join(events), choices)
         link.pump()
         self._on_end()
 

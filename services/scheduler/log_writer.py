@@ -33,16 +33,16 @@ class LogWriter:
         self._scheduler_id = scheduler_id
         self._on_refused = on_refused
         self._on_cancel = on_cancel
-        self._events: list[bytes] = []
+        self._batches: list[bytes] = []
         self._choices: list[Choice] = []
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def submit(self, events: list[bytes], choices: list[Choice]) -> None:
-        """Queues what one step gave: entries of a LogBatch and whose each is. Returns at once."""
-        if events:
-            self._events += events
+    def submit(self, batch: bytes, choices: list[Choice]) -> None:
+        """Queues what one step gave: a serialized LogBatch, and whose each of its events is. Returns at once."""
+        if choices:
+            self._batches.append(batch)
             self._choices += choices
             self._idle.clear()
             self._work.set()
@@ -56,15 +56,16 @@ class LogWriter:
         while True:
             await self._work.wait()
             self._work.clear()
-            while self._events:
-                events, self._events = self._events, []
+            while self._batches:
+                batches, self._batches = self._batches, []
                 choices, self._choices = self._choices, []
                 try:
-                    batch = b"".join(events)
+                    # Batches one after the other are one batch with all their events.
+                    batch = b"".join(batches)
                     answers = await self._queue.append_events(self._scheduler_id, batch)
                 except Unavailable as error:
                     log.warning("token log is away, holding on", error=error.message)
-                    self._events = events + self._events
+                    self._batches = batches + self._batches
                     self._choices = choices + self._choices
                     await asyncio.sleep(_RETRY_S)
                     continue
@@ -84,4 +85,4 @@ class LogWriter:
                     gaps[choice] = answer.length
         for choice, length in gaps.items():
             log.warning("the log had lost its end", request=choice.request.request_id)
-            self.submit([choice.again(length)], [choice])
+            self.submit(choice.again(length), [choice])

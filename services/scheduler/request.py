@@ -1,13 +1,21 @@
 """A request in the hands of this scheduler: its sequences for the core, and what of them is logged."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from services.scheduler.candidates import Candidates
 from services.scheduler.choice import Choice
-from services.scheduler.core.beam_search import BeamSearch, Hypothesis
-from services.scheduler.core.sequence import INVALID_ARGUMENT, Error, MediaSpan, Sequence
+from services.scheduler.core.beam_search import BeamSearch, Step
+from services.scheduler.core.sequence import (
+    INVALID_ARGUMENT,
+    Ending,
+    EndReason,
+    Error,
+    MediaSpan,
+    Sequence,
+)
 from services.scheduler.logprobs import Floats, Ids
 from shared.log_event import PROMPT
 from shared.queue import TakenRequest
@@ -16,6 +24,15 @@ from shared.token_log import encode_records, encode_tokens
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
+_MAX_LOGPROBS = 1024  # that a decoder reports for one sample
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A request that no sequence could be made of."""
+
+    request_id: str
+    collects: bool = False
 
 
 class Request:
@@ -24,6 +41,7 @@ class Request:
     """
 
     def __init__(self, taken: TakenRequest, table: TokenBytes) -> None:
+        """Raises ValueError or IndexError for a spec that makes no sense."""
         spec = taken.spec
         sampling = spec.sampling
         self.spec = spec
@@ -57,6 +75,12 @@ class Request:
             if _is_given(sampling, name):
                 message = f"{name} cannot be combined with beam search: leave it out"
                 return Error("UNSUPPORTED_WITH_BEAM_SEARCH", message, INVALID_ARGUMENT)
+        if self.sampling.logprobs > _MAX_LOGPROBS:
+            message = (
+                f"{self._search.num_beams} beams need the {self.sampling.logprobs} most probable tokens of each step"
+                f" and decoders tell {_MAX_LOGPROBS}; ask for fewer beams or stop ids"
+            )
+            return Error("TOO_MANY_BEAMS", message, INVALID_ARGUMENT)
         return None
 
     def choice(self, number: int) -> Choice:
@@ -72,16 +96,22 @@ class Request:
         numbers = range(self.num_choices) if self.collects else (s.choice for s in self.sequences)
         return (self.choice(number) for number in numbers)
 
-    def records(self, hypothesis: Hypothesis) -> bytes:
-        """The log of a beam."""
-        steps = hypothesis.steps()
+    def hypothesis(self, search: BeamSearch, number: int) -> tuple[bytes, Ending]:
+        """Log and ending of one of the best that a search has found."""
+        if number >= len(search.finished):
+            message = f"beam search found {len(search.finished)} outputs only; ask for fewer"
+            return b"", Ending(EndReason.ERROR, error=Error("TOO_FEW_HYPOTHESES", message))
+        found = search.finished[number]
+        reason = EndReason.LENGTH if found.stop_token_id is None else EndReason.STOP
+        return self._records(found.steps()), Ending(reason, stop_token_id=found.stop_token_id)
+
+    def _records(self, steps: list[Step]) -> bytes:
         tokens = [step.token for step in steps]
         if self.logprobs is None:
             return encode_tokens(tokens)
         own = np.array([step.logprob for step in steps], "<f4")
-        tops = [step.top for step in steps]
-        ids = np.array([[token for token, _ in top] for top in tops], "<i4")
-        values = np.array([[value for _, value in top] for top in tops], "<f4")
+        ids = np.array([[token for token, _ in step.top] for step in steps], "<i4")
+        values = np.array([[value for _, value in step.top] for step in steps], "<f4")
         return encode_records(tokens, own, ids, values, self.logprobs)
 
     def prompt_records(self, first: int, own: Floats, ids: Ids, values: Floats) -> bytes:

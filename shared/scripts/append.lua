@@ -22,16 +22,17 @@ local function read_event(at, stop)
   return unpack(event)
 end
 
--- Returns the code and the length of the log, and whether nothing more need be said.
+-- Returns the code and the length of the log, whether followers are to hear of it, and whether nothing more need be said.
 local function write(rid, choice, start, records, ending, stride)
   if stride == 0 then stride = 4 end
   if choice > 2147483647 then choice = 'p' end  -- -1, as a varint of 64 bits
   local r = request(rid)
   local f = redis.call('HMGET', r, 'owner', 'cancel', 'e' .. choice)
-  if f[1] ~= sid or f[3] then return 1, 0 end
+  if f[1] ~= sid then return 1, 0, false, false end
   local log = P .. ':l:' .. rid .. ':' .. choice
   local length = redis.call('STRLEN', log) / stride
-  if start > length then return 3, length end
+  if f[3] then return 0, length, false, false end  -- ended before: it was sent twice
+  if start > length then return 3, length, false, false end
   local simple = start == length and f[2] ~= '1'
   local fresh = records
   if start < length then fresh = string.sub(records, (length - start) * stride + 1) end
@@ -40,7 +41,7 @@ local function write(rid, choice, start, records, ending, stride)
     redis.call('HSET', r, 'e' .. choice, ending)
     if redis.call('HINCRBY', r, 'open', -1) <= 0 then retire(rid, keep_s) end
   end
-  return f[2] == '1' and 2 or 0, length, simple
+  return f[2] == '1' and 2 or 0, length, true, simple
 end
 
 local index, at = 0, 1
@@ -48,14 +49,14 @@ while at <= #batch do
   local begin = at
   local size
   size, at = varint_at(batch, at + 1)
-  local code, length, simple = write(read_event(at, at + size))
+  local code, length, news, simple = write(read_event(at, at + size))
   at = at + size
   if not simple then
     answers[#answers + 1] = index
     answers[#answers + 1] = code
     answers[#answers + 1] = length
   end
-  if code == 0 or code == 2 then told[#told + 1] = string.sub(batch, begin, at - 1) end
+  if news then told[#told + 1] = string.sub(batch, begin, at - 1) end
   index = index + 1
 end
 if #told == index and index > 0 then

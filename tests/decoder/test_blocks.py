@@ -141,6 +141,37 @@ async def test_forks_share_the_prompt_and_part_by_copy(
     assert await go_on(stream, 0, 38, 3) == expected[2:5]
 
 
+async def test_a_chosen_token_takes_the_place_of_the_sampled_one(
+    stream: StepStream, llama_folder: Path, expected: list[int]
+) -> None:
+    """Beam search: the parent goes on with another token than it sampled, a fork with a third."""
+    sampled = await stream.run(make_plan(**new_text(0, [1, 2, 3, 4]), **whole_prompt(0)))
+    assert read_ints(sampled.tokens) == expected[:1]
+    plan = lists(
+        fork_child=[5],
+        fork_parent=[0],
+        fork_choice=[1],
+        set_token_slot=[0, 5],
+        set_token=[17, 23],
+        copy_src=[3],
+        copy_dst=[6],
+        edit_slot=[5],
+        edit_index=[2],
+        edit_len=[2],
+        edit_blocks=[6, 7],
+        row_slot=[0, 5],
+        row_start=[37, 37],
+        row_count=[1, 1],
+        sample_row=[0, 1],
+        sample_slot=[0, 5],
+    )
+    result = await stream.run(make_plan(**plan))
+    model = load_reference(llama_folder)
+    assert read_ints(result.tokens) == [
+        greedy_tokens(model, [*PROMPT, token], 1)[0][0] for token in (17, 23)
+    ]
+
+
 async def test_choices_draw_their_own_numbers(stream: StepStream) -> None:
     plan = {**new_text(0, [1, 2, 3, 4], temperature=2.0, seed=5), **whole_prompt(0)}
     children = list(range(1, 8))

@@ -1,179 +1,22 @@
-"""The whole scheduler process against a real Redis and a decoder that speaks the real step stream.
-
-The decoder is played by arithmetic, so that every token can be predicted; the scheduler, its queue, log and stream are
-the production ones.
-"""
+"""The whole scheduler process against a real Redis and a decoder that speaks the real step stream."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
-import numpy as np
 import pytest
-from support.tokenizers import byte_level_tokenizer, save
+from support.scheduler_bench import Bench, generate
 
-from services.scheduler.server import FENCED, serve
-from services.scheduler.settings import SchedulerSettings
+from services.scheduler.server import FENCED
 from shared import token_log
-from shared.keys import Keys, new_instance_id, new_request_id
-from shared.queue import Queue, TokenChannel, connect
-from shared.registry import Announcement
-from shared.rpc import RoomServer, channel
+from shared.keys import new_instance_id
+from shared.queue import TokenChannel
+from shared.rpc import channel
 from shared.text import TokenBytes
 from tessera.common.v1 import ending_pb2
-from tessera.common.v1.sampling_pb2 import SamplingParams
-from tessera.decoder.v1 import decoder_pb2
-from tessera.decoder.v1.decoder_pb2_grpc import (
-    DecoderServiceServicer,
-    add_DecoderServiceServicer_to_server,
-)
-from tessera.scheduler.v1.queue_pb2 import LogBatch, ReplyFormat, RequestSpec
-from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest
+from tessera.scheduler.v1.queue_pb2 import LogBatch
+from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, GetLoadResponse
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-
-MODEL = "arithmetic"
-
-
-def next_token(tokens: list[int]) -> int:
-    return (sum(tokens) * 31 + len(tokens)) % 97 + 5
-
-
-def generate(prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-def ints(data: bytes) -> list[int]:
-    values: list[int] = np.frombuffer(data, "<i4").tolist()
-    return values
-
-
-class PlayedDecoder(DecoderServiceServicer):
-    """Keeps token histories and answers plans; `delay_s` is the length of a step."""
-
-    def __init__(self, delay_s: float = 0.0) -> None:
-        self.id = new_instance_id()
-        self.delay_s = delay_s
-        self.largest_lease = 0
-        self.slots: dict[int, list[int]] = {}
-        self.stalled = asyncio.Event()
-
-    async def Steps(self, requests: Any, context: Any) -> AsyncIterator[decoder_pb2.StepsResponse]:
-        first = await anext(aiter(requests))
-        assert first.open.decoder_id == self.id
-        assert first.open.lease > self.largest_lease
-        self.largest_lease = first.open.lease
-        self.slots.clear()
-        yield decoder_pb2.StepsResponse(
-            hello=decoder_pb2.Hello(
-                decoder_id=self.id,
-                model_fingerprint=b"f" * 16,
-                block_size=4,
-                num_blocks=200,
-                max_slots=16,
-                max_model_len=256,
-                max_batched_tokens=64,
-                plans_in_flight=2,
-            )
-        )
-        async for request in requests:
-            if request.WhichOneof("message") == "heartbeat":
-                yield decoder_pb2.StepsResponse(heartbeat=decoder_pb2.Heartbeat())
-                continue
-            if self.stalled.is_set():
-                await asyncio.sleep(3600)
-            await asyncio.sleep(self.delay_s)
-            yield decoder_pb2.StepsResponse(result=self.step(request.plan))
-
-    def step(self, plan: decoder_pb2.StepPlan) -> decoder_pb2.StepResult:
-        for slot in ints(plan.drop):
-            del self.slots[slot]
-        for new in plan.new:
-            self.slots[new.slot] = ints(new.tokens)
-        tokens = []
-        for slot in ints(plan.sample_slot):
-            tokens.append(next_token(self.slots[slot]))
-            self.slots[slot].append(tokens[-1])
-        return decoder_pb2.StepResult(
-            lease=plan.lease, step=plan.step, tokens=token_log.encode_tokens(tokens)
-        )
-
-
-class Bench:
-    """Redis, a queue to put requests in, and starters for schedulers and decoders."""
-
-    def __init__(self, stack: contextlib.AsyncExitStack, url: str, model: Path) -> None:
-        self.stack = stack
-        self.url = url
-        self.model = model
-        self.keys = Keys(MODEL)
-        self.redis = connect(url)
-        self.queue = Queue(self.redis, self.keys)
-
-    async def decoder(
-        self, delay_s: float = 0.0
-    ) -> tuple[PlayedDecoder, contextlib.AsyncExitStack]:
-        played = PlayedDecoder(delay_s)
-        stack = await self.stack.enter_async_context(contextlib.AsyncExitStack())
-        server = await stack.enter_async_context(RoomServer("127.0.0.1:0", grace_s=0))
-        server.add(
-            "tessera.decoder.v1.DecoderService", add_DecoderServiceServicer_to_server, played
-        )
-        await server.ready()
-        await stack.enter_async_context(
-            Announcement(self.redis, self.keys, "decoder", played.id, server.address)
-        )
-        return played, stack
-
-    def scheduler(self, listen: str = "127.0.0.1:0") -> tuple[asyncio.Event, asyncio.Task[int]]:
-        stop = asyncio.Event()
-        settings = SchedulerSettings(
-            model=self.model, served_model_name=MODEL, redis_url=self.url, listen=listen
-        )
-        task = asyncio.create_task(serve(settings, stop))
-
-        async def end() -> None:
-            stop.set()
-            await asyncio.wait([task], timeout=10)
-
-        self.stack.push_async_callback(end)
-        return stop, task
-
-    async def ask(self, prompt: list[int], **sampling: Any) -> str:
-        rid = new_request_id(self.keys.tag)
-        options = {"n": 1, "max_tokens": 10, **sampling}
-        spec = RequestSpec(
-            request_id=rid,
-            model=MODEL,
-            prompt=token_log.encode_tokens(prompt),
-            sampling=SamplingParams(**options),
-            reply=ReplyFormat(skip_special_tokens=True),
-        )
-        await self.queue.admit(spec, cost=len(prompt) + options["max_tokens"])
-        return rid
-
-    async def answer(self, rid: str, timeout_s: float = 20) -> tuple[list[int], ending_pb2.Ending]:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                found = await self.queue.read(rid, 1)
-                assert found is not None
-                if found.endings[0] is not None:
-                    return token_log.decode_tokens(found.records[0]), found.endings[0]
-                await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-async def bench(redis_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
-    save(byte_level_tokenizer(), tmp_path)
-    async with contextlib.AsyncExitStack() as stack:
-        bench = Bench(stack, redis_url, tmp_path)
-        stack.push_async_callback(bench.redis.aclose)
-        yield bench
 
 
 async def test_requests_are_taken_run_and_logged(bench: Bench) -> None:
@@ -284,7 +127,7 @@ async def test_a_stopped_scheduler_gives_back_and_the_next_goes_on(bench: Bench)
 async def test_a_scheduler_that_dies_without_a_word_is_fenced_off(bench: Bench) -> None:
     decoder, _ = await bench.decoder(delay_s=0.01)
     dead = new_instance_id()
-    await bench.queue.renew(dead, load(), register=True, tokens_per_s=None)
+    await bench.queue.renew(dead, GetLoadResponse(), register=True, tokens_per_s=None)
     rid = await bench.ask([1, 2, 3], max_tokens=30)
     assert len(await bench.queue.take(dead, max_requests=1, max_tokens=1 << 30) or []) == 1
     await bench.queue.lease_decoder(decoder.id, dead)
@@ -313,9 +156,3 @@ async def test_it_answers_health_reflection_and_load(bench: Bench, short_tmp: Pa
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-def load() -> Any:
-    from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
-
-    return GetLoadResponse()

@@ -29,11 +29,11 @@ class Desk:
         self.redis = connect(url)
         self.queue = Queue(self.redis, self.keys)
 
-    def spec(self, tenant: str = "", timeout_ms: int = 0) -> RequestSpec:
+    def spec(self, tenant: str = "", timeout_ms: int = 0, n: int = 1) -> RequestSpec:
         return RequestSpec(
             request_id=new_request_id(self.keys.tag),
             prompt=token_log.encode_tokens([1, 2, 3]),
-            sampling=SamplingParams(n=1, max_tokens=5),
+            sampling=SamplingParams(n=n, max_tokens=5),
             tenant=tenant,
             timeout_ms=timeout_ms,
         )
@@ -142,6 +142,42 @@ async def test_only_the_owner_writes_and_only_what_follows(desk: Desk) -> None:
     assert await desk.queue.depth() == (0, 0)
     later = await desk.queue.read(rid, 1, after=[3])
     assert later is not None and token_log.decode_tokens(later.records[0]) == [4]
+
+
+async def test_each_choice_ends_once_and_the_request_with_the_last(desk: Desk) -> None:
+    rid = await desk.admit(n=2)
+    await desk.scheduler("a")
+    assert await desk.take("a") == [rid]
+    records = token_log.encode_tokens([1, 2])
+
+    async def append(*appends: Append) -> list[tuple[AppendCode, int]]:
+        return [(a.code, a.length) for a in await desk.queue.append("a", appends)]
+
+    prompt = b"p" * 24
+    assert (
+        await append(
+            Append(rid, -1, 0, 12, prompt),
+            Append(rid, 1, 0, 4, records, STOP),
+            Append(rid, 0, 0, 4, records),
+        )
+        == [(AppendCode.OK, 2)] * 3
+    )
+    # Sent twice, because it was not known whether it had arrived: nothing happens and nobody is told.
+    assert await append(Append(rid, 1, 0, 4, records, STOP)) == [(AppendCode.OK, 2)]
+    assert await append(Append(rid, -1, 1, 12, prompt)) == [(AppendCode.OK, 3)]
+    assert await append(Append(rid, 0, 9, 4, records), Append(rid, 0, 2, 4, records)) == [
+        (AppendCode.GAP, 2),
+        (AppendCode.OK, 4),
+    ]
+    await desk.queue.give_back("a", [rid])
+    taken = await desk.queue.take("a", max_requests=1, max_tokens=1000)
+    assert taken is not None
+    assert taken[0].prompt_log == b"p" * 36 and taken[0].prio == "interactive"
+    assert taken[0].logs == (records * 2, records) and taken[0].endings == (None, STOP)
+    assert await append(Append(rid, 0, 4, 4, b"", STOP)) == [(AppendCode.OK, 4)]
+    assert await append(Append(rid, 0, 4, 4, records)) == [(AppendCode.REFUSED, 0)]
+    assert await desk.queue.depth() == (0, 0)
+    assert await desk.redis.ttl(desk.keys.log(rid, -1)) > 0
 
 
 async def test_a_request_goes_back_to_the_head_with_its_log(desk: Desk) -> None:

@@ -13,13 +13,12 @@ _SWAP = sys.byteorder == "big"
 
 def extend_hashes(sequence: Sequence, block_size: int) -> None:
     """Appends the hashes of all blocks that have become full of committed tokens."""
-    hashes = sequence.block_hashes
-    while (len(hashes) + 1) * block_size <= len(sequence.tokens):
-        begin = len(hashes) * block_size
+    hashes, tokens = sequence.block_hashes, sequence.tokens
+    for begin in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
         end = begin + block_size
-        extra = _media_extra(sequence.media, begin, end)
+        extra = _media_extra(sequence.media, begin, end) if sequence.media else b""
         parent = hashes[-1] if hashes else _root(sequence, block_size)
-        hashes.append(block_hash(parent, sequence.tokens[begin:end], extra))
+        hashes.append(block_hash(parent, tokens[begin:end], extra))
 
 
 def block_hash(parent: bytes, tokens: Tokens[int], extra: bytes) -> bytes:

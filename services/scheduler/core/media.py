@@ -72,7 +72,7 @@ class MediaState:
 
     def plannable(self, sequence: Sequence, start: int) -> int:
         """How many tokens from `start` on can be planned now: up to the first span whose embeddings are not ready."""
-        for span in sequence.media[sequence.num_media_passed :]:
+        for span in sequence.media[sequence.num_media_passed :] if sequence.media else ():
             if span.end <= start:
                 continue
             item = self._items.get(span.digest)

@@ -83,7 +83,13 @@ class StepPlan:
     def is_empty(self) -> bool:
         """Nothing that a decoder would have to know now. What is sealed can wait for the next plan."""
         return not (
-            self.row_slot or self.drop or self.fetch or self.release or self.swap_out_device
+            self.row_slot
+            or self.drop
+            or self.fork_child
+            or self.set_token_slot
+            or self.edit_slot
+            or self.fetch
+            or self.release
         )
 
     @property

@@ -36,33 +36,46 @@ class Results:
         self, progress: StepProgress, plan: StepPlan, output: StepOutput
     ) -> dict[BeamSearch, None]:
         """Appends tokens to their sequences. Returns the searches that were answered."""
-        sequences, starts, samples = progress.sequences, progress.starts, progress.samples
-        gained, unwanted = progress.tokens, plan.disowned
         searches: dict[BeamSearch, None] = {}
-        pairs = zip(plan.sample_sequence, output.tokens, strict=True)
-        for sample, (sequence, token) in enumerate(pairs):
-            if sequence.ended or (unwanted and sequence in unwanted):
-                continue
-            if sequence.beams is not None:
-                sequence.beams.answer(sequence, output.top[sample])
-                searches[sequence.beams] = None
-                continue
+        sequences, tokens = plan.sample_sequence, output.tokens
+        samples = list(range(len(tokens)))
+        if plan.disowned or [s for s in sequences if s.is_special]:
+            samples = self._wanted(plan, output, searches)
+            sequences = [sequences[i] for i in samples]
+            tokens = [tokens[i] for i in samples]
+        progress.sequences += sequences
+        progress.starts += [len(s.tokens) - s.prompt_len for s in sequences]
+        progress.tokens += tokens
+        progress.samples += samples
+        first = len(progress) - len(sequences)
+        for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True), first):
             history = sequence.tokens
-            starts.append(len(history) - sequence.prompt_len)
             history.append(token)
-            sequences.append(sequence)
-            gained.append(token)
-            samples.append(sample)
             if len(history) >= sequence.watch_from or token in sequence.stop_token_ids:
-                self._look(progress, sequence, token)
+                self._look(progress, index, sequence, token)
         return searches
 
-    def _look(self, progress: StepProgress, sequence: Sequence, token: int) -> None:
+    def _wanted(
+        self, plan: StepPlan, output: StepOutput, searches: dict[BeamSearch, None]
+    ) -> list[int]:
+        """The samples whose sequences still want their token; searches get their answers on the way."""
+        wanted = []
+        for sample, sequence in enumerate(plan.sample_sequence):
+            if sequence.ended or sequence in plan.disowned:
+                continue
+            if sequence.beams is None:
+                wanted.append(sample)
+            else:
+                sequence.beams.answer(sequence, output.top[sample])
+                searches[sequence.beams] = None
+        return wanted
+
+    def _look(self, progress: StepProgress, index: int, sequence: Sequence, token: int) -> None:
         """After a commit that may have filled a block or ended the sequence."""
         ending = sequence.ending_after(token)
         self._state.settle(sequence)
         if ending is not None:
-            progress.endings[len(progress) - 1] = ending
+            progress.endings[index] = ending
             self._state.end(sequence)
 
     def _fail(
@@ -79,7 +92,9 @@ class Results:
         without = [plan.sample_sequence[i] for i in samples if tokens[i] < 0]
         owners = without if samples else [plan.row_sequence[row]]
         failed = [s for s in owners if not s.ended and s not in plan.disowned]
-        if len(without) == len(samples):  # else the row was computed, and only a choice was not possible
+        if len(without) == len(
+            samples
+        ):  # else the row was computed, and only a choice was not possible
             self._distrust(plan, failed, start)
         lost: dict[bytes, None] = {}
         for sequence in failed:

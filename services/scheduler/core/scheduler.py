@@ -237,6 +237,13 @@ class Scheduler:
         """Waiting sequences that lack nothing but room: those that wait for embeddings keep nobody out."""
         return sum(1 for s in self.waiting if self.media.plannable(s, 0) > 0)
 
+    def find(self, request_id: str, choice: int = 0) -> Sequence | None:
+        """A sequence that has not ended."""
+        for sequence in self._state.requests.get(request_id, ()):
+            if sequence.choice == choice:
+                return sequence
+        return None
+
     def choices(self, request_id: str) -> list[Sequence]:
         """The sequences of a request that have not ended."""
         return list(self._state.requests.get(request_id, ()))

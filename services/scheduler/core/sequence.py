@@ -117,6 +117,7 @@ class Sequence:
 
     status: SequenceStatus = SequenceStatus.WAITING
     ended: bool = False
+    is_special: bool = field(init=False)  # what the decoder samples is not simply its next token
     slot: int = -1
     forks: list["Sequence"] = field(default_factory=list)  # siblings that are pending
     blocks: list[int] = field(default_factory=list)
@@ -136,6 +137,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.tokens)
+        self.is_special = self.beams is not None
 
     @property
     def in_flight(self) -> int:

@@ -155,7 +155,7 @@ class State:
             else:
                 self._drop(sequence)
         sequence.status = SequenceStatus.ENDED
-        sequence.ended = True
+        sequence.ended = sequence.is_special = True
         self.media.remove(sequence)
         siblings = self.requests[sequence.request_id]
         siblings.remove(sequence)
