@@ -88,6 +88,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
     ({"use_beam_search": True, "top_k": 5}, "top_k"),
     ({"use_beam_search": True, "bad_words": ["x"]}, "bad_words"),
+    ({"use_beam_search": True, "stop": "x"}, "stop"),
     ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
     ({"use_beam_search": True, "early_stopping": "never"}, "early_stopping"),
     ({"length_penalty": 0.5}, "length_penalty"),

@@ -5,7 +5,8 @@ from tessera.common.v1.sampling_pb2 import SamplingParams
 
 # Below this temperature the choice is greedy: dividing by it would overflow.
 COLD = 1e-5
-MAX_LOGPROBS = 1024
+# Wide beams with many stop ids ask for thousands.
+MAX_LOGPROBS = 1 << 16
 
 
 def check_params(params: SamplingParams, *, with_grammars: bool = False) -> None:
