@@ -14,7 +14,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "min_tokens": (0,),
+    "stop": ([],),
     "logit_bias": ({},),
     "allowed_token_ids": (),
     "bad_words": ([],),

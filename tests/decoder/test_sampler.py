@@ -6,7 +6,7 @@ import pytest
 from services.decoder.sampler.random_numbers import uniform
 from services.decoder.sampler.sampler import Choices, Sampler
 from shared.errors import ServingError
-from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence
 
 NONE = np.empty(0, np.int64)
 
@@ -127,7 +127,7 @@ def naive(logits: np.ndarray, settings: SamplingParams, number: float) -> int:
     weights = np.exp(
         (logits - logits.max()) / np.float32(settings.temperature), dtype=np.float32
     ).astype(float)
-    order = np.argsort(-weights, kind="stable")
+    order = np.argsort(-logits, kind="stable")
     kept = order[weights[order] >= settings.min_p]
     if settings.top_k:
         kept = kept[: settings.top_k]
@@ -204,6 +204,56 @@ def test_bias_allowed_and_bad_ids_and_min_tokens() -> None:
     assert draw(logits, 3, **stops) == [2, 2, 1]
 
 
+def test_bad_words_are_forbidden_where_they_would_be_completed() -> None:
+    words = [TokenSequence(ids=[1, 2]), TokenSequence(ids=[3]), TokenSequence(ids=[2, 1, 0])]
+    sampler = Sampler(2, 4)
+    # The prompt does not count; the output of a sequence that comes back does.
+    bad = params(temperature=0.0, bad_words=words)
+    sampler.introduce(0, 0, bad, np.asarray([1]), NONE)
+    sampler.introduce(1, 0, bad, NONE, np.asarray([2, 1]))
+    logits = np.asarray([2.0, 1.0, 3.0, 9.0])
+    assert one(sampler, logits).tokens[0] == 2
+    assert one(sampler, logits, slot=1).tokens[0] == 1, "neither 2 after 1, nor 0 after 2, 1"
+    for token, expected in ((1, 0), (2, 2), (1, 1), (1, 0)):
+        sampler.commit(np.asarray([0]), np.asarray([token], np.int32))
+        assert one(sampler, logits).tokens[0] == expected, token
+    sampler.fork(1, 0, 1)
+    sampler.commit(np.asarray([0]), np.asarray([0], np.int32))
+    assert one(sampler, logits, slot=0).tokens[0] == 2
+    assert one(sampler, logits, slot=1).tokens[0] == 0
+
+
+def test_adjusted_rows_leave_the_others_as_they_are() -> None:
+    """Greedy, cold, warm, adjusted and asking rows in one batch choose as each does alone."""
+    numbers = np.random.default_rng(5)
+    vocabulary = 2000
+    settings = [
+        params(temperature=0.0),
+        params(temperature=0.0, logprobs=3),
+        params(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.3),
+        params(temperature=1.2, logit_bias={7: 5.0}, logprobs=0),
+        params(temperature=0.7, allowed_token_ids=[5, 6, 1999]),
+        params(temperature=1.0, top_p=0.8, frequency_penalty=0.5, bad_token_ids=[1, 2]),
+        params(temperature=1.0, min_p=0.1, min_tokens=4, stop_token_ids=[3]),
+    ]
+    together, alone = Sampler(len(settings), vocabulary), Sampler(len(settings), vocabulary)
+    history = numbers.integers(0, vocabulary, 50)
+    for slot, setting in enumerate(settings):
+        setting.seed = slot
+        for sampler in (together, alone):
+            sampler.introduce(slot, 0, setting, history[:30], history[30:])
+    for position in range(20, 40):
+        logits = (numbers.standard_normal((len(settings), vocabulary)) * 3).astype(np.float32)
+        slots, places = np.arange(len(settings)), np.full(len(settings), position)
+        found = together.sample(logits.copy(), slots, places)
+        for slot in range(len(settings)):
+            mine = one(alone, logits[slot], position, slot)
+            assert mine.tokens[0] == found.tokens[slot]
+            assert (0 in mine.logprobs) == (slot in found.logprobs) == (slot in (1, 3))
+            alone.commit(np.asarray([slot]), mine.tokens)
+        together.commit(slots, found.tokens)
+
+
 def test_log_probabilities_are_of_the_raw_logits() -> None:
     sampler = Sampler(2, 4)
     wanted = params(temperature=0.0, logprobs=2, bad_token_ids=[3])
@@ -242,7 +292,6 @@ def test_nothing_left_to_choose_fails() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"use_beam_search": True}, "use_beam_search"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"top_p": 0.0}, "top_p"),
         ({"temperature": -1.0}, "temperature"),
@@ -254,6 +303,8 @@ def test_nothing_left_to_choose_fails() -> None:
         ({"logit_bias": {4: 1.0}}, "logit_bias"),
         ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
         ({"bad_token_ids": [9]}, "bad_token_ids"),
+        ({"bad_words": [TokenSequence(ids=[1, 4])]}, "bad_words"),
+        ({"bad_words": [TokenSequence()]}, "bad_words"),
     ],
 )
 def test_settings_that_cannot_be_honoured_are_refused(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.gateway_stage import ANSWER, MODEL, Stage, open_stage
+from support.neighbours import score
 from tokenizers import Tokenizer
 
 from shared import rpc
@@ -87,9 +89,83 @@ async def test_complete_takes_text_and_ids(stage: Stage, channel: grpc.aio.Chann
         assert text_of([event async for event in stub.Complete(request)]) == ANSWER
 
 
+async def test_choices_and_log_probabilities(stage: Stage, channel: grpc.aio.Channel) -> None:
+    texts = ["one 🦊", "two red"]
+    ids = [stage.tokenizer.encode(text).ids for text in texts]
+    stage.scheduler.answer_choice = lambda spec, choice: [[token] for token in ids[choice]]
+    request = question(n=2, logprobs=1, prompt_logprobs=2)
+    events = [event async for event in ChatServiceStub(channel).Chat(request)]
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds[:2] == ["accepted", "prompt_logprobs"]
+    assert kinds.count("finished") == 2 and kinds[-1] == "usage"
+    rid = events[0].accepted.request_id
+    assert events[0].event_id == f"{rid}/0.0"
+    assert events[-1].event_id == f"{rid}/{len(ids[0])}e.{len(ids[1])}e"
+    assert events[-1].usage.completion_tokens == len(ids[0]) + len(ids[1])
+    prompt = events[1].prompt_logprobs.tokens
+    assert len(prompt) == events[0].accepted.prompt_tokens
+    assert not prompt[0].HasField("logprob") and len(prompt[1].top) == 2
+    for choice, text in enumerate(texts):
+        deltas = [event.delta for event in events if event.delta.choice == choice]
+        told = [entry for delta in deltas for entry in delta.logprobs]
+        assert "".join(delta.text for delta in deltas) == text
+        assert [entry.token_id for entry in told] == ids[choice]
+        assert b"".join(entry.token for entry in told).decode() == text
+        for place, entry in enumerate(told):
+            (_, top), (own, best) = score(entry.token_id, place, 1)
+            assert (entry.logprob, entry.top[0].logprob) == pytest.approx((own, best))
+            assert entry.top[0].token_id == top
+
+
+async def test_every_option_reaches_the_scheduler(stage: Stage, channel: grpc.aio.Channel) -> None:
+    options = {
+        "min_p": 0.5, "repetition_penalty": 1.5, "presence_penalty": 1.0,
+        "frequency_penalty": -1.0, "logit_bias": {3: -5.0}, "allowed_token_ids": [3, 4],
+        "bad_token_ids": [9], "bad_words": ["red"], "min_tokens": 2, "n": 2, "best_of": 3,
+        "priority": -5, "ignore_eos": True, "stop_token_ids": [8], "logprobs": 4,
+        "prompt_logprobs": 0,
+    }  # fmt: skip
+    events = [event async for event in ChatServiceStub(channel).Chat(question(**options))]
+    spec = stage.scheduler.played[events[0].accepted.request_id].spec
+    sampling = MessageToDict(spec.sampling, preserving_proto_field_name=True)
+    expected = {**options, "logit_bias": {"3": -5.0}, "bad_words": sampling["bad_words"]}
+    del expected["priority"]
+    assert {name: sampling.get(name) for name in expected} == expected
+    red = stage.tokenizer.encode("red").ids
+    assert red in [list(word.ids) for word in spec.sampling.bad_words]
+
+
+async def test_beams_can_be_asked_for(stage: Stage, channel: grpc.aio.Channel) -> None:
+    request = question(use_beam_search=True, n=2, best_of=4, length_penalty=0.5)
+    events = [event async for event in ChatServiceStub(channel).Chat(request)]
+    for choice in range(2):
+        assert text_of([event for event in events if event.delta.choice == choice]) == ANSWER
+    spec = stage.scheduler.played[events[0].accepted.request_id].spec
+    assert spec.sampling.use_beam_search and spec.sampling.best_of == 4
+
+
+async def test_a_prompt_is_repeated_and_scored(stage: Stage, channel: grpc.aio.Channel) -> None:
+    options = GenerationOptions(max_tokens=0, logprobs=1)
+    request = CompleteRequest(text="The red", echo=True, options=options)
+    events = [event async for event in ChatServiceStub(channel).Complete(request)]
+    assert [event.WhichOneof("event") for event in events] == [
+        "accepted",
+        "delta",
+        "finished",
+        "usage",
+    ]
+    assert text_of(events) == "The red"
+    assert len(events[1].delta.logprobs) == events[0].accepted.prompt_tokens
+    assert events[-1].usage.completion_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("request_", "error", "field"),
     [
+        (question(n=0), InvalidRequest, "n"),
+        (question(logprobs=21), InvalidRequest, "top_logprobs"),
+        (question(bad_words=[" "]), InvalidRequest, "bad_words[0]"),
+        (question(logit_bias={99999: 1}), InvalidRequest, "logit_bias"),
         (ChatRequest(), InvalidRequest, "messages"),
         (question(temperature=3.0), InvalidRequest, "temperature"),
         (question(max_tokens=0), InvalidRequest, "max_tokens"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 from support.tokenizers import byte_level_tokenizer
 
 from services.gateway.model import ServedModel
@@ -76,6 +77,39 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"480": 1}}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"3": 101}}, "logit_bias.3"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 3, "best_of": 2}, "best_of"),
+    ({"best_of": 200}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"use_beam_search": 1}, "use_beam_search"),
+    ({"use_beam_search": True, "stream": True}, "use_beam_search"),
+    ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
+    ({"use_beam_search": True, "top_k": 5}, "top_k"),
+    ({"use_beam_search": True, "bad_words": ["x"]}, "bad_words"),
+    ({"use_beam_search": True, "stop": "x"}, "stop"),
+    ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
+    ({"use_beam_search": True, "early_stopping": "never"}, "early_stopping"),
+    ({"length_penalty": 0.5}, "length_penalty"),
+    ({"early_stopping": True}, "early_stopping"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 5}, "top_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"return_tokens_as_token_ids": 1}, "return_tokens_as_token_ids"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [480]}, "allowed_token_ids[0]"),
+    ({"bad_token_ids": [1, -1]}, "bad_token_ids[1]"),
+    ({"bad_words": [3]}, "bad_words[0]"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["x", "   "]}, "bad_words[1]"),
+    ({"bad_words": ["x"] * 257}, "bad_words"),
+    ({"priority": 1001}, "priority"),
+    ({"priority": "high"}, "priority"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
@@ -126,6 +160,9 @@ UNSUPPORTED: list[dict[str, Any]] = [
 ]
 
 HARMLESS: list[dict[str, Any]] = [
+    {"n": 2, "temperature": 0, "best_of": 3},
+    {"use_beam_search": True, "temperature": 1, "top_p": 1.0, "top_k": -1, "logit_bias": {}},
+    {"length_penalty": 1.0, "early_stopping": False, "service_tier": "flex"},
     {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}},
     {"n": None, "tools": None, "tool_choice": "none", "top_logprobs": 0, "logprobs": None},
     {"store": True, "metadata": {"a": "b"}, "reasoning_effort": "low", "parallel_tool_calls": True},
@@ -190,6 +227,94 @@ def test_a_seed_is_drawn_where_none_is_given() -> None:
 def test_max_completion_tokens_replaces_max_tokens() -> None:
     sampling = read_chat(chat(max_tokens=5, max_completion_tokens=6.0), model()).sampling
     assert sampling.max_tokens == 6
+
+
+def test_every_sampling_field_reaches_the_scheduler() -> None:
+    body: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "repetition_penalty": 1.5,
+        "presence_penalty": -1, "frequency_penalty": 2, "seed": 9, "max_tokens": 7,
+        "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [6], "stop": ["a", "b"],
+        "include_stop_str_in_output": True, "n": 2, "best_of": 3, "logprobs": True,
+        "top_logprobs": 4, "prompt_logprobs": 5, "logit_bias": {"7": -100},
+        "allowed_token_ids": [3, 4], "bad_token_ids": [8],
+    }  # fmt: skip
+    request = read_chat(chat(**body, priority=-3), model())
+    sampling = MessageToDict(request.sampling, preserving_proto_field_name=True)
+    for name, value in {**body, "logprobs": 4, "seed": "9"}.items():
+        if name != "top_logprobs":
+            assert sampling[name] == value, name
+    assert request.priority == -3
+
+
+def test_beams_take_no_defaults_that_they_cannot_keep() -> None:
+    served = model(temperature=0.25, top_k=7.0, repetition_penalty=1.5)
+    body = {"use_beam_search": True, "n": 2, "length_penalty": 0, "early_stopping": True}
+    sampling = read_chat(chat(**body), served).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (0, 0, 1)
+    assert (sampling.n, sampling.best_of, sampling.length_penalty) == (2, 2, 0)
+    assert sampling.use_beam_search and sampling.early_stopping
+
+
+def test_bad_words_are_spelled_as_the_model_would() -> None:
+    tokenizer = byte_level_tokenizer()
+    found = read_chat(chat(bad_words=["circle", " red", "zq"]), model()).sampling.bad_words
+    sequences = [list(word.ids) for word in found]
+    for word in ("circle", " circle", "red", " red", "zq"):
+        ids = tokenizer.encode(word).ids
+        if word.startswith(" ") and len(ids) != len(tokenizer.encode(word[1:]).ids):
+            continue  # where a space is a token of its own, the bare spelling says it all
+        assert ids in sequences, word
+    assert len(sequences) == len({tuple(ids) for ids in sequences})
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"logprobs": 3}, (3, None, None)),
+        ({"logprobs": 0, "echo": True}, (0, 0, None)),
+        ({"prompt_logprobs": 2}, (None, 2, 2)),
+        ({"logprobs": 4, "echo": True, "prompt_logprobs": 2}, (4, 4, 2)),
+        ({}, (None, None, None)),
+    ],
+)
+def test_completions_ask_for_log_probabilities_by_number(
+    body: dict[str, Any], expected: tuple[int | None, ...]
+) -> None:
+    request = read_completion({"prompt": "x", **body}, model())
+    sampling, reply = request.sampling, request.reply
+    found = (
+        sampling.logprobs if sampling.HasField("logprobs") else None,
+        sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        reply.prompt_logprobs if reply.HasField("prompt_logprobs") else None,
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True, "max_completion_tokens": 0}, "max_completion_tokens"),
+    ],
+)
+def test_bad_completions_name_their_field(body: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read_completion({"prompt": "x", **body}, model())
+    assert caught.value.metadata["field"] == field
+
+
+def test_scoring_a_prompt_alone_costs_one_token() -> None:
+    request = read_completion({"prompt": [3, 4], "max_tokens": 0, "echo": True}, model())
+    assert request.reply.prompt_only and request.sampling.max_tokens == 1
+    assert not read_completion({"prompt": [3], "echo": True}, model()).reply.prompt_only
+
+
+def test_the_cost_bound_counts_candidates() -> None:
+    request = read_completion({"prompt": [3, 4], "max_tokens": 10, "best_of": 5}, model())
+    assert request.cost_bound(model()) == 2 + 5 * 10
 
 
 def test_conversations_keep_their_order_and_images() -> None:

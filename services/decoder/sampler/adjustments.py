@@ -1,7 +1,7 @@
 """What changes a row's logits before a token is chosen: biases, masks, penalties.
 
-Order as in vLLM: allowed ids, bad ids, bias, stop ids before min_tokens, then penalties (repetition
-over prompt and output, Keskar et al., 2019; frequency and presence over the output).
+Order as in vLLM: allowed ids, bad ids and words, bias, stop ids before min_tokens, then penalties
+(repetition over prompt and output, frequency and presence over the output).
 """
 
 import copy
@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from services.decoder.sampler.bad_words import BadWords
+from services.decoder.sampler.token_counts import TokenCounts
 from shared.errors import InvalidRequest
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
@@ -23,6 +25,7 @@ def needs_adjustment(params: SamplingParams) -> bool:
     return bool(
         params.allowed_token_ids
         or params.bad_token_ids
+        or params.bad_words
         or params.logit_bias
         or params.min_tokens > 0
         or _has_penalty(params)
@@ -35,35 +38,44 @@ class Adjustments:
     def __init__(self, params: SamplingParams, vocab_size: int, prompt: Ids, output: Ids) -> None:
         """Raises InvalidRequest for ids outside the vocabulary."""
         self._allowed = _ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
-        self._bad = _ids("bad_token_ids", params.bad_token_ids, vocab_size)
+        words = [tuple(word.ids) for word in params.bad_words]
+        _ids("bad_words", (token for word in words for token in word), vocab_size)
+        if not all(words):
+            raise InvalidRequest(
+                "INVALID_SAMPLING", "bad_words has an empty one", field="bad_words"
+            )
+        single = [word[0] for word in words if len(word) == 1]
+        self._bad = _ids("bad_token_ids", [*params.bad_token_ids, *single], vocab_size)
+        self._bad_words = BadWords([word for word in words if len(word) > 1], output.tolist())
         self._bias_ids = _ids("logit_bias", params.logit_bias.keys(), vocab_size)
         self._bias = np.asarray(list(params.logit_bias.values()), np.float32)
         self._min_tokens = params.min_tokens
         self._stops = _inside(np.asarray(list(params.stop_token_ids), np.int64), vocab_size)
-        self._repetition = np.float32(params.repetition_penalty)
-        self._presence = np.float32(params.presence_penalty)
-        self._frequency = np.float32(params.frequency_penalty)
-        self._counts: Row | None = None
+        self._counts: TokenCounts | None = None
         if _has_penalty(params):
             # Placeholders of media are outside the text; those beyond the vocabulary do not count.
-            self._counts = np.zeros(vocab_size, np.float32)
-            np.add.at(self._counts, _inside(output, vocab_size), 1)
-            self._seen = self._counts > 0
-            self._seen[_inside(prompt, vocab_size)] = True
+            self._counts = TokenCounts(
+                _inside(prompt, vocab_size),
+                _inside(output, vocab_size),
+                repetition=params.repetition_penalty,
+                presence=params.presence_penalty,
+                frequency=params.frequency_penalty,
+            )
 
     def fork(self) -> "Adjustments":
         """The same for a child: later tokens of one do not count for the other."""
         child = copy.copy(self)
+        child._bad_words = self._bad_words.fork()
         if self._counts is not None:
-            child._counts = self._counts.copy()
-            child._seen = self._seen.copy()
+            child._counts = self._counts.fork()
         return child
 
     def commit(self, token: int) -> None:
         """Counts a sampled token."""
         if self._counts is not None:
-            self._counts[token] += 1
-            self._seen[token] = True
+            self._counts.commit(token)
+        if self._bad_words:
+            self._bad_words.commit(token)
 
     def apply(self, logits: Row, output_len: int) -> None:
         """Changes one row in place; `output_len` tokens have been generated before this one."""
@@ -71,21 +83,16 @@ class Adjustments:
             kept = logits[self._allowed]
             logits.fill(_FORBIDDEN)
             logits[self._allowed] = kept
-        logits[self._bad] = _FORBIDDEN
-        logits[self._bias_ids] += self._bias
+        if len(self._bad):
+            logits[self._bad] = _FORBIDDEN
+        if self._bad_words and (ids := self._bad_words.forbidden()):
+            logits[ids] = _FORBIDDEN
+        if len(self._bias_ids):
+            logits[self._bias_ids] += self._bias
         if output_len < self._min_tokens:
             logits[self._stops] = _FORBIDDEN
         if self._counts is not None:
-            self._penalize(logits, self._counts)
-
-    def _penalize(self, logits: Row, counts: Row) -> None:
-        if self._repetition != 1:
-            seen = np.flatnonzero(self._seen)
-            old = logits[seen]
-            logits[seen] = np.where(old > 0, old / self._repetition, old * self._repetition)
-        if self._frequency or self._presence:
-            used = np.flatnonzero(counts)
-            logits[used] -= self._frequency * counts[used] + self._presence
+            self._counts.penalize(logits)
 
 
 def _has_penalty(params: SamplingParams) -> bool:

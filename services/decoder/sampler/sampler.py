@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.decoder.sampler.adjustments import Adjustments, needs_adjustment
-from services.decoder.sampler.logprobs import log_softmax, top
+from services.decoder.sampler.logprobs import scores
+from services.decoder.sampler.parameters import COLD, check_params
 from services.decoder.sampler.random_numbers import uniform
+from services.decoder.sampler.token_masks import TokenMasks, TokenMatcher
 from services.decoder.sampler.truncation import Truncation, choose
 from shared.errors import Internal, InvalidRequest, ServingError
 from tessera.common.v1.sampling_pb2 import SamplingParams
@@ -17,10 +19,6 @@ Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 LogIds = np.ndarray[tuple[int], np.dtype[np.int32]]
 LogVector = np.ndarray[tuple[int], np.dtype[np.float32]]
-
-# Below this the choice is greedy: dividing by it would overflow.
-_COLD = 1e-5
-MAX_LOGPROBS = 1024
 
 
 @dataclass
@@ -36,7 +34,10 @@ class Choices:
 class Sampler:
     """Settings and counts of every slot. A slot is known from `introduce` or `fork` to `drop`."""
 
-    def __init__(self, max_slots: int, vocab_size: int) -> None:
+    def __init__(
+        self, max_slots: int, vocab_size: int, matcher: TokenMatcher | None = None
+    ) -> None:
+        """Without a `matcher` sequences with a grammar are refused."""
         self._vocab_size = vocab_size
         self._temperature = np.zeros(max_slots, np.float32)
         self._top_k = np.zeros(max_slots, np.int32)
@@ -47,13 +48,14 @@ class Sampler:
         self._logprobs = np.full(max_slots, -1, np.int32)  # -1: none asked
         self._plain = np.ones(max_slots, bool)  # greedy, unchanged logits, no log-probabilities
         self._adjustments: dict[int, Adjustments] = {}
+        self._masks = None if matcher is None else TokenMasks(matcher, vocab_size)
 
     def introduce(
         self, slot: int, choice: int, params: SamplingParams, prompt: Ids, output: Ids
     ) -> None:
         """Takes a sequence's settings. Raises InvalidRequest for what is wrong or not here yet."""
-        check_params(params)
-        greedy = params.temperature < _COLD
+        check_params(params, with_grammars=self._masks is not None)
+        greedy = params.temperature < COLD
         self._temperature[slot] = 1.0 if greedy else params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = 1.0 if greedy else params.top_p
@@ -63,7 +65,9 @@ class Sampler:
         self._seed[slot] = params.seed
         self._choice[slot] = choice
         self._logprobs[slot] = params.logprobs if params.HasField("logprobs") else -1
-        self._adjustments.pop(slot, None)
+        self.drop(slot)
+        if self._masks is not None and params.grammar:
+            self._masks.introduce(slot, params.grammar, output)
         if needs_adjustment(params):
             self._adjustments[slot] = Adjustments(params, self._vocab_size, prompt, output)
         self._set_plain(slot)
@@ -80,14 +84,18 @@ class Sampler:
         ):
             array[child] = array[parent]
         self._choice[child] = choice
-        self._adjustments.pop(child, None)
+        self.drop(child)
         if parent in self._adjustments:
             self._adjustments[child] = self._adjustments[parent].fork()
+        if self._masks is not None and parent in self._masks:
+            self._masks.fork(child, parent)
         self._set_plain(child)
 
     def drop(self, slot: int) -> None:
         """Forgets what a slot held."""
         self._adjustments.pop(slot, None)
+        if self._masks is not None:
+            self._masks.drop(slot)
 
     def is_plain(self, slots: Ids) -> bool:
         """Whether all of them take the largest logit and want to know no more."""
@@ -113,8 +121,8 @@ class Sampler:
         if self.is_plain(index):
             best = logits.argmax(axis=1)
             return self.take_largest(best, logits[rows, best])
-        raw = self._raw_logprobs(logits, index)
-        if self._adjustments:
+        raw = self._raw_scores(logits, index)
+        if self._adjustments or self._masks is not None:
             logits = self._adjust(logits, index, output_lens)
         best = logits.argmax(axis=1)
         largest = logits[rows, best]
@@ -128,30 +136,45 @@ class Sampler:
             numbers = uniform(
                 self._seed[some], self._choice[some], output_lens[warm].astype(np.uint64)
             )
-            tokens[warm] = choose(logits[warm], settings, numbers)
+            tokens[warm] = choose(logits, warm, settings, numbers)
         result = Choices(tokens.astype(np.int32))
         _fail_not_finite(result, largest)
-        self._report(result, raw, index)
+        _report(result, raw)
         return result
 
     def commit(self, slots: Ids, tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
-        """Counts the chosen tokens, for penalties."""
-        if self._adjustments:
-            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-                adjustments = self._adjustments.get(slot)
-                if adjustments is not None and token >= 0:
-                    adjustments.commit(token)
+        """Takes the chosen tokens into what later ones depend on: penalties, bad words, grammars."""
+        if not self._adjustments and self._masks is None:
+            return
+        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            if token < 0:
+                continue
+            adjustments = self._adjustments.get(slot)
+            if adjustments is not None:
+                adjustments.commit(token)
+            if self._masks is not None:
+                self._masks.commit(slot, token)
 
     def _set_plain(self, slot: int) -> None:
         self._plain[slot] = (
             self._temperature[slot] == 0
             and self._logprobs[slot] < 0
-            and slot not in self._adjustments
+            and not self._is_adjusted(slot)
         )
 
-    def _raw_logprobs(self, logits: Floats, index: Ids) -> Floats | None:
-        asked = np.flatnonzero(self._logprobs[index] >= 0)
-        return log_softmax(logits[asked]) if len(asked) else None
+    def _is_adjusted(self, slot: int) -> bool:
+        masked = self._masks is not None and slot in self._masks
+        return masked or slot in self._adjustments
+
+    def _raw_scores(self, logits: Floats, index: Ids) -> dict[int, "_Raw"]:
+        """What the samples that ask for log-probabilities need of their logits as they came."""
+        raw = {}
+        for row in np.flatnonzero(self._logprobs[index] >= 0).tolist():
+            slot = int(index[row])
+            total, ids, values = scores(logits[row], int(self._logprobs[slot]))
+            kept = logits[row].copy() if self._is_adjusted(slot) else logits[row]
+            raw[row] = _Raw(kept, total, ids, values)
+        return raw
 
     def _adjust(self, logits: Floats, index: Ids, output_lens: Ids) -> Floats:
         if not logits.flags.writeable:
@@ -160,6 +183,8 @@ class Sampler:
             adjustments = self._adjustments.get(slot)
             if adjustments is not None:
                 adjustments.apply(logits[row], int(output_lens[row]))
+        if self._masks is not None:
+            self._masks.apply(logits, index.tolist())
         return logits
 
     def pack_logprobs(
@@ -181,42 +206,24 @@ class Sampler:
             values.append(best_values.astype("<f4").tobytes())
         return own.tobytes(), b"".join(ids), b"".join(values)
 
-    def _report(self, result: Choices, raw: Floats | None, index: Ids) -> None:
-        if raw is None:
-            return
-        for place, row in enumerate(np.flatnonzero(self._logprobs[index] >= 0).tolist()):
-            if row not in result.failed:
-                best, values = top(raw[place], int(self._logprobs[index[row]]))
-                own = float(raw[place, result.tokens[row]])
-                result.logprobs[row] = (own, best, values)
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """The logits of one sample before they were adjusted, what they are above log-probabilities,
+    and the most likely ids.
+    """
+
+    row: LogVector
+    total: np.float64
+    ids: LogIds
+    values: LogVector
 
 
-def check_params(params: SamplingParams) -> None:
-    """Raises InvalidRequest naming the first field that is out of range or not supported yet."""
-    for name, given in (("use_beam_search", params.use_beam_search), ("grammar", params.grammar)):
-        if given:
-            raise InvalidRequest(
-                "UNSUPPORTED_SAMPLING", f"{name} is not supported yet: leave it out", field=name
-            )
-    ranges = (
-        ("temperature", params.temperature, 0.0, 1e6),
-        ("min_p", params.min_p, 0.0, 1.0),
-        ("top_k", params.top_k, 0, 2**31 - 1),
-        ("repetition_penalty", params.repetition_penalty, 1e-6, 1e6),
-        ("presence_penalty", params.presence_penalty, -1e6, 1e6),
-        ("frequency_penalty", params.frequency_penalty, -1e6, 1e6),
-        ("logprobs", params.logprobs, 0, MAX_LOGPROBS),
-        ("prompt_logprobs", params.prompt_logprobs, 0, MAX_LOGPROBS),
-    )
-    for name, value, low, high in ranges:
-        if not low <= value <= high:
-            raise _out_of_range(name, value, f"[{low}, {high}]")
-    if params.temperature >= _COLD and not 0 < params.top_p <= 1:
-        raise _out_of_range("top_p", params.top_p, "(0, 1]")
-
-
-def _out_of_range(name: str, value: float, bounds: str) -> InvalidRequest:
-    return InvalidRequest("INVALID_SAMPLING", f"{name} is {value}, not in {bounds}", field=name)
+def _report(result: Choices, raw: dict[int, _Raw]) -> None:
+    for sample, found in raw.items():
+        if sample not in result.failed:
+            own = float(np.float32(found.row[result.tokens[sample]] - found.total))
+            result.logprobs[sample] = (own, found.ids, found.values)
 
 
 def _fail_not_finite(
