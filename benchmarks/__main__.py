@@ -8,6 +8,7 @@ MEASUREMENTS = {
     "throughput": "tokens per second of many streams, and where the processor time goes",
     "startup": "seconds from `tessera serve` to ready",
     "scheduler": "microseconds of a decision for each sequence and step",
+    "compare": "one server's figures over a table of workloads: Tessera, vLLM, llama.cpp",
     "simulator": "the real core and router against simulated decoders: a thousand of them, a million requests",
 }
 
@@ -19,8 +20,7 @@ def main() -> int:
             print(f"  make bench ARGS={name:<11} {what}")
         return 0 if len(sys.argv) < 2 else 2
     module = importlib.import_module(f"benchmarks.{sys.argv[1]}")
-    module.main(sys.argv[2:])
-    return 0
+    return module.main(sys.argv[2:]) or 0
 
 
 if __name__ == "__main__":

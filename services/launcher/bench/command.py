@@ -11,6 +11,7 @@ from services.launcher.bench import progress, report
 from services.launcher.bench.errors import BenchError
 from services.launcher.bench.http_client import HttpClient
 from services.launcher.bench.load import Load, Pacing
+from services.launcher.bench.recording import Recording
 from services.launcher.bench.result import Result, summarise
 from services.launcher.bench.server import Server
 from services.launcher.bench.settings import BenchSettings
@@ -43,6 +44,15 @@ def main(arguments: list[str]) -> int:
 
 async def run(settings: BenchSettings) -> Result:
     """Measures once, prints the table and writes the files. Raises BenchError, ValueError for a bad --base-url."""
+    model, result, recordings = await measure(settings)
+    print(report.table(result))
+    for file in report.write(settings, model, result, recordings):
+        print(f"written to {file}")
+    return result
+
+
+async def measure(settings: BenchSettings) -> tuple[str, Result, list[Recording]]:
+    """The model's name, what was measured, and every request. Raises as `run`."""
     client = HttpClient(settings.base_url, settings.api_key)
     try:
         server = Server(client, settings.endpoint, settings.request_timeout)
@@ -52,13 +62,9 @@ async def run(settings: BenchSettings) -> Result:
         load = Load(
             server.complete, workload.bodies(settings.num_prompts), pacing(settings), settings.seed
         )
-        result = await _measured(settings, load)
+        return model, await _measured(settings, load), load.recordings
     finally:
         client.close()
-    print(report.table(result))
-    for file in report.write(settings, model, result, load.recordings):
-        print(f"written to {file}")
-    return result
 
 
 def pacing(settings: BenchSettings) -> Pacing:

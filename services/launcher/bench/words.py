@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 
 from services.launcher.bench.errors import BenchError
 
-# About one token each in common vocabularies.
-_COMMON_WORDS = (
+# English, about one token each in common vocabularies.
+COMMON_WORDS = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an "
     "they which one you were all her she there would their we him been has when who will no more if out so "
     "up said what its about than into them can only other time new some could these two may first then do "
@@ -23,9 +23,9 @@ class WordPrompts:
     def __init__(self, tokenizer: Path | None) -> None:
         """`tokenizer` is a checkpoint folder or a tokenizer.json. Raises BenchError if it cannot be read."""
         self._tokenizer = _load(tokenizer) if tokenizer is not None else None
-        self._words = _COMMON_WORDS.split()
+        self._words = COMMON_WORDS.split()
         if self._tokenizer is not None:
-            one_token = [w for w in self._words if self._count(f"{w} {w}") == 2]
+            one_token = [w for w in self._words if self._count(f" {w} {w}") == 2]
             self._words = one_token or self._words
 
     def draw(self, source: random.Random, count: int) -> str:
