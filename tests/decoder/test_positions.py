@@ -90,6 +90,22 @@ def test_a_grid_that_is_not_its_span_is_refused(folder: Path, grid: tuple[int, i
         load(folder).positions(20, [item])
 
 
+def test_media_that_overlap_are_refused(folder: Path) -> None:
+    items = [MediaItem(offset=i, length=4, grid_t=1, grid_h=4, grid_w=4) for i in (2, 5)]
+    with pytest.raises(InvalidRequest, match="overlap"):
+        load(folder).positions(20, items)
+
+
+@pytest.mark.parametrize("pace", [float("nan"), float("inf"), -1.0, 1e30])
+def test_time_goes_forward(tmp_path: Path, pace: float) -> None:
+    video = MediaItem(
+        modality=Modality.MODALITY_VIDEO, offset=1, length=2, grid_t=2, grid_h=2, grid_w=2
+    )
+    video.seconds_per_grid = pace
+    with pytest.raises(InvalidRequest, match="no pace"):
+        load(make_checkpoint(tmp_path, "qwen2_5_vl")).positions(20, [video])
+
+
 def test_a_video_that_outruns_the_rotations_is_refused(tmp_path: Path) -> None:
     model = load(make_checkpoint(tmp_path, "qwen2_5_vl"), max_model_len=64)
     video = MediaItem(

@@ -1,5 +1,6 @@
 """Videos as lists of frames, through preprocess, tower and decoder: the tokens of transformers."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,9 @@ async def test_five_frames_and_an_image(
     family: str, tmp_path: Path, short_tmp: Path, make_room: RoomMaker
 ) -> None:
     folder = make_checkpoint(tmp_path, family)
+    if family == "qwen2_5_vl":  # a video's frames have bounds of their own
+        bounds = {"min_pixels": 28 * 28, "max_pixels": 4 * 28 * 28}
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(bounds))
     store = ArtifactStore(short_tmp / "embeddings", "producer", "")
     async with make_room(folder) as room:
         parts = [text("the"), video(files(5), 1.5), text("red"), image(file_of(picture(90, 40)))]
@@ -70,6 +74,7 @@ async def test_five_frames_and_an_image(
         Modality.MODALITY_VIDEO,
         Modality.MODALITY_IMAGE,
     )
+    assert first.rows == (3 * 2 if family == "qwen2_5_vl" else 3 * 6)
     assert first.grid_t == 3 and first.seconds_per_grid == 3.0
     grids = [(item.grid_t, item.grid_h, item.grid_w) for item in (first, second)]
     assert [len(values) for values in pixels] == [int(np.prod(grid)) for grid in grids]

@@ -21,6 +21,7 @@ from tessera.common.v1.media_pb2 import MediaItem, Modality
 
 Positions = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 _DEFAULT_SECTIONS = (16, 24, 24)
+_MOST_POSITIONS = 1 << 30
 
 
 class Qwen2VL(Llama):
@@ -76,6 +77,8 @@ class Qwen2VL(Llama):
         for item in sorted(media, key=lambda item: item.offset):
             inside = self._inside(item)
             text = item.offset - done
+            if text < 0:
+                raise _bad_media("the prompt's media overlap")
             found[:, done : item.offset] = np.arange(place, place + text)
             place += text
             done = item.offset + item.length
@@ -113,14 +116,14 @@ class Qwen2VL(Llama):
             item.grid_w // self._merge,
         )
         if min(steps, rows, columns) < 1 or steps * rows * columns != item.length:
-            raise InvalidRequest(
-                "INVALID_MEDIA",
+            raise _bad_media(
                 f"a grid of {item.grid_t}x{item.grid_h}x{item.grid_w} patches is not a span of"
-                f" {item.length} tokens",
-                field="media",
+                f" {item.length} tokens"
             )
         # In float32, cut off: as transformers does, on whose numbers the models were trained.
         pace = np.float32(self.positions_per_step(item))
+        if not 0 <= float(pace) * steps < _MOST_POSITIONS:
+            raise _bad_media(f"{item.seconds_per_grid:g} seconds a step are no pace of a video")
         times = (np.arange(steps, dtype=np.float32) * pace).astype(np.int32)
         grid = np.meshgrid(times, np.arange(rows), np.arange(columns), indexing="ij")
         return np.stack(grid).reshape(3, -1).astype(np.int32)
@@ -129,6 +132,10 @@ class Qwen2VL(Llama):
 def is_video(item: MediaItem) -> bool:
     """Whether time passes in an item."""
     return item.modality == Modality.MODALITY_VIDEO
+
+
+def _bad_media(what: str) -> InvalidRequest:
+    return InvalidRequest("INVALID_MEDIA", what, field="media")
 
 
 def _sections(config: DecoderConfig) -> tuple[int, ...]:
