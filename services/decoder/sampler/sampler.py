@@ -97,6 +97,20 @@ class Sampler:
         if self._masks is not None:
             self._masks.drop(slot)
 
+    def is_plain(self, slots: Ids) -> bool:
+        """Whether all of them take the largest logit and want to know no more."""
+        return bool(self._plain[slots].all())
+
+    def take_largest(
+        self,
+        tokens: "np.ndarray[tuple[int], np.dtype[np.signedinteger]]",
+        values: "np.ndarray[tuple[int], np.dtype[np.float32]]",
+    ) -> Choices:
+        """The choices of plain sequences, given the largest logit of each."""
+        result = Choices(tokens.astype(np.int32))
+        _fail_not_finite(result, values)
+        return result
+
     def sample(self, logits: Floats, slots: Sequence[int] | Ids, output_lens: Ids) -> Choices:
         """Chooses for logits [samples, vocabulary], which it may overwrite.
 
@@ -104,11 +118,9 @@ class Sampler:
         """
         index = np.asarray(slots, np.int64)
         rows = np.arange(len(index))
-        if self._plain[index].all():
+        if self.is_plain(index):
             best = logits.argmax(axis=1)
-            result = Choices(best.astype(np.int32))
-            _fail_not_finite(result, logits[rows, best])
-            return result
+            return self.take_largest(best, logits[rows, best])
         raw = self._raw_scores(logits, index)
         if self._adjustments or self._masks is not None:
             logits = self._adjust(logits, index, output_lens)
