@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared import token_log
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
@@ -34,8 +35,7 @@ class LogLayout:
         return cls(sampling.n, token_log.stride(logprobs), prompt_tokens - 1, prompt_stride)
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(NamedTuple):
     """What a log has more than at the last time. `records` only where they hold more than tokens."""
 
     choice: int
@@ -76,7 +76,10 @@ class ChoiceLog:
         """Takes records from index `start` on; True if there is news. `whole` says that nothing can
         be missing before an ending.
         """
-        fresh = token_log.decode_tokens(records, self.stride)
+        if len(records) == TOKENS_ONLY == self.stride:  # nearly always
+            fresh = [int.from_bytes(records, "little", signed=True)]
+        else:
+            fresh = token_log.decode_tokens(records, self.stride)
         known = len(self.tokens)
         end = start + len(fresh)
         if start > known:
@@ -105,8 +108,10 @@ class ChoiceLog:
         """Everything since the last call."""
         fresh = self.tokens[self._given :]
         self._given = len(self.tokens)
-        records = bytes(self._records)
-        self._records.clear()
+        records = b""
+        if self._records:
+            records = bytes(self._records)
+            self._records.clear()
         return News(self.choice, fresh, records, self.ending)
 
     def _take_in(self, fresh: list[int], records: bytes, overlap: int) -> None:

@@ -86,17 +86,21 @@ class Follow:
         The prompt's log comes first and whole. A choice whose news has an ending has no more.
         Raises Internal if a log's history changed.
         """
-        if self._failure is None and not self._deliverable():
+        ready = self._deliverable()
+        if not ready and self._failure is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+            ready = self._deliverable()
         if self._failure is not None:
             raise self._failure
-        if not self._deliverable():
+        if not ready:
             return []
         fresh, self._fresh = self._fresh, {}
+        if len(fresh) == 1:
+            return [log.take() for log in fresh]
         # Read from the log after output had come on the channel, the prompt may stand behind.
         return [log.take() for log in sorted(fresh, key=lambda log: log.choice != PROMPT)]
 
@@ -141,14 +145,14 @@ class Follow:
             return
         self.heard_at = log.heard_at
         self._fresh[log] = None
-        if self._deliverable():
+        if self._waiter is not None and self._deliverable():
             self.wake()
 
     def _deliverable(self) -> bool:
         """Output waits for the prompt, unless the request broke off before that was whole."""
-        if not self._fresh:
-            return False
-        return not self._awaits_prompt() or any(log.broken_off for log in self._fresh)
+        if not self._fresh or self.prompt is None:
+            return bool(self._fresh)
+        return self.prompt.complete or any(log.broken_off for log in self._fresh)
 
     def _awaits_prompt(self) -> bool:
         return self.prompt is not None and not self.prompt.complete

@@ -44,6 +44,11 @@ class EventWriter:
         self._plain_tail = (
             f'{self._close_text},"logprobs":null,"finish_reason":null}}]{self._no_usage}}}\n\n'
         )
+        self._with_ids = reply.return_token_ids
+        self._begins = [
+            f'{self._head},"choices":[{{"index":{index},{self._field}'
+            for index in range(answer.head.sampling.n)
+        ]
         self._counts = [0] * answer.head.sampling.n
         self._places = ["0"] * answer.head.sampling.n
         self._logprobs = _logprobs_writer(answer)
@@ -54,7 +59,7 @@ class EventWriter:
         repeated. Due once the prompt's scores are known.
         """
         ids = ""
-        if self._reply.return_token_ids:
+        if self._with_ids:
             ids = f',"prompt_token_ids":{_compact(self._answer.prompt_ids)}'
         scores = prompt_logprobs(self._answer)
         if not (self._is_chat or self._reply.echo or ids or scores is not None):
@@ -80,13 +85,14 @@ class EventWriter:
     def piece(self, piece: Piece) -> bytes:
         """The event of one piece; nothing if the piece has nothing to tell yet."""
         self._counts[piece.choice] = piece.count
-        self._places[piece.choice] = f"{piece.count}{'' if piece.ending is None else 'e'}"
         if piece.ending is not None:
+            self._places[piece.choice] = f"{piece.count}e"
             return self._last(piece, piece.ending)
+        self._places[piece.choice] = str(piece.count)
         # Where a token gives no text, an event is only due if ids or log-probabilities are wanted.
-        if not (piece.text or piece.logprobs or self._reply.return_token_ids):
+        if not (piece.text or piece.logprobs or self._with_ids):
             return b""
-        begin = f'{self._place()}{self._head},"choices":[{{"index":{piece.choice},{self._field}'
+        begin = f"{self._id}{'.'.join(self._places)}{self._begins[piece.choice]}"
         text = encode_basestring(piece.text)
         if self._is_plain:
             return f"{begin}{text}{self._plain_tail}".encode()
@@ -119,7 +125,7 @@ class EventWriter:
         return f',"logprobs":{_compact(value)},"finish_reason":'
 
     def _token_ids(self, piece: Piece) -> str:
-        if not self._reply.return_token_ids:
+        if not self._with_ids:
             return ""
         return f',"token_ids":{_compact(piece.token_ids)}'
 

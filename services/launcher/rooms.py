@@ -30,6 +30,8 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "max_num_batched_tokens": ("decoder",),
     "kv_cache_memory_bytes": ("decoder",),
     "api_key": ("gateway",),
+    "max_choices": ("gateway",),
+    "max_logprobs": ("gateway",),
     "chat_template": ("preprocess",),
     "limit_mm_per_prompt": ("preprocess",),
     "allowed_media_domains": ("preprocess",),

@@ -33,6 +33,12 @@ class ServeSettings(Settings):
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
     )
+    max_choices: int | None = Field(
+        None, ge=1, le=512, description="Most answers (n) or candidates (best_of) of one request."
+    )
+    max_logprobs: int | None = Field(
+        None, ge=0, le=1000, description="Most top log-probabilities for each token."
+    )
     max_num_seqs: int | None = Field(
         None, ge=1, description="Sequences that one decoder runs at once."
     )

@@ -115,7 +115,7 @@ async def test_a_full_queue_is_a_429_with_the_time_to_come_back(
         stage.scheduler.taking = False
         waiting = [asyncio.create_task(stage.chat()) for _ in range(2)]
         async with asyncio.timeout(5):
-            while (await stage.scheduler.queue.depth())[0] < 2:
+            while (await stage.scheduler.queue.depth())[0] < 2 or len(stage.preprocess.seen) < 2:
                 await asyncio.sleep(0.01)
         prepared = len(stage.preprocess.seen)
         reply = await stage.chat()
