@@ -9,13 +9,14 @@ import structlog
 import torch
 
 from services.decoder.embeddings import Embeddings
-from services.decoder.memory import available_bytes, count_blocks, kv_bytes
+from services.decoder.memory import cache_budget, count_blocks, kv_bytes, peak_bytes
 from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.ops import load_ops, resolve_device
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.row_check import rows_are_equal
 from services.decoder.plan import Limits
+from services.decoder.profile_run import profile_run
 from services.decoder.runner import Runner
 from services.decoder.settings import DecoderSettings
 from services.decoder.warm_up import warm_up
@@ -110,16 +111,23 @@ def _limits(
     block_bytes = model.num_layers * model.kv_spec.bytes_per_token * ops.block_size
     table_blocks = -(-longest // ops.block_size)
     useful = (settings.max_num_seqs * table_blocks + 1) * block_bytes
-    available = available_bytes(ops.device)
-    share = settings.gpu_memory_utilization
-    total = kv_bytes(settings.kv_cache_memory_bytes, available, share, useful, small)
+    tokens = settings.max_num_batched_tokens or _BATCHED_TOKENS[device]
+    activations = peak_bytes(
+        lambda: profile_run(model, ops, tokens, settings.max_num_seqs, longest), ops.device
+    )
+    share, sharers = settings.gpu_memory_utilization, settings.memory_sharers
+    budget = cache_budget(ops.device, share, sharers, activations)
+    total = kv_bytes(settings.kv_cache_memory_bytes, budget, useful, small)
     blocks = count_blocks(total, block_bytes, longest, ops.block_size)
+    held = (blocks - 1) * ops.block_size
     log.info(
         "allocating cache",
-        available_mb=available >> 20,
+        step_mb=activations >> 20,
+        budget_mb=budget >> 20,
         kv_mb=blocks * block_bytes >> 20,
         blocks=blocks,
-        tokens=(blocks - 1) * ops.block_size,
+        tokens=held,
+        at_full_length=round(held / longest, 1),
         host_blocks=settings.num_host_blocks,
     )
     return Limits(
@@ -127,6 +135,6 @@ def _limits(
         num_host_blocks=settings.num_host_blocks,
         max_slots=settings.max_num_seqs,
         max_model_len=longest,
-        max_batched_tokens=settings.max_num_batched_tokens or _BATCHED_TOKENS[device],
+        max_batched_tokens=tokens,
         block_size=ops.block_size,
     )

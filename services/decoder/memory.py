@@ -1,5 +1,7 @@
-"""How much memory the cache may take."""
+"""How much memory a step takes, and how much the cache may take."""
 
+import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,24 +10,58 @@ from shared.errors import InvalidRequest
 
 _MOST_BYTES = 4 << 30
 _MOST_BYTES_SMALL = 512 << 20  # a hundred thousand tokens of a model that small
+_CUDA_SHARE = 0.9
+_HOST_SHARE = 0.4
 _CGROUP = Path("/sys/fs/cgroup")
+_CLEAR = Path("/proc/self/clear_refs")
 _UNLIMITED = 1 << 60
 
 
-def available_bytes(device: torch.device) -> int:
-    """Free memory of the device; of the CPU what neither the host nor our control group denies."""
+def cache_budget(
+    device: torch.device, share: float | None, sharers: int, activation_bytes: int
+) -> int:
+    """Bytes that the caches of one of `sharers` decoders may take, once the weights are loaded.
+
+    CUDA: `share` of the device's memory (0.9 unless given), less what is taken and what a step
+    needs. CPU: `share` of what is free (0.4 unless given; the rest is for other rooms), where
+    neither the host nor our control group denies it, less what a step needs.
+    """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        free, total = torch.cuda.mem_get_info(device)
+        taken = torch.cuda.memory_reserved(device) if sharers > 1 else total - free
+        allowed = int(total * (share or _CUDA_SHARE) / sharers) - taken
+    else:
+        allowed = int(available_bytes() * (share or _HOST_SHARE) / sharers)
+    return max(0, allowed - activation_bytes)
+
+
+def available_bytes() -> int:
+    """Host memory that could be taken now."""
     return min(_host_bytes(), _group_bytes(_CGROUP))
 
 
-def kv_bytes(asked: int, available: int, share: float, most_useful: int, small: bool) -> int:
-    """Bytes for the cache: what was asked for, or at most `share` of what is available.
+def kv_bytes(asked: int, budget: int, most_useful: int, small: bool) -> int:
+    """Bytes for the cache: what was asked for, or what the budget and good sense allow.
 
     `most_useful`: what every slot at its longest would fill. `small`: the model is.
     """
     most = _MOST_BYTES_SMALL if small else _MOST_BYTES
-    return asked or min(most, int(available * share), most_useful)
+    return asked or min(most, budget, most_useful)
+
+
+def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
+    """How much more memory than now `run` takes at its highest; 0 where nobody can tell."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - before
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text("5")  # the highest mark is that of now: proc(5)
+    before = _status_bytes("VmRSS")
+    run()
+    return max(0, _status_bytes("VmHWM") - before)
 
 
 def count_blocks(total_bytes: int, block_bytes: int, max_model_len: int, block_size: int) -> int:
@@ -62,3 +98,10 @@ def _group_bytes(folder: Path) -> int:
         return _UNLIMITED
     cache = sum(int(line.split()[1]) for line in stat if line.startswith("inactive_file "))
     return max(0, int(limit) - used + cache)
+
+
+def _status_bytes(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -38,14 +38,18 @@ class DecoderSettings(RoomSettings):
         0,
         ge=0,
         description="Bytes of the cache; unless given the least of 4 GiB (512 MiB for a model below 100"
-        " million parameters), gpu_memory_utilization of what is free, and what max_num_seqs sequences"
-        " of max_model_len tokens take.",
+        " million parameters), what gpu_memory_utilization allows, and what max_num_seqs sequences of"
+        " max_model_len tokens take.",
     )
-    gpu_memory_utilization: float = Field(
-        0.4,
+    gpu_memory_utilization: float | None = Field(
+        None,
         gt=0,
         le=1,
-        description="Largest share for the cache of the memory that is free after loading (host memory on the CPU).",
+        description="Largest share of a CUDA device's memory for weights, steps and cache, 0.9 unless given;"
+        " on the CPU of the host memory that is free after loading, for steps and cache, 0.4 unless given.",
+    )
+    memory_sharers: int = Field(
+        1, ge=1, le=1024, description="Decoders among which that share is divided."
     )
     num_host_blocks: int = Field(
         0, ge=0, description="Blocks in host memory for sequences that are swapped out."

@@ -48,11 +48,12 @@ class ServeSettings(Settings):
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="Bytes of KV cache for each decoder."
     )
-    gpu_memory_utilization: float = Field(
-        0.4,
+    gpu_memory_utilization: float | None = Field(
+        None,
         gt=0,
         le=1,
-        description="Largest share of the free memory for the KV caches of all decoders; host memory on the CPU.",
+        description="Largest share of a CUDA device's memory for all decoders (0.9 unless given), or of the host"
+        " memory that is free (0.4).",
     )
 
     preprocessors: int = Field(1, ge=1, le=64, description="Preprocess processes.")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints import make_checkpoint
 
 from services.decoder.loading import load
-from services.decoder.memory import count_blocks, kv_bytes
+from services.decoder.memory import cache_budget, count_blocks, kv_bytes, peak_bytes
 from services.decoder.settings import DecoderSettings
 from shared.checkpoint import Checkpoint
 from shared.errors import InvalidRequest, NotFound, ServingError
@@ -173,12 +174,28 @@ def test_what_is_chosen_by_itself(llama_folder: Path) -> None:
 
 def test_the_cache_takes_the_least_of_its_bounds() -> None:
     giga = 1 << 30
-    assert kv_bytes(0, 100 * giga, 0.4, 50 * giga, small=False) == 4 * giga
-    assert kv_bytes(0, 100 * giga, 0.4, 50 * giga, small=True) == giga // 2
-    assert kv_bytes(0, giga, 0.4, 50 * giga, small=False) == int(0.4 * giga)
-    assert kv_bytes(0, 100 * giga, 0.4, 5, small=False) == 5
-    assert kv_bytes(7, giga, 0.4, giga, small=True) == 7
+    assert kv_bytes(0, 100 * giga, 50 * giga, small=False) == 4 * giga
+    assert kv_bytes(0, 100 * giga, 50 * giga, small=True) == giga // 2
+    assert kv_bytes(0, giga, 50 * giga, small=False) == giga
+    assert kv_bytes(0, 100 * giga, 5, small=False) == 5
+    assert kv_bytes(7, giga, giga, small=True) == 7
     assert count_blocks(100, 10, 16 * 9, 16) == 10
+
+
+def test_several_decoders_divide_the_memory_and_leave_some_for_a_step() -> None:
+    device = torch.device("cpu")
+    whole = cache_budget(device, 0.5, 1, 0)
+    quarter = cache_budget(device, 0.5, 4, 0)
+    assert quarter == pytest.approx(whole / 4, rel=0.2)  # others come and go meanwhile
+    assert cache_budget(device, 0.5, 4, quarter // 2) < 0.7 * quarter
+    assert cache_budget(device, 0.5, 4, 1 << 50) == 0
+
+
+def test_the_memory_of_a_step_is_seen() -> None:
+    size = 64 << 20
+    assert peak_bytes(lambda: None, torch.device("cpu")) < size // 4
+    seen = peak_bytes(lambda: torch.ones(size // 4).sum(), torch.device("cpu"))
+    assert size * 0.9 < seen < size * 1.5
 
 
 async def test_the_room_starts_announces_itself_and_leaves_when_told(
