@@ -159,12 +159,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.drive.in_flight.pop(0)
         output = self.drive.decoder.run(plan)
         self.gone.add(plan.row_sequence[row].request_id)
-        tokens = [
-            -1 if of == row else token
-            for of, token in zip(plan.sample_row, output.tokens, strict=True)
-        ]
+        for sample in self.drive.decoder.fail(plan, row):
+            output.tokens[sample] = -1
         failed = {row: Error("NAN_LOGITS", "not a number")}
-        result = self.scheduler.complete(StepOutput(tokens, failed, output.top))
+        result = self.scheduler.complete(StepOutput(output.tokens, failed, output.top))
         for p in result:
             if p.token is not None:
                 self.drive.outputs_of[p.sequence.request_id, p.sequence.choice].append(p.token)

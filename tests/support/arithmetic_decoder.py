@@ -66,6 +66,7 @@ class ArithmeticDecoder:
             lambda: [None] * capacity.block_size
         )
         self.host: dict[int, list[History | None]] = {}
+        self.failed: set[int] = set()  # slots that are ignored until they are dropped
         self.copies = 0
         self.swapped_in = 0
 
@@ -79,20 +80,42 @@ class ArithmeticDecoder:
         assert len(set(plan.row_slot)) == len(plan.row_slot)
         assert len(set(plan.sample_slot)) == len(plan.sample_slot)
         rows = list(zip(plan.row_slot, plan.row_start, plan.row_count, strict=True))
+        # Who shares what a failed row should have computed gets nonsense, and the scheduler knows.
+        doubtful = {
+            slot
+            for slot, owner in zip(plan.row_slot, plan.row_sequence, strict=True)
+            if owner in plan.disowned
+        }
         written: set[tuple[int, int]] = set()
         for slot, start, count in rows:  # all of it is written first
+            if slot in self.failed:
+                continue
             for position in range(start, start + count):
                 place = self.tables[slot][position // size], position % size
                 assert place not in written, "two rows write to one place"
                 written.add(place)
-                self.content[place[0]][place[1]] = tuple(self.tokens[slot][: position + 1])
+                history = None if slot in doubtful else tuple(self.tokens[slot][: position + 1])
+                self.content[place[0]][place[1]] = history
         for slot, start, count in rows:  # then attention reads all of it
+            if slot in self.failed or slot in doubtful:
+                continue
             for position in range(start + count):
                 history = tuple(self.tokens[slot][: position + 1])
                 assert self.content[self.tables[slot][position // size]][position % size] == history
         return self._sample(plan, rows)
 
+    def fail(self, plan: StepPlan, row: int) -> list[int]:
+        """Takes back what a row of the plan that was run last has written. Returns the samples that fail with it."""
+        slot, start, count = plan.row_slot[row], plan.row_start[row], plan.row_count[row]
+        size = self.capacity.block_size
+        for position in range(start, start + count):
+            self.content[self.tables[slot][position // size]][position % size] = None
+        samples = [i for i, of in enumerate(plan.sample_row) if of == row]
+        self.failed |= {slot, *(plan.sample_slot[i] for i in samples)}
+        return samples
+
     def _introduce(self, plan: StepPlan) -> None:
+        self.failed -= set(plan.drop)
         for slot in plan.drop:
             del self.tokens[slot], self.tables[slot], self.choices[slot]
         for slot, new in plan.new:
@@ -134,13 +157,18 @@ class ArithmeticDecoder:
         for sample, (row, slot) in enumerate(zip(plan.sample_row, plan.sample_slot, strict=True)):
             tokens = self.tokens[slot]
             _, start, count = rows[row]
+            if slot in self.failed:
+                output.tokens.append(-1)
+                output.top[sample] = []
+                continue
             assert start + count == len(tokens)
             search = plan.sample_sequence[sample].beams
             if search is not None:
                 output.top[sample] = top_tokens(tokens, search.num_top)
             output.tokens.append(next_token(tokens, self.choices[slot]))
         for slot, token in zip(plan.sample_slot, output.tokens, strict=True):
-            self.tokens[slot].append(token)
+            if token >= 0:
+                self.tokens[slot].append(token)
         return output
 
 
