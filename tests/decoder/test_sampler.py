@@ -292,6 +292,7 @@ def test_nothing_left_to_choose_fails() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
+        ({"use_beam_search": True}, "use_beam_search"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"top_p": 0.0}, "top_p"),
         ({"temperature": -1.0}, "temperature"),

@@ -12,8 +12,15 @@ MAX_LOGPROBS = 1 << 16
 def check_params(params: SamplingParams, *, with_grammars: bool = False) -> None:
     """Raises InvalidRequest naming the first field that is out of range or not supported.
 
-    Beams are chosen by the scheduler; a sampler gives it their log-probabilities.
+    Beams are chosen by the scheduler, which asks for the log-probabilities of each and says nothing
+    of beams here.
     """
+    if params.use_beam_search:
+        raise InvalidRequest(
+            "UNSUPPORTED_SAMPLING",
+            "use_beam_search is the scheduler's: a decoder only scores beams",
+            field="use_beam_search",
+        )
     if params.grammar and not with_grammars:
         raise InvalidRequest(
             "UNSUPPORTED_SAMPLING", "grammar is not supported here: leave it out", field="grammar"
