@@ -17,13 +17,12 @@ _HOLDERS = 2  # else the last that got the prefix
 _BY_CHANCE = 3  # and some others
 # What a sequence that is there already costs a new one, in tokens to compute: its rows in the steps to come. Too low
 # and a popular prefix crowds one decoder; too high and prefixes are computed again for the sake of a short wait.
-_TOKENS_PER_SEQUENCE = 16
+_TOKENS_PER_SEQUENCE = 64
 # A token that must be computed delays the sequence itself and whoever comes after it: it counts twice, or a burst with
 # one new prefix would compute it on as many decoders as there are.
 _OWN_TOKEN = 2
-_TOKENS_PER_SLOT = (
-    256  # what waiting for a slot costs: about the tokens that one sequence has yet to generate
-)
+# What waiting for a slot costs: about the tokens that one sequence has yet to generate.
+_TOKENS_PER_SLOT = 256
 _NEVER = 1e9  # seconds: a draining decoder is taken only if all are draining
 _REFRESH_STEPS = 64  # between looks at a decoder's fitted rate
 
