@@ -15,7 +15,7 @@ BLOCK = 4
 
 
 def capacity(**changes: int) -> Capacity:
-    values = {"num_blocks": 129, "block_size": BLOCK, "max_slots": 8, "max_model_len": 400}
+    values = {"num_blocks": 1025, "block_size": BLOCK, "max_slots": 8, "max_model_len": 4000}
     return Capacity(**{**values, "max_batched_tokens": 64, **changes})
 
 
@@ -92,7 +92,7 @@ def test_a_cache_that_was_kept_over_a_new_binding_is_found() -> None:
 @pytest.mark.parametrize("count", [4, 40])
 def test_a_new_prefix_that_comes_in_a_burst_stays_together(count: int) -> None:
     many = fleet(count)
-    assert len({many.send(text(5, 48) + text(10 + n, 4)) for n in range(3)}) == 1
+    assert len({many.send(text(5, 480) + text(10 + n, 4)) for n in range(3)}) == 1
 
 
 @pytest.mark.parametrize("count", [2, 40])
@@ -117,13 +117,13 @@ def test_of_equal_lines_the_one_with_fewer_running_is_taken() -> None:
 
 def test_a_holder_is_passed_over_when_its_line_costs_more_than_it_saves() -> None:
     two = fleet(2)
-    home = two.send(text(1, 40))
+    home = two.send(text(1, 400))
     two.work()
-    chosen = [two.send(text(1, 40) + text(n, 20), max_tokens=60) for n in range(10, 22)]
+    chosen = [two.send(text(1, 400) + text(n, 20), max_tokens=60) for n in range(10, 30)]
     assert chosen[:2] == [home, home]
     other = next(link for link in two.links if link is not home)
-    # The line of 40 tokens that the prefix saves is full after two or three; then both take turns.
-    assert 3 <= chosen.count(other) <= 8
+    # When the line has eaten up what the prefix saves, both take turns.
+    assert 3 <= chosen.count(other) <= 14
 
 
 def test_a_hot_prefix_spreads_and_nobody_starves() -> None:
@@ -158,7 +158,7 @@ def test_full_decoders_are_the_last_resort() -> None:
     assert chosen.count(two.links[0]) == 2
     small = Fleet(Link(core=Scheduler(capacity(num_blocks=11))), Link())
     chosen = [small.send(text(number, 20), max_tokens=9) for number in range(8)]
-    assert chosen.count(small.links[0]) <= 3
+    assert chosen.count(small.links[0]) <= 4
 
 
 @pytest.mark.parametrize("count", [2, 40])

@@ -17,13 +17,12 @@ _HOLDERS = 2  # else the last that got the prefix
 _BY_CHANCE = 3  # and some others
 # What a sequence that is there already costs a new one, in tokens to compute: its rows in the steps to come. Too low
 # and a popular prefix crowds one decoder; too high and prefixes are computed again for the sake of a short wait.
-_TOKENS_PER_SEQUENCE = 16
+_TOKENS_PER_SEQUENCE = 64
 # A token that must be computed delays the sequence itself and whoever comes after it: it counts twice, or a burst with
 # one new prefix would compute it on as many decoders as there are.
 _OWN_TOKEN = 2
-_TOKENS_PER_SLOT = (
-    256  # what waiting for a slot costs: about the tokens that one sequence has yet to generate
-)
+# What waiting for a slot costs: about the tokens that one sequence has yet to generate.
+_TOKENS_PER_SLOT = 256
 _NEVER = 1e9  # seconds: a draining decoder is taken only if all are draining
 _REFRESH_STEPS = 64  # between looks at a decoder's fitted rate
 
@@ -94,7 +93,7 @@ class Router(Generic[Link]):
         if line.token_s:
             self._usual = line.token_s
         cost = waiting * (line.token_s or self._usual)
-        if line.link.core.num_in_flight:  # a step is running, half of it still to come in the mean
+        if line.core.num_in_flight:  # a step is running, half of it still to come in the mean
             cost += line.step_s / 2
         return cost + _NEVER if line.link.draining else cost
 
@@ -122,12 +121,15 @@ class _Line(Generic[Link]):
     def __init__(self, link: Link) -> None:
         self.link = link
         self.is_gone = False
+        self.core = link.core
+        self.step_s = 0.0  # time of a step of one token
+        self.token_s = 0.0  # and of each further one; both 0 while unknown
+        self._blocks = link.core.blocks
+        self._capacity = link.core.capacity
         self._pending: list[tuple[Sequence, int]] = []  # with the tokens that were cached for it
         self._tokens = 0  # to compute for them, as of the last look
         self._look_at = 0  # the step from which on it is worth looking again
         self._refresh_at = 0
-        self.step_s = 0.0  # time of a step of one token
-        self.token_s = 0.0  # and of each further one; both 0 while unknown
 
     def join(self, sequence: Sequence, cached: int) -> None:
         """A sequence was sent here; `cached` of its tokens need not be computed."""
@@ -139,7 +141,7 @@ class _Line(Generic[Link]):
 
         Only what follows the known ones is looked up one by one: a cache loses the ends of its chains first.
         """
-        find = self.link.core.blocks.find
+        find = self._blocks.find
         if depth <= 1:
             return len(find(hashes))
         found = len(find(hashes[depth - 1 :]))
@@ -154,17 +156,16 @@ class _Line(Generic[Link]):
 
     def has(self, content: bytes) -> bool:
         """Whether a block is cached here."""
-        return bool(self.link.core.blocks.find((content,)))
+        return bool(self._blocks.find((content,)))
 
     def tokens_to_wait(self, tokens: int) -> int:
         """What a sequence with so many tokens to compute would wait for here, all of it counted in tokens."""
-        core = self.link.core
+        core, capacity = self.core, self._capacity
         crowd = core.num_sequences
         if core.steps >= self._look_at or crowd < len(self._pending):
             self._look(core.steps)
-        waiting = self._tokens + tokens
-        missing_slots = crowd + 1 - core.capacity.max_slots
-        missing_tokens = waiting - core.blocks.num_free * core.capacity.block_size
+        missing_slots = crowd + 1 - capacity.max_slots
+        missing_tokens = self._tokens + tokens - self._blocks.num_free * capacity.block_size
         total = self._tokens + _OWN_TOKEN * tokens + crowd * _TOKENS_PER_SEQUENCE
         if missing_slots > 0:
             total += missing_slots * _TOKENS_PER_SLOT
@@ -174,19 +175,20 @@ class _Line(Generic[Link]):
 
     def _look(self, step: int) -> None:
         """Forgets those who are computed. A long line is looked at less often: its sum changes less."""
-        self._pending = [
-            (sequence, cached)
-            for sequence, cached in self._pending
-            if sequence.num_computed_tokens < sequence.prompt_len
-            and sequence.status is not SequenceStatus.ENDED
-        ]
-        self._tokens = sum(
-            len(sequence.tokens) - max(cached, sequence.num_computed_tokens)
-            for sequence, cached in self._pending
-        )
+        if self._pending:
+            self._pending = [
+                (sequence, cached)
+                for sequence, cached in self._pending
+                if sequence.num_computed_tokens < sequence.prompt_len
+                and sequence.status is not SequenceStatus.ENDED
+            ]
+            self._tokens = sum(
+                len(sequence.tokens) - max(cached, sequence.num_computed_tokens)
+                for sequence, cached in self._pending
+            )
         self._look_at = step + 1 + len(self._pending) // 8
         if step >= self._refresh_at or not self.token_s:
-            full = self.link.core.capacity.max_batched_tokens
+            full = self._capacity.max_batched_tokens
             self.step_s, most = self.link.predict(1), self.link.predict(full)
             # Before steps of different sizes were seen, tokens seem to cost nothing.
             self.token_s = max(most - self.step_s, self.step_s) / full
