@@ -17,8 +17,8 @@ from services.launcher.bench.errors import BenchError
 from services.launcher.bench.result import Result
 from services.launcher.bench.settings import BenchSettings
 
-_TEXT = {"random_input_len": 256, "random_output_len": 64}
-# With its 441 tokens a picture of llava-0.5b makes a prompt of about 480.
+_TEXT = {"random_input_len": 263, "random_output_len": 64}
+# With its 441 tokens a picture of llava-0.5b makes a prompt of about 480, and of qwen2-vl-small with 144 one of 185.
 _IMAGE = {
     "backend": "openai-chat",
     "images": 1,
@@ -26,35 +26,37 @@ _IMAGE = {
     "random_input_len": 24,
     "random_output_len": 32,
 }
-WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
-    "text-1": ("256 in, 64 out, 1 stream", {**_TEXT, "streams": 1, "rounds": 8}),
-    "text-8": ("256 in, 64 out, 8 streams", {**_TEXT, "streams": 8, "rounds": 4}),
-    "text-32": ("256 in, 64 out, 32 streams", {**_TEXT, "streams": 32, "rounds": 3}),
-    "image-1": ("a picture, 480 in, 32 out, 1 stream", {**_IMAGE, "streams": 1, "rounds": 8}),
-    "image-8": ("a picture, 480 in, 32 out, 8 streams", {**_IMAGE, "streams": 8, "rounds": 4}),
-    "image-32": ("a picture, 480 in, 32 out, 32 streams", {**_IMAGE, "streams": 32, "rounds": 2}),
-    "image-repeat": (
-        "always the same picture, 480 in, 32 out, 8 streams",
-        {**_IMAGE, "repeat_images": True, "streams": 8, "rounds": 4},
+_TOY = {"random_input_len": 32, "random_output_len": 128}
+
+
+Workload = tuple[str, dict[str, Any]]
+
+
+def _workload(shape: str, values: dict[str, Any], streams: int, rounds: int) -> Workload:
+    what = f"{shape}, {streams} stream{'s' if streams > 1 else ''}"
+    return what, {**values, "streams": streams, "rounds": rounds}
+
+
+# `streams` requests at a time, `rounds` times as many in all.
+WORKLOADS: dict[str, Workload] = {
+    "text-1": _workload("263 in, 64 out", _TEXT, 1, 8),
+    "text-8": _workload("263 in, 64 out", _TEXT, 8, 4),
+    "text-32": _workload("263 in, 64 out", _TEXT, 32, 3),
+    "prefix-8": _workload(
+        "1,024 shared and 42 own in, 32 out",
+        {"random_prefix_len": 1024, "random_input_len": 42, "random_output_len": 32},
+        8,
+        6,
     ),
-    "prefix-8": (
-        "512 shared and 64 own in, 64 out, 8 streams",
-        {
-            "random_prefix_len": 512,
-            "random_input_len": 64,
-            "random_output_len": 64,
-            "streams": 8,
-            "rounds": 4,
-        },
+    "image-1": _workload("a new picture, 32 out", _IMAGE, 1, 8),
+    "image-4": _workload("a new picture, 32 out", _IMAGE, 4, 5),
+    "image-16": _workload("a new picture, 32 out", _IMAGE, 16, 3),
+    "image-repeat": _workload(
+        "always the same picture, 32 out", {**_IMAGE, "repeat_images": True}, 8, 6
     ),
-    "toy-1": (
-        "64 in, 200 out, 1 stream (toy model)",
-        {"random_input_len": 64, "random_output_len": 200, "streams": 1, "rounds": 10},
-    ),
-    "toy-64": (
-        "32 in, 200 out, 64 streams (toy model)",
-        {"random_input_len": 32, "random_output_len": 200, "streams": 64, "rounds": 3},
-    ),
+    "toy-1": _workload("32 in, 128 out", _TOY, 1, 10),
+    "toy-32": _workload("32 in, 128 out", _TOY, 32, 10),
+    "toy-one-token": _workload("32 in, 1 out", {**_TOY, "random_output_len": 1}, 32, 40),
 }
 
 

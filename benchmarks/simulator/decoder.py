@@ -73,11 +73,11 @@ class SimulatedDecoder:
         plan = self._plans.popleft()
         if self._plans:
             self._begin(now)
-        return plan, StepOutput([_TOKEN] * len(plan.samples))
+        return plan, StepOutput([_TOKEN] * len(plan.sample_slot))
 
     def _begin(self, now: float) -> None:
         plan = self._plans[0]
-        rows = len(plan.rows)
+        rows = len(plan.row_slot)
         took = self.timing.of(plan.num_tokens, rows)
         self.ends_at = now + took
         if rows:

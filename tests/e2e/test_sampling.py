@@ -90,7 +90,9 @@ def test_streamed_choices_are_the_same(client: OpenAI) -> None:
         usage = chunk.usage or usage
         for choice in chunk.choices:
             tokens[choice.index] += getattr(choice, "token_ids", None) or []
-            values[choice.index] += (choice.logprobs.token_logprobs or []) if choice.logprobs else []
+            values[choice.index] += (
+                (choice.logprobs.token_logprobs or []) if choice.logprobs else []
+            )
     assert list(tokens.values()) == ids(whole)
     assert [choice.logprobs.token_logprobs for choice in whole.choices] == list(values.values())
     assert usage is not None and usage.completion_tokens == 36

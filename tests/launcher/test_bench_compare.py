@@ -20,16 +20,16 @@ async def test_a_row_for_each_workload(tmp_path: Path, capsys: pytest.CaptureFix
     file = tmp_path / "rows.json"
     few = ["--least", "1", "--scale", "0.01", "--output", str(file)]
     async with playing() as server:
-        command = ["text-1", "image-8", "toy-64", "--base-url", server.url, *few]
+        command = ["text-1", "image-4", "toy-32", "--base-url", server.url, *few]
         assert await asyncio.to_thread(compare.main, command) == 0
         again = ["text-1", "image-1", "--base-url", server.url, "--against", str(file), *few]
         assert await asyncio.to_thread(compare.main, again) == 0
     printed = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in printed]
-    assert names == ["workload", "text-1", "image-8", "toy-64", "workload", "text-1", "image-1"]
+    assert names == ["workload", "text-1", "image-4", "toy-32", "workload", "text-1", "image-1"]
     assert " x " in printed[5] and " x " not in printed[6]
     text = next(b for b in server.bodies if isinstance(b.get("prompt"), list))
-    assert len(text["prompt"]) == 256
+    assert len(text["prompt"]) == 263
     pictures = [b for b in server.bodies if "messages" in b]
     assert pictures and all(len(b["messages"][0]["content"]) == 2 for b in pictures)
     assert set(json.loads(file.read_text())) == {"text-1", "image-1"}

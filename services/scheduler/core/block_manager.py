@@ -1,5 +1,6 @@
 """KV blocks of one decoder: who holds them, and which content can be found again."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 
@@ -15,7 +16,8 @@ class BlockManager:
         self.num_total = num_blocks - 1
         self._refs = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, 0, -1))
-        self._reusable: dict[int, None] = {}  # hashed, held by nobody, oldest first
+        # Hashed, held by nobody, oldest first. A plain dict finds its first entry by walking over what was deleted.
+        self._reusable: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self.queries = 0
@@ -42,8 +44,7 @@ class BlockManager:
             if self._empty:
                 block = self._empty.pop()
             else:
-                block = next(iter(self._reusable))
-                del self._reusable[block]
+                block, _ = self._reusable.popitem(last=False)
                 self.forget(block)
             self._refs[block] = 1
             blocks.append(block)
