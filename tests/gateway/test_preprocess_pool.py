@@ -5,25 +5,21 @@ import asyncio
 from support.gateway_stage import MODEL, Stage
 from support.neighbours import PreprocessPlayer
 
-from shared.keys import Keys
-from shared.queue import connect
-from shared.registry import Directory
 
-
-async def both_known(stage: Stage, url: str) -> None:
-    redis = connect(url)
-    async with Directory(redis, Keys(MODEL), "preprocess") as directory, asyncio.timeout(5):
-        while len(directory.members) < 2:
-            await directory.changed()
-    await redis.aclose()
-    await asyncio.sleep(0.6)  # the gateway's own list is renewed every half second
+async def both_known(stage: Stage, second: PreprocessPlayer) -> None:
+    """Asks until the gateway has found the second one; what was seen till then is forgotten."""
+    async with asyncio.timeout(20):
+        while not second.seen:
+            await stage.chat()
+    second.seen.clear()
+    stage.preprocess.seen.clear()
 
 
 async def test_replicas_share_the_work_and_a_dead_one_is_passed_over(
     stage: Stage, redis_url: str
 ) -> None:
     async with PreprocessPlayer(redis_url, MODEL, stage.tokenizer) as second:
-        await both_known(stage, redis_url)
+        await both_known(stage, second)
         for _ in range(6):
             assert (await stage.chat()).status_code == 200
         assert len(second.seen) == len(stage.preprocess.seen) == 3
@@ -36,7 +32,7 @@ async def test_replicas_share_the_work_and_a_dead_one_is_passed_over(
 
 async def test_the_replica_with_the_least_in_hand_is_asked(stage: Stage, redis_url: str) -> None:
     async with PreprocessPlayer(redis_url, MODEL, stage.tokenizer) as second:
-        await both_known(stage, redis_url)
+        await both_known(stage, second)
         second.gate.clear()
         stuck = [asyncio.create_task(stage.chat()) for _ in range(2)]
         async with asyncio.timeout(5):
