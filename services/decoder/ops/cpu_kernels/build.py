@@ -65,18 +65,15 @@ def find(known: InstructionSet) -> Path | None:
 
 
 def compiler() -> str | None:
-    """The C++ compiler: $CXX, or what is on the path."""
-    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
-        if name and shutil.which(name):
-            return name
-    return None
+    """The C++ compiler on the path."""
+    return next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
 
 
 def compile_library(known: InstructionSet) -> Path:
     """Compiles it, in some seconds. Raises OSError or CalledProcessError where that fails."""
     chosen = compiler()
     if chosen is None:
-        raise FileNotFoundError("no C++ compiler: install g++, or set CXX")
+        raise FileNotFoundError("no C++ compiler: install g++ or clang++")
     folder = next((folder for folder in _folders() if _is_writable(folder)), None)
     if folder is None:
         raise PermissionError(f"cannot write to {' or '.join(map(str, _folders()))}")
@@ -98,8 +95,7 @@ def _file_name(known: InstructionSet) -> str:
 
 
 def _folders() -> list[Path]:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return [SOURCES / "build", Path(cache) / "tessera" / "cpu_kernels"]
+    return [SOURCES / "build", Path.home() / ".cache" / "tessera" / "cpu_kernels"]
 
 
 def _is_writable(folder: Path) -> bool:
@@ -123,7 +119,7 @@ def main() -> None:
     if arguments.status:
         print(f"{here.name}, {'compiled' if find(here) else 'to be compiled'}")
     elif compiler() is None:
-        print("not compiled: there is no C++ compiler (install g++, or set CXX)")
+        print("not compiled: there is no C++ compiler (install g++ or clang++)")
     else:
         for known in INSTRUCTION_SETS if arguments.all else (here,):
             print(find(known) or compile_library(known))
