@@ -39,6 +39,7 @@ def start(args: argparse.Namespace) -> Run:
     source = Path(args.source) if args.source else None
     if source is not None:
         tokenizer = load_tokenizer(source)
+        tokenizer.save_pretrained(run_folder)
         model = LlavaForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
     else:
         if (run_folder / "tokenizer.json").exists():

@@ -74,12 +74,12 @@ def test_template(processor: Any) -> None:
                 {"type": "image"},
             ],
         },
-        {"role": "assistant", "content": "There is a star."},
+        {"role": "assistant", "content": "The picture shows a star on the left."},
         {"role": "user", "content": "And?"},
     ]
     assert processor.apply_chat_template(told, add_generation_prompt=True) == (
         "<s><|system|>be brief.<|end|><|user|><image><image>what is here?<|end|>"
-        "<|assistant|>There is a star.<|end|><|user|>and?<|end|><|assistant|>"
+        "<|assistant|>The picture shows a star on the left.<|end|><|user|>and?<|end|><|assistant|>"
     )
 
 
@@ -89,7 +89,7 @@ def test_sees_any_format_and_size(
     model: Any, processor: Any, mode: str, size: tuple[int, int]
 ) -> None:
     said = say(model, processor, [user("What is in this picture?")], red_circle(mode, size))
-    assert said == "There is a red circle."
+    assert said == "The picture shows a red circle in the centre."
 
 
 def test_speaks_both_languages_and_of_itself(model: Any, processor: Any) -> None:

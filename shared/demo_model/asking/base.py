@@ -108,27 +108,6 @@ class Asker:
         """An answer: capital and full stop."""
         return body[0].upper() + body[1:] + "." if self.en else body + "。"
 
-    def listing(self, things: list[Thing]) -> list[str]:
-        """ "2 red circles", "a blue square", "the number 42": from left to right, alike together."""
-        parts, seen = [], set()
-        for thing in sorted(things, key=lambda t: (t.is_number, t.x)):
-            if thing.is_number:
-                parts.append(f"the number {thing.value}" if self.en else f"数字{thing.value}")
-                continue
-            key = (thing.shape, thing.colour)
-            if key in seen:
-                continue
-            seen.add(key)
-            n = len(self.matching(*key))
-            colour, shape = self.colour_name(thing.colour), self.shape_name(thing.shape, many=n > 1)
-            if self.en:
-                parts.append(
-                    f"{n} {colour} {shape}" if n > 1 else words.article(f"{colour} {shape}")
-                )
-            else:
-                parts.append(f"{n if n > 1 else '一'}个{colour}的{shape}")
-        return parts
-
     def _only(self) -> Thing | None:
         return self.scene.things[0] if len(self.scene.things) == 1 else None
 

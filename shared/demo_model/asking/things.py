@@ -36,17 +36,13 @@ class Things(Asker):
         return Turn(q, self._what_answer(), "what", self._only())
 
     def _what_answer(self) -> str:
-        things = self.scene.things
-        if not things:
+        if not self.scene.things:
             return self.sentence("there is nothing in the picture" if self.en else "图中什么都没有")
-        parts = words.join(self.listing(things), self.language)
-        verb = "are" if parts[0].isdigit() else "is"
-        return self.sentence(f"there {verb} {parts}" if self.en else f"图中有{parts}")
+        return self._inventory()
 
-    def describe(self) -> Turn | None:
+    def _inventory(self) -> str:
+        """Each thing with its place, from left to right: who says where it is does not lose count."""
         ordered = sorted(self.scene.things, key=lambda t: (t.is_number, t.x))
-        if not ordered:
-            return None
         parts = []
         for t in ordered:
             place = PLACE[self.language][t.cell]
@@ -56,6 +52,12 @@ class Things(Asker):
             else:
                 name = f"数字{t.value}" if t.is_number else f"一个{self.both(t)}"
                 parts.append(f"{place}有{name}")
+        listed = words.join(parts, "en") if self.en else "，".join(parts)
+        return self.sentence(f"the picture shows {listed}" if self.en else f"图片{listed}")
+
+    def describe(self) -> Turn | None:
+        if not self.scene.things:
+            return None
         q = self.say(
             "[describe|please describe|can you describe|could you describe|"
             "give me a [short |]description of|tell me about|explain] "
@@ -64,10 +66,7 @@ class Things(Asker):
             "[描述|请描述|描述一下|请描述一下|介绍一下|说说|说明一下|形容一下|简单描述]"
             "[这张图片|这张图|图片|图片内容|这幅图|画面|图中的内容|你看到的]",
         )
-        body = (
-            "the picture shows " + words.join(parts, "en") if self.en else "图片" + "，".join(parts)
-        )
-        return Turn(q, self.sentence(body), "describe", self._only())
+        return Turn(q, self._inventory(), "describe", self._only())
 
     def colour(self, thing: Thing | None = None, it: str = "") -> Turn | None:
         if thing is None and self.rng.random() < 0.14:
@@ -123,7 +122,8 @@ class Things(Asker):
     def colours(self) -> Turn | None:
         if not self.scene.shapes or self.scene.number:
             return None
-        found = list(dict.fromkeys(t.colour for t in self.scene.shapes))
+        ordered = sorted(self.scene.shapes, key=lambda t: t.x)
+        found = list(dict.fromkeys(t.colour for t in ordered))
         q = self.say(
             "[what|which] [colours|colors] [are there|do you see|are the shapes|are used|"
             "can you see]" + self.in_picture(),
