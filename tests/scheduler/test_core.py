@@ -129,6 +129,29 @@ def test_who_waits_for_an_image_keeps_no_text_out() -> None:
     assert [row.sequence.request_id for row in plan.rows] == ["text"]
 
 
+def test_who_holds_the_slots_is_not_kept_waiting_by_who_holds_the_budget() -> None:
+    """Two pictures fill the budget, and those who have begun their text hold all slots: they need a third one."""
+    scheduler = Scheduler(capacity(max_slots=2), encoder_budget=12)
+    drive = Drive(scheduler)
+    expected = {}
+    for number, (before, item) in enumerate([(0, 0), (0, 1), (1, 2), (1, 3)]):
+        span = MediaSpan(bytes([item]) * 16, before, 6, 6)
+        prompt = [1] * before + [99] * 6 + [2] * 3
+        assert scheduler.add(sequence(f"r{number}", prompt, 2, number, media=(span,))) is None
+        expected[f"r{number}", 0] = generate(prompt, 2)
+        for wanted in scheduler.media.take_wanted():
+            scheduler.embeddings_encoded(wanted.digest, wanted.digest)
+    for _ in range(10):
+        drive.finish()
+        for digest in drive.fetches:
+            scheduler.embeddings_ready(digest)
+        drive.fetches.clear()
+        for wanted in scheduler.media.take_wanted():
+            scheduler.embeddings_encoded(wanted.digest, wanted.digest)
+    assert scheduler.num_sequences == 0
+    assert drive.outputs_of == expected
+
+
 def test_encodes_stay_within_the_budget_but_one_always_goes() -> None:
     scheduler = Scheduler(capacity(), encoder_budget=50)
     for i, rows in enumerate((60, 20, 20, 20)):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from services.scheduler.core.sequence import MediaSpan, Sequence
+from services.scheduler.core.sequence import MediaSpan, Sequence, SequenceStatus
 
 
 class ItemStatus(Enum):
@@ -24,6 +24,11 @@ class _Item:
     users: dict[int, Sequence] = field(
         default_factory=dict
     )  # those that have yet to compute past it
+
+    @property
+    def holds_others_up(self) -> bool:
+        """Whether a running sequence waits for it."""
+        return any(user.status is SequenceStatus.RUNNING for user in self.users.values())
 
 
 class MediaState:
@@ -81,13 +86,18 @@ class MediaState:
         return sequence.num_tokens - start
 
     def take_wanted(self) -> list[MediaSpan]:
-        """Items to be encoded now, oldest first."""
-        wanted = []
+        """Items to be encoded now, oldest first.
+
+        What a running sequence waits for is let through whatever the budget: that sequence holds a slot and blocks
+        which the users of earlier items may need before they can give their share of the budget back.
+        """
+        wanted, full = [], False
         for item in self._items.values():
             if item.status is not ItemStatus.WANTED:
                 continue
-            if self._rows and self._rows + item.span.rows > self._budget:
-                break
+            full = full or bool(self._rows and self._rows + item.span.rows > self._budget)
+            if full and not item.holds_others_up:
+                continue
             item.status = ItemStatus.ENCODING
             self._rows += item.span.rows
             wanted.append(item.span)
