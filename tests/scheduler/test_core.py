@@ -173,6 +173,21 @@ def test_out_of_blocks_the_youngest_is_computed_again_and_nothing_changes() -> N
         assert drive.outputs[name] == generate(prompt, 30)
 
 
+def test_who_has_no_room_to_finish_its_prompt_does_not_begin_it_over_and_over() -> None:
+    drive = Drive(Scheduler(capacity(num_blocks=14, max_batched_tokens=4)))
+    span = MediaSpan(b"i" * 16, 16, 6, 6)
+    waits = sequence("picture", [1] * 16 + [99] * 6 + [2], 2, 0, media=(span,))
+    drive.scheduler.add(waits)
+    drive.finish()  # up to the picture, whose embeddings are not there yet: four blocks
+    long = list(range(1, 40))
+    drive.scheduler.add(sequence("long", long, 2, 1))
+    drive.finish()
+    assert not drive.outputs["long"] and drive.scheduler.preemptions == 0
+    drive.scheduler.cancel("picture")
+    drive.finish()
+    assert drive.outputs["long"] == generate(long, 2)
+
+
 def test_a_stop_id_ends_the_sequence_and_the_token_in_flight_is_dropped() -> None:
     drive = Drive(Scheduler(capacity()))
     prompt = [5, 6, 7]
@@ -224,6 +239,27 @@ def test_who_shares_a_block_of_a_failed_row_computes_it_itself() -> None:
     drive.finish()
     for i in (1, 2):
         assert drive.outputs[f"r{i}"] == generate([*prefix, 50 + i], 4)
+
+
+def test_what_a_cancelled_sharer_of_a_failed_row_has_computed_is_not_found_again() -> None:
+    drive = Drive(Scheduler(capacity(max_batched_tokens=64)))
+    prefix = list(range(1, 9))
+    longer = [*prefix, *range(21, 34)]
+    drive.scheduler.add(sequence("leader", [*prefix, 50], 2, 0))
+    drive.send()
+    drive.scheduler.add(sequence("sharer", longer, 2, 1))
+    drive.send()
+    drive.scheduler.cancel("sharer")
+    plan = drive.in_flight.pop(0)
+    output = drive.decoder.run(plan)
+    for sample in drive.decoder.fail(plan, 0):
+        output.tokens[sample] = -1
+    drive.scheduler.complete(StepOutput(output.tokens, {0: Error("NAN_LOGITS", "not a number")}))
+    drive.scheduler.add(sequence("begins alike", [*prefix, 60], 2, 2))
+    drive.finish()
+    drive.scheduler.add(sequence("alike", longer, 2, 3))
+    drive.finish()  # the decoder says so if it reads what was never computed
+    assert drive.outputs["alike"] == generate(longer, 2)
 
 
 def test_lost_embeddings_are_encoded_again_three_times() -> None:

@@ -230,7 +230,6 @@ AnyOrder.TestCase.settings = settings(
     max_examples=60,
     stateful_step_count=40,
     deadline=None,
-    derandomize=True,  # the same ones each time; to search, take this out and raise max_examples
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestAnyOrder = pytest.mark.timeout(100)(AnyOrder.TestCase)

@@ -30,7 +30,7 @@ class Admission:
             count = min(state.media.plannable(sequence, start), budget)
             if count <= 0:
                 continue
-            if not self._fits(cached, start + count):
+            if not self._fits(sequence, cached):
                 crowded = True
                 break
             self._start(plan, sequence, cached, start)
@@ -56,9 +56,11 @@ class Admission:
             return sequence.num_computed_tokens
         return len(cached) * self._state.capacity.block_size
 
-    def _fits(self, cached: list[int], num_tokens: int) -> bool:
+    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Whether all known tokens have room, not only the first chunk: who runs out halfway would give everything up,
+        come back for the same chunks, and so on while others wait for something."""
         blocks = self._state.blocks
-        needed = self._state.capacity.blocks_for(num_tokens) - len(cached)
+        needed = self._state.capacity.blocks_for(sequence.num_tokens) - len(cached)
         # Blocks that are found but held by nobody count as free until they are held.
         revived = sum(1 for block in cached if blocks.refs(block) == 0)
         spare = blocks.num_free - revived - needed
@@ -74,6 +76,8 @@ class Admission:
             state.blocks.queries += sequence.num_tokens // state.capacity.block_size
             state.blocks.hits += len(cached)
         sequence.blocks = list(cached)
+        if cached:
+            plan.origins.append((sequence, cached, False))
         if sequence.host_blocks:
             self._swap_in(plan, sequence)
         sequence.num_computed_tokens = start

@@ -66,6 +66,8 @@ class StepPlan:
     disowned: set[Sequence] = field(default_factory=set)  # whose tokens are not wanted any more
     # Rows that sample nothing: whose, its tenure, where the row ends.
     chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    # Whose work rests on whose, in order: blocks that a sequence found, or (True) made findable by what it computes.
+    origins: list[tuple[Sequence, list[int], bool]] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Row]:

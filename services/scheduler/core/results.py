@@ -92,10 +92,8 @@ class Results:
         without = [plan.sample_sequence[i] for i in samples if tokens[i] < 0]
         owners = without if samples else [plan.row_sequence[row]]
         failed = [s for s in owners if not s.ended and s not in plan.disowned]
-        if len(without) == len(
-            samples
-        ):  # else the row was computed, and only a choice was not possible
-            self._distrust(plan, failed, start)
+        if len(without) == len(samples):  # else it was computed, and only a choice was not possible
+            self._distrust(plan, row, failed)
         lost: dict[bytes, None] = {}
         for sequence in failed:
             if error.reason != MEDIA_NOT_READY:
@@ -107,14 +105,27 @@ class Results:
         for digest in lost:
             self.lose_embeddings(progress, digest)
 
-    def _distrust(self, plan: StepPlan, failed: list[Sequence], start: int) -> None:
-        """Blocks from a token on were not computed: whoever shares them must do that."""
-        state = self._state
-        for sequence in failed:
-            for block in sequence.blocks[start // state.capacity.block_size :]:
-                state.blocks.forget(block)
-                for sharer in [s for s in state.running if s not in failed and block in s.blocks]:
-                    self._introduce_again(plan, sharer)
+    def _distrust(self, plan: StepPlan, row: int, failed: list[Sequence]) -> None:
+        """What a row should have written is not there, nor what others have computed from it, here and in the plans
+        behind: it is not to be found again, and who has begun with it begins anew. Those who ended meanwhile too have
+        left blocks behind."""
+        doubtful = dict.fromkeys([plan.row_sequence[row], *failed])
+        wrong: set[int] = set()
+        for made in (plan, *self._state.in_flight):
+            for sequence, blocks, computed in made.origins:
+                if computed and sequence in doubtful:
+                    wrong.update(blocks)
+                elif not computed and not wrong.isdisjoint(blocks):
+                    doubtful[sequence] = None
+            # Choices that were forked from a doubtful row share its blocks.
+            for of, sequence in zip(made.sample_row, made.sample_sequence, strict=True):
+                if made.row_sequence[of] in doubtful:
+                    doubtful[sequence] = None
+        for block in wrong:
+            self._state.blocks.forget(block)
+        for sequence in doubtful:
+            if not sequence.ended and sequence not in failed and sequence not in plan.disowned:
+                self._introduce_again(plan, sequence)
 
     def _introduce_again(self, plan: StepPlan, sequence: Sequence) -> None:
         plan.disowned.add(sequence)

@@ -52,7 +52,7 @@ class Rows:
             return 0
         row = plan.add_row(sequence, start, count)
         sequence.num_computed_tokens = start + count
-        state.register(sequence)
+        state.register(sequence, plan)
         state.media.computed(sequence, sequence.num_computed_tokens)
         if sequence.num_computed_tokens < sequence.num_tokens:
             plan.chunks.append((sequence, sequence.tenure, start + count))

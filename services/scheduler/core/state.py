@@ -172,13 +172,21 @@ class State:
                 self.drops.append(sequence.slot)
             sequence.slot = -1
 
-    def register(self, sequence: Sequence) -> None:
-        """Makes blocks findable whose every token is known and whose last one is computed in a plan already made."""
+    def register(self, sequence: Sequence, plan: StepPlan | None) -> None:
+        """Makes blocks findable whose every token is known and whose last one is computed in a plan already made, at
+        the latest in this one."""
         computed = sequence.num_computed_tokens // self.capacity.block_size
         full = min(computed, len(sequence.block_hashes))
-        for index in range(sequence.num_registered, full):
-            self.blocks.register(sequence.blocks[index], sequence.block_hashes[index])
-        sequence.num_registered = max(sequence.num_registered, full)
+        if full <= sequence.num_registered:
+            return
+        made = sequence.blocks[sequence.num_registered : full]
+        for block, content in zip(
+            made, sequence.block_hashes[sequence.num_registered :], strict=False
+        ):
+            self.blocks.register(block, content)
+        sequence.num_registered = full
+        if plan is not None:
+            plan.origins.append((sequence, made, True))
 
     def seal(self, sequence: Sequence, num_tokens: int) -> None:
         """Tells the decoder which blocks are worth keeping, of a sequence whose first tokens are known and computed in
@@ -195,7 +203,7 @@ class State:
         size = self.capacity.block_size
         if sequence.status is SequenceStatus.RUNNING:
             extend_hashes(sequence, size)
-            self.register(sequence)
+            self.register(sequence, self.in_flight[-1] if self.in_flight else None)
             self.seal(sequence, len(sequence.tokens) - 1)
         sequence.set_watch(size)
 
