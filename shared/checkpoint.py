@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SMALL_MODEL_PARAMETERS = 100_000_000
+# By safetensors' spelling; all others have one.
+_BYTES = {
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+}
 # Composite configurations name their language part differently.
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
@@ -98,6 +111,10 @@ class Checkpoint:
     def dtype(self, name: str) -> str:
         """A tensor's element type as safetensors spells it ("F32", "BF16"), from the header."""
         return str(self._shard(name).get_slice(name).get_dtype())
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of a tensor as it is stored, from the header."""
+        return math.prod(self.shape(name)) * _BYTES.get(self.dtype(name), 1)
 
     @cached_property
     def is_small(self) -> bool:

@@ -60,7 +60,6 @@ def load(settings: DecoderSettings) -> Loaded:
     )
     model = family.load(checkpoint, ops, longest)
     checkpoint.close()
-    log.info("loaded weights", seconds=round(time.perf_counter() - began, 2))
     limits = _limits(settings, model, ops, longest, device, checkpoint.is_small)
     embeddings = Embeddings(ArtifactReader(), ops.device, ops.dtype, settings.embedding_cache_bytes)
     runner = Runner(model, ops, limits, embeddings)

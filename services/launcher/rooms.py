@@ -28,6 +28,9 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "max_model_len": ("gateway", "preprocess", "decoder"),
     "max_num_seqs": ("decoder",),
     "max_num_batched_tokens": ("decoder",),
+    "num_host_blocks": ("decoder",),
+    "scheduling_policy": ("scheduler",),
+    "preemption_mode": ("scheduler",),
     "kv_cache_memory_bytes": ("decoder",),
     "gpu_memory_utilization": ("decoder",),
     "api_key": ("gateway",),
@@ -35,6 +38,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "max_logprobs": ("gateway",),
     "chat_template": ("preprocess",),
     "limit_mm_per_prompt": ("preprocess",),
+    "max_video_frames": ("preprocess",),
     "allowed_media_domains": ("preprocess",),
     "allow_private_media": ("preprocess",),
 }

@@ -45,6 +45,19 @@ class ServeSettings(Settings):
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="Tokens that one decoder computes in a step."
     )
+    num_host_blocks: int | None = Field(
+        None, ge=0, description="Blocks of each decoder in host memory, for sequences swapped out."
+    )
+    scheduling_policy: str | None = Field(
+        None,
+        pattern="^(fcfs|priority)$",
+        description="fcfs, or priority: who is admitted first and preempted last.",
+    )
+    preemption_mode: str | None = Field(
+        None,
+        pattern="^(auto|recompute|swap)$",
+        description="auto, recompute or swap: what becomes of computed tokens when blocks run out.",
+    )
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="Bytes of KV cache for each decoder."
     )
@@ -75,7 +88,10 @@ class ServeSettings(Settings):
         None, description="File with a chat template to use instead of the checkpoint's own."
     )
     limit_mm_per_prompt: str | None = Field(
-        None, description="Largest number of images in a prompt, such as image=4."
+        None, description="Largest number of images and videos in a prompt, such as image=4."
+    )
+    max_video_frames: int | None = Field(
+        None, ge=1, le=1024, description="Largest number of frames of a video."
     )
     allowed_media_domains: str | None = Field(
         None, description="Hosts that images may be fetched from, separated by commas."

@@ -7,6 +7,7 @@ from torch import nn
 
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
+from shared.weight_reader import WeightReader
 
 
 def load(
@@ -34,8 +35,9 @@ def load(
             f" not understood: {unknown or 'none'}",
         )
     state = {}
+    reader = WeightReader(checkpoint, given.values())
     for inner, outer in given.items():
-        tensor = checkpoint.tensor(outer)
+        tensor = reader.tensor(outer)
         if tensor.shape != wanted[inner].shape:
             raise Unavailable(
                 "BAD_CHECKPOINT",
@@ -46,6 +48,7 @@ def load(
         # image.
         state[inner] = tensor.to(device, dtype, copy=True)
     module.load_state_dict(state, strict=False, assign=True)
+    reader.finish()
     _fill_position_ids(module, device)
     module.eval().requires_grad_(False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.paged_rows import LENGTHS, ROWS, Cache
 
 from services.decoder.ops import cpu
 from services.decoder.ops.attention_meta import Heads
@@ -16,8 +17,7 @@ from services.decoder.ops.cpu_kernels import build, library
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.row_check import rows_are_equal
 
-from .test_ops import CPU, LENGTHS, ROWS, Cache
-
+CPU = torch.device("cpu")
 HERE = build.best_instruction_set()
 if HERE is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

@@ -192,7 +192,7 @@ def test_several_decoders_divide_the_memory_and_leave_some_for_a_step() -> None:
 
 
 def test_the_memory_of_a_step_is_seen() -> None:
-    size = 64 << 20
+    size = 256 << 20  # far above what the kernel may take back of other pages meanwhile
     assert peak_bytes(lambda: None, torch.device("cpu")) < size // 4
     seen = peak_bytes(lambda: torch.ones(size // 4).sum(), torch.device("cpu"))
     assert size * 0.9 < seen < size * 1.5

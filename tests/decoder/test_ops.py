@@ -1,14 +1,13 @@
 """Each device's ops against the plain reference, and every bit against the batch around it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from support.paged_rows import LENGTHS, ROWS, Cache, Row
 
-from services.decoder.ops.attention_meta import AttnMeta, HeadNorms, Heads, KVSpec, PagedKV
+from services.decoder.ops.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu import CpuOps
 from services.decoder.ops.cpu_kernels.library import load_kernels
@@ -17,7 +16,6 @@ from services.decoder.ops.cuda import CudaOps
 from services.decoder.ops.row_check import rows_are_equal
 
 CPU = torch.device("cpu")
-BLOCKS = 200
 
 # How a table of ops is made of a device and a type.
 Kind = Callable[[torch.device, torch.dtype], BaseOps]
@@ -50,69 +48,6 @@ INVARIANT = [
     (own_kernels, torch.bfloat16),
     (TorchCpuOps, torch.float32),
 ]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a batch: `count` queries, the last of which is key number `length`."""
-
-    sequence: int
-    length: int
-    count: int
-
-
-class Cache:
-    """Keys and values of some sequences, the same for every ops table."""
-
-    def __init__(self, ops: BaseOps, heads: Heads, lengths: Sequence[int], seed: int = 0) -> None:
-        self.ops, self.heads = ops, heads
-        numbers = torch.Generator().manual_seed(seed)
-        spec = KVSpec(heads.num_kv, heads.size, heads.size, ops.dtype)
-        self.kv = ops.alloc_kv(spec, BLOCKS)
-        order = np.random.default_rng(seed).permutation(np.arange(1, BLOCKS))
-        self.tables, self.queries = [], []
-        for length in lengths:
-            count = -(-length // ops.block_size)
-            blocks, order = order[:count], order[count:]
-            self.tables.append(blocks.astype(np.int32))
-            draw = (torch.randn(count * ops.block_size, n, heads.size, generator=numbers)
-                    for n in (heads.num_kv, heads.num_kv, heads.num_q))  # fmt: skip
-            k, v, q = (x.to(ops.dtype) for x in draw)
-            self.queries.append(q)
-            for i, block in enumerate(blocks.tolist()):
-                part = slice(i * ops.block_size, (i + 1) * ops.block_size)
-                ops.import_block(self.kv, block, k[part], v[part])
-
-    def batch(self, rows: Sequence[Row], extra_width: int = 0) -> tuple[Tensor, AttnMeta]:
-        """Queries [T, heads, D] of rows, those of one query first, and their description."""
-        width = max(-(-row.length // self.ops.block_size) for row in rows) + extra_width
-        table = np.zeros((len(rows), width), np.int32)
-        q, slots = [], []
-        for i, row in enumerate(rows):
-            blocks = self.tables[row.sequence]
-            table[i, : min(width, len(blocks))] = blocks[:width]
-            places = np.arange(row.length - row.count, row.length)
-            slots.append(blocks[places // self.ops.block_size] * self.ops.block_size
-                         + places % self.ops.block_size)  # fmt: skip
-            q.append(self.queries[row.sequence][places])
-        meta = self.ops.make_meta(
-            [row.count for row in rows],
-            [row.length for row in rows],
-            table,
-            np.concatenate(slots).astype(np.int64),
-        )
-        return torch.cat(q), meta
-
-    def attend(self, rows: Sequence[Row], extra_width: int = 0, **options: object) -> list[Tensor]:
-        """Each row's output [count, heads, D]."""
-        q, meta = self.batch(rows, extra_width)
-        v = q[:, : self.heads.num_kv]
-        out = self.ops.paged_attention(q, v, v, self.kv, meta, scale=0.3, **options)  # type: ignore[arg-type]
-        return list(out.split([row.count for row in rows]))
-
-
-ROWS = [Row(0, 1, 1), Row(1, 40, 1), Row(2, 700, 1), Row(3, 300, 300), Row(4, 50, 17), Row(5, 5, 5)]
-LENGTHS = [1, 40, 700, 300, 50, 5]
 
 
 @pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])

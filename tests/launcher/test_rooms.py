@@ -93,6 +93,9 @@ def test_every_room_reads_what_it_is_told(
         "max_model_len": 96,
         "max_num_seqs": 3,
         "max_num_batched_tokens": 64,
+        "num_host_blocks": 5,
+        "scheduling_policy": "priority",
+        "preemption_mode": "swap",
         "kv_cache_memory_bytes": 1 << 24,
         "gpu_memory_utilization": 0.25,
         "max_choices": 7,
@@ -100,6 +103,7 @@ def test_every_room_reads_what_it_is_told(
         "api_key": "sesame",
         "chat_template": checkpoint / "config.json",
         "limit_mm_per_prompt": "image=2",
+        "max_video_frames": 12,
         "allowed_media_domains": "example.org,example.com",
         "allow_private_media": True,
     }

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shared.checkpoint import Checkpoint
 from shared.errors import InvalidRequest
+from shared.weight_reader import WeightReader
 
 # Composite checkpoints spell the same tensor in several ways, by age:
 # language_model.model.X, model.language_model.X (and lm_head in both); plain ones say model.X.
@@ -22,7 +23,7 @@ class LanguageWeights:
 
     `known` matches the canonical names of the family, `ignored` those that may be there unused.
     Every name of the checkpoint must be known, ignored or the vision encoder's; `finish` checks
-    that each known one was taken.
+    that each known one was taken, and says how long that took.
     """
 
     def __init__(self, checkpoint: Checkpoint, known: str, ignored: str = "") -> None:
@@ -40,6 +41,7 @@ class LanguageWeights:
         if unknown:
             raise self._bad("the model has no place for", unknown)
         self._taken: set[str] = set()
+        self._reader = WeightReader(checkpoint, self._names.values())
 
     def __contains__(self, canonical: str) -> bool:
         return canonical in self._names
@@ -56,7 +58,7 @@ class LanguageWeights:
         if found != shape:
             raise self._bad(f"config.json says {list(shape)} but stored is {list(found)}:", [name])
         self._taken.add(canonical)
-        return self._checkpoint.tensor(name)
+        return self._reader.tensor(name)
 
     def take_fused(self, parts: Sequence[tuple[str, int]], *rest: int) -> Tensor:
         """Several tensors (name, first size) with equal other sizes, one below the other."""
@@ -67,6 +69,7 @@ class LanguageWeights:
         left = sorted(self._names[name] for name in self._names if name not in self._taken)
         if left:
             raise self._bad("config.json has no use for", left)
+        self._reader.finish()
 
     def _bad(self, what: str, names: Sequence[str]) -> InvalidRequest:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

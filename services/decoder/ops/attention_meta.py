@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared.errors import InvalidRequest
+
 
 @dataclass(frozen=True)
 class AttnMeta:
@@ -42,6 +44,18 @@ class KVSpec:
     def bytes_per_token(self) -> int:
         """Bytes that one token takes in one layer."""
         return self.num_kv_heads * (self.k_size + self.v_size) * self.dtype.itemsize
+
+    @property
+    def size(self) -> int:
+        """Of a key and of a value alike. Raises InvalidRequest if they differ, for ops that do not have that."""
+        if self.k_size != self.v_size:
+            raise InvalidRequest(
+                "UNSUPPORTED_MODEL",
+                f"heads have keys of {self.k_size} and values of {self.v_size} elements, which --device cpu does"
+                " not have",
+                field="model",
+            )
+        return self.k_size
 
 
 @dataclass(frozen=True)

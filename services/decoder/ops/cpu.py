@@ -175,13 +175,11 @@ class CpuOps(BaseOps):
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Memory of its own, in huge pages."""
-        if spec.k_size != spec.v_size:
-            raise NotImplementedError("keys and values of different sizes")
         pages, heads = self.block_size // PAGE, spec.num_kv_heads
-        size = -(-spec.k_size // LANES) * LANES
+        size = -(-spec.size // LANES) * LANES
         both = zeros_in_huge_pages((num_blocks, heads, pages, 2, PAGE * size), spec.dtype)
-        cache = library.Cache(both.data_ptr(), pages, heads, size, spec.k_size)
-        return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.k_size, ctypes.byref(cache))
+        cache = library.Cache(both.data_ptr(), pages, heads, size, spec.size)
+        return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.size, ctypes.byref(cache))
 
     def qkv_rope_write(
         self,

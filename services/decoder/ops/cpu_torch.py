@@ -85,9 +85,7 @@ class TorchCpuOps(BaseOps):
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Memory of its own (see `zeros_in_huge_pages`), keys and values as halves of one tensor."""
-        if spec.k_size != spec.v_size:
-            raise NotImplementedError("keys and values of different sizes")
-        shape = (2 * spec.num_kv_heads, num_blocks, self.block_size * spec.k_size)
+        shape = (2 * spec.num_kv_heads, num_blocks, self.block_size * spec.size)
         both = zeros_in_huge_pages(shape, spec.dtype)
         return _JointKV(both[: spec.num_kv_heads], both[spec.num_kv_heads :], both)
 

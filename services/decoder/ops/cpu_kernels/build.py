@@ -83,6 +83,8 @@ def compile_library(known: InstructionSet) -> Path:
         command = [chosen, *_FLAGS, *known.flags, "-o", str(made), str(SOURCES / "kernels.cpp")]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.replace(target)  # whole or not at all: others may be waiting for it
+    for outdated in set(folder.glob(f"tessera-{known.name}-*.so")) - {target}:
+        outdated.unlink(missing_ok=True)  # who has it loaded keeps it
     return target
 
 

@@ -1,0 +1,64 @@
+"""Reads a room's tensors from a checkpoint and says how far it has come, how fast, and where the time goes."""
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from shared.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = structlog.get_logger(__name__)
+
+_SAY_EVERY_S = 2.0
+_PAGE_BYTES = 4096
+
+
+class WeightReader:
+    """Hands out tensors by name. What happens between two of them is the taker's time: packing, converting, moving."""
+
+    def __init__(self, checkpoint: Checkpoint, names: Iterable[str]) -> None:
+        """`names` are those that will be read, for the share that is shown."""
+        self._checkpoint = checkpoint
+        self._total = sum(checkpoint.nbytes(name) for name in names)
+        self._bytes = 0
+        self._reading_s = 0.0
+        self._began = self._said = time.perf_counter()
+
+    def tensor(self, name: str) -> "Tensor":
+        """One tensor, mapped and read from the disk: not to be written to."""
+        began = time.perf_counter()
+        tensor = self._checkpoint.tensor(name)
+        if tensor.numel():
+            # A mapped file is read where it is first looked at: here, and not in the middle of the taker's work.
+            step = max(1, _PAGE_BYTES // tensor.element_size())
+            tensor.view(-1)[::step].clone()
+        now = time.perf_counter()
+        self._reading_s += now - began
+        self._bytes += tensor.nbytes
+        if now - self._said >= _SAY_EVERY_S:
+            self._said = now
+            log.info("loading weights", percent=100 * self._bytes // self._total, **self._pace(now))
+        return tensor
+
+    def finish(self) -> None:
+        """Says what it came to."""
+        now = time.perf_counter()
+        took = now - self._began
+        log.info(
+            "loaded weights",
+            seconds=round(took, 2),
+            reading_s=round(self._reading_s, 2),
+            packing_s=round(took - self._reading_s, 2),
+            **self._pace(now),
+        )
+
+    def _pace(self, now: float) -> dict[str, float]:
+        gigabytes = self._bytes / 1e9
+        return {
+            "gb": round(gigabytes, 2),
+            "gb_per_s": round(gigabytes / max(now - self._began, 1e-3), 2),
+        }

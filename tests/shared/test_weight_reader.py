@@ -1,0 +1,36 @@
+"""Whoever waits for a large model sees how far its loading has come, at what rate, and where the time goes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from structlog.testing import capture_logs
+
+from shared import weight_reader
+from shared.checkpoint import Checkpoint
+from shared.weight_reader import WeightReader
+
+
+def test_progress_counts_what_this_room_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {
+        "a": torch.arange(3_000_000, dtype=torch.float32).reshape(1500, 2000),
+        "b": torch.ones(4_000_000, dtype=torch.bfloat16),
+        "empty": torch.zeros(0),
+        "of another room": torch.zeros(5_000_000, dtype=torch.int64),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(weight_reader, "_SAY_EVERY_S", 0.0)
+    with capture_logs() as lines:
+        reader = WeightReader(Checkpoint(tmp_path), ["a", "b", "empty"])
+        for name in ("a", "b", "empty"):
+            assert torch.equal(reader.tensor(name), tensors[name])
+        reader.finish()
+    assert [line["percent"] for line in lines[:-1]] == [60, 100, 100]
+    last = lines[-1]
+    assert last["event"] == "loaded weights"
+    assert last["gb"] == 0.02 and last["gb_per_s"] > 0
+    assert last["seconds"] == pytest.approx(last["reading_s"] + last["packing_s"], abs=0.02)
