@@ -1,7 +1,7 @@
 """A step plan as numpy arrays, checked for form: what does not depend on the decoder's state."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -60,30 +60,7 @@ class Plan:
     sealed_hashes: bytes
 
 
-_ARRAYS = (
-    "drop",
-    "fork_child",
-    "fork_parent",
-    "fork_choice",
-    "set_token_slot",
-    "set_token",
-    "edit_slot",
-    "edit_index",
-    "edit_len",
-    "edit_blocks",
-    "swap_out_device",
-    "swap_out_host",
-    "copy_src",
-    "copy_dst",
-    "swap_in_host",
-    "swap_in_device",
-    "row_slot",
-    "row_start",
-    "row_count",
-    "sample_row",
-    "sample_slot",
-    "sealed_blocks",
-)
+_ARRAYS = tuple(field.name for field in fields(Plan) if field.type is Ints)
 # Arrays that belong together, entry by entry.
 _PARALLEL = (
     ("fork_child", "fork_parent", "fork_choice"),

@@ -106,9 +106,9 @@ class Results:
             self.lose_embeddings(progress, digest)
 
     def _distrust(self, plan: StepPlan, row: int, failed: list[Sequence]) -> None:
-        """What a row should have written is not there, nor what others have computed from it, here and in the plans
-        behind: it is not to be found again, and who has begun with it begins anew. Those who ended meanwhile too have
-        left blocks behind."""
+        """A row was not computed, and so nothing that rests on it is right, in this plan and in those behind it: such
+        blocks are not to be found again, and who has begun with them begins anew. Sequences that have ended meanwhile
+        are followed too, because they left blocks behind."""
         doubtful = dict.fromkeys([plan.row_sequence[row], *failed])
         wrong: set[int] = set()
         for made in (plan, *self._state.in_flight):
