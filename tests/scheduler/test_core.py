@@ -3,6 +3,7 @@
 from support.arithmetic_decoder import Drive, capacity, generate, sequence
 
 from services.scheduler.core.plan import StepOutput
+from services.scheduler.core.policy import by_priority
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Error, MediaSpan
 
@@ -297,3 +298,20 @@ def test_sealed_blocks_are_full_committed_and_findable() -> None:
     assert fresh.in_flight[0].rows[0].start == 8
     fresh.finish()
     assert fresh.outputs["again"] == drive.outputs["r"]
+
+
+def test_who_waits_for_slots_does_not_keep_out_who_holds_them() -> None:
+    """Preempted choices keep their slots, and a request of higher priority wants all that there are."""
+    limits = capacity(num_blocks=10, max_slots=4)
+    drive = Drive(Scheduler(limits, policy=by_priority))
+    prompt = [1, 2, 3]
+    three = [sequence("three", prompt, 14, priority=1, choice=c) for c in range(3)]
+    drive.scheduler.add(*three)
+    while not drive.scheduler.preemptions:
+        drive.step()
+    four = [sequence("four", prompt, 2, 1, choice=c) for c in range(4)]
+    drive.scheduler.add(*four)
+    drive.finish()
+    assert drive.scheduler.num_sequences == 0
+    assert drive.outputs_of["three", 2] == generate(prompt, 14, 2)
+    assert drive.outputs_of["four", 3] == generate(prompt, 2, 3)

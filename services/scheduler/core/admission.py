@@ -19,10 +19,15 @@ class Admission:
     def add(self, plan: StepPlan, budget: int) -> bool:
         """Lets sequences in and gives each its first row. Returns whether somebody was kept out for want of blocks."""
         state = self._state
-        admitted, crowded = 0, False
+        admitted, crowded, held_up = 0, False, False
         for sequence in list(state.waiting):
-            if budget <= 0 or not state.has_slots(sequence):
+            if budget <= 0:
                 break
+            # From the first that lacks slots on only those come in who hold theirs: it may be these that it waits for.
+            fits = state.has_slots(sequence)
+            held_up = held_up or not fits
+            if held_up and not (fits and state.holds_slots(sequence)):
+                continue
             if sequence.in_flight:
                 continue  # preempted with a token under way: its id is part of what must be computed again
             cached = self._find_cached(sequence)

@@ -77,12 +77,16 @@ class State:
 
     def has_slots(self, sequence: Sequence) -> bool:
         """Whether a sequence and what will be forked from it have slots, or can have them."""
-        if sequence.slot >= 0:
-            return True
         if sequence.beams is not None:
-            held = len(sequence.beams.spare_slots)
-            return held > 0 or len(self.free_slots) >= sequence.beams.num_beams
+            enough = len(self.free_slots) >= sequence.beams.num_beams
+            return enough or self.holds_slots(sequence)
         return len(self.free_slots) >= len(self._without_slot(sequence))
+
+    def holds_slots(self, sequence: Sequence) -> bool:
+        """Whether it or what will be forked from it has some since an earlier start."""
+        if sequence.beams is not None:
+            return sequence.slot >= 0 or bool(sequence.beams.spare_slots)
+        return any(s.slot >= 0 for s in (sequence, *sequence.forks))
 
     def take_slots(self, sequence: Sequence) -> None:
         """Gives them out; a beam search gets all that it will ever need."""
