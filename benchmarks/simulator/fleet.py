@@ -4,11 +4,13 @@ Shards meet only at the ends of windows: there each says how much room it has, a
 dealt by that, as if each took it from the queue. Within a window every event happens at its exact time.
 """
 
+import gc
 import multiprocessing
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from benchmarks.simulator.shard import Shard, ShardOptions, ShardOutcome
 from benchmarks.simulator.trace import Arrival
@@ -16,11 +18,19 @@ from benchmarks.simulator.trace import Arrival
 WINDOW_S = 0.1
 
 
+class State(NamedTuple):
+    """Of a shard at the end of a window."""
+
+    room: int
+    live: int
+    is_idle: bool
+
+
 class Worker(Protocol):
     """A shard, here or in a process of its own."""
 
     def start(self, arrivals: list[Arrival], begin: float, until: float) -> None: ...
-    def wait(self) -> tuple[int, int]: ...
+    def wait(self) -> "State": ...
     def finish(self) -> ShardOutcome: ...
 
 
@@ -31,24 +41,50 @@ def simulate(trace: Iterable[Arrival], options: ShardOptions, processes: int) ->
         for n in range(processes)
     ]
     workers: list[Worker] = [_Local(shares[0])] if processes == 1 else [*map(_Remote, shares)]
+    source = _Source(trace)
     queue: deque[Arrival] = deque()
-    source = iter(trace)
-    ahead = next(source, None)
     rooms = [16 * share.decoders for share in shares]
     live, begin = 0, 0.0
-    while ahead is not None or queue or live:
+    while source.has_more or queue or live:
         until = begin + WINDOW_S
-        while ahead is not None and ahead.at <= until:
-            queue.append(ahead)
-            ahead = next(source, None)
+        queue += source.take(until)
         dealt = _deal(queue, rooms)
         for worker, arrivals in zip(workers, dealt, strict=True):
             worker.start(arrivals, begin, until)
+        source.prepare(until + WINDOW_S)
         states = [worker.wait() for worker in workers]
-        rooms = [room for room, _ in states]
-        live = sum(count for _, count in states)
+        rooms = [state.room for state in states]
+        live = sum(state.live for state in states)
         begin = until
+        if all(state.is_idle for state in states) and not (source.has_more or any(dealt)):
+            break  # whoever is still live is stuck: the outcome says so
     return [worker.finish() for worker in workers]
+
+
+class _Source:
+    """A trace, read while the shards are at work."""
+
+    def __init__(self, trace: Iterable[Arrival]) -> None:
+        self._trace = iter(trace)
+        self._ahead: deque[Arrival] = deque()
+        self._last = next(self._trace, None)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether anything is left of it."""
+        return bool(self._ahead) or self._last is not None
+
+    def prepare(self, until: float) -> None:
+        """Reads what arrives until then."""
+        while self._last is not None and self._last.at <= until:
+            self._ahead.append(self._last)
+            self._last = next(self._trace, None)
+
+    def take(self, until: float) -> deque[Arrival]:
+        """What arrives until then and was not taken before. Times never go back from call to call."""
+        self.prepare(until)
+        taken, self._ahead = self._ahead, deque()
+        return taken
 
 
 def _deal(queue: deque[Arrival], rooms: list[int]) -> list[list[Arrival]]:
@@ -69,10 +105,11 @@ class _Local:
         self._shard = Shard(options)
 
     def start(self, arrivals: list[Arrival], begin: float, until: float) -> None:
-        self._shard.run(arrivals, begin, until)
+        with _no_collection():
+            self._shard.run(arrivals, begin, until)
 
-    def wait(self) -> tuple[int, int]:
-        return self._shard.room, self._shard.num_live
+    def wait(self) -> State:
+        return _state(self._shard)
 
     def finish(self) -> ShardOutcome:
         return self._shard.finish()
@@ -89,9 +126,9 @@ class _Remote:
     def start(self, arrivals: list[Arrival], begin: float, until: float) -> None:
         self._pipe.send((arrivals, begin, until))
 
-    def wait(self) -> tuple[int, int]:
-        room, live = self._pipe.recv()
-        return room, live
+    def wait(self) -> State:
+        state: State = self._pipe.recv()
+        return state
 
     def finish(self) -> ShardOutcome:
         self._pipe.send(None)
@@ -101,11 +138,28 @@ class _Remote:
 
 
 def _serve(pipe: Connection, options: ShardOptions) -> None:
-    shard = Shard(options)
-    while (window := pipe.recv()) is not None:
-        shard.run(*window)
-        pipe.send((shard.room, shard.num_live))
-    pipe.send(shard.finish())
+    with _no_collection():
+        shard = Shard(options)
+        while (window := pipe.recv()) is not None:
+            shard.run(*window)
+            pipe.send(_state(shard))
+        pipe.send(shard.finish())
+
+
+def _state(shard: Shard) -> State:
+    return State(shard.room, shard.num_live, shard.is_idle)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing in a shard is cyclic, and there are millions of objects to look through."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _with_decoders(options: ShardOptions, count: int) -> ShardOptions:

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from services.scheduler.core.beam_search import BeamSearch
 
+# How many blocks a sequence fills before they are named: nobody is likely to ask for an answer that is being written,
+# and when it has been written all of them are named.
+_BLOCKS_PER_LOOK = 4
+
 
 class SequenceStatus(Enum):
     """Where a sequence is."""
@@ -162,7 +166,7 @@ class Sequence:
     @property
     def is_certainly_last(self) -> bool:
         """The token in flight is the last that it may have: planning on would only be thrown away."""
-        return self.num_tokens >= self.length_limit
+        return self.num_tokens >= self.prompt_len + self.max_tokens
 
     def fork(self, choice: int) -> "Sequence":
         """A sequence that has got exactly as far, without blocks or a slot."""
@@ -199,10 +203,11 @@ class Sequence:
         return None
 
     def set_watch(self, block_size: int) -> None:
-        """Puts `watch_from` at the next commit that fills a block or may end it; at once where text is searched."""
+        """Puts `watch_from` at the next commit that fills blocks or may end it; at once where text is searched."""
         if self.stop_search is not None:
             self.watch_from = 0
             return
+        several = _BLOCKS_PER_LOOK * block_size
         # A block is full of computed tokens one commit after its last token.
-        border = (len(self.tokens) - 1) // block_size * block_size + block_size + 1
+        border = (len(self.tokens) - 1) // several * several + several + 1
         self.watch_from = min(border, self.length_limit)
