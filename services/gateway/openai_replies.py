@@ -17,7 +17,9 @@ from services.gateway.openai_usage import stop_reason, usage_object
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
-HEARTBEAT = b": ping\n\n"
+# A comment without an empty line behind it: that would end an event, and clients that remember the
+# last id (the `openai` library) would take it for one without data.
+HEARTBEAT = b": ping\n"
 DONE = b"data: [DONE]\n\n"
 
 _REASONS = {
