@@ -121,5 +121,7 @@ def _part(part: ContentPart) -> dict[str, Any]:
             return {"type": "text", "text": part.text}
         case None:
             return {}
-        case name:
+        case "image" | "image_url" as name:
             return {"type": "image_url", "image_url": getattr(part, name)}
+        case name:
+            return {"type": "video_url", "video_url": getattr(part, name)}

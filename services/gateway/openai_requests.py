@@ -10,18 +10,26 @@ from typing import Any
 
 from services.gateway.fields import Fields
 from services.gateway.logprob_fields import read_logprobs
-from services.gateway.media import read_image_bytes, read_image_url
+from services.gateway.media import (
+    read_image_bytes,
+    read_image_url,
+    read_video_bytes,
+    read_video_frames,
+    read_video_url,
+)
 from services.gateway.model import ServedModel
 from services.gateway.request import ValidRequest
 from services.gateway.sampling import read_sampling, scores_prompt_only
 from shared.errors import InvalidRequest
 from shared.token_log import encode_tokens
+from tessera.gateway.v1.chat_pb2 import VideoFrames
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
     Media,
     Message,
     Part,
     PrepareRequest,
+    Video,
 )
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 
@@ -30,6 +38,7 @@ _TEMPLATE_TOKENS = 64
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _DETAILS = ("", "auto", "low", "high")
 _LONGEST_USER = 512
+_LONGEST_FRAME_S = 3600.0
 _LAST_PRIORITY = 1000
 
 # Each with the values that mean "off": they are what many clients send anyway.
@@ -194,8 +203,12 @@ def _part(fields: Fields) -> Part:
             return Part(text=fields.string("text"))
         case "image_url":
             return Part(image=_image(fields))
+        case "video_url":
+            return Part(video=_video(fields))
         case other:
-            raise fields.wrong("type", f"must be text or image_url, not {str(other)[:32]!r}")
+            raise fields.wrong(
+                "type", f"must be text, image_url or video_url, not {str(other)[:32]!r}"
+            )
 
 
 def _image(fields: Fields) -> Media:
@@ -208,14 +221,33 @@ def _image(fields: Fields) -> Media:
 def _image_url(fields: Fields) -> str:
     if isinstance(fields.raw("image_url"), str):
         return fields.string("image_url")
-    if "image_url" not in fields:
-        raise fields.wrong("image_url", "is missing")
-    image = fields.mapping("image_url")
+    image = _object(fields, "image_url")
     if image.string("detail") not in _DETAILS:
         raise image.wrong("detail", "must be auto, low or high")
-    if "url" not in image:
-        raise image.wrong("url", "is missing")
     return image.string("url")
+
+
+def _video(fields: Fields) -> Video:
+    path, value = fields.path("video_url"), fields.raw("video_url")
+    if isinstance(value, bytes):  # from the gRPC door, as above
+        return read_video_bytes(value, path)
+    if isinstance(value, VideoFrames):
+        return read_video_frames(value.frames, path, value.seconds_per_frame)
+    if isinstance(value, str):
+        return read_video_url(fields.string("video_url"), path)
+    video = _object(fields, "video_url")
+    pace = video.number("seconds_per_frame", 0.0, 0.0, _LONGEST_FRAME_S)
+    return read_video_url(video.string("url"), path, pace)
+
+
+def _object(fields: Fields, name: str) -> Fields:
+    """A media part's own fields, of which `url` must be there."""
+    if name not in fields:
+        raise fields.wrong(name, "is missing")
+    inner = fields.mapping(name)
+    if "url" not in inner:
+        raise inner.wrong("url", "is missing")
+    return inner
 
 
 def _template_kwargs(fields: Fields) -> str:

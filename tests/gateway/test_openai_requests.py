@@ -43,6 +43,11 @@ def image(url: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [part]}]}
 
 
+def video(url: Any) -> dict[str, Any]:
+    part = {"type": "video_url", "video_url": url}
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": float("nan")}, "temperature"),
     ({"temperature": float("inf")}, "temperature"),
@@ -135,7 +140,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "messages[0].content[0].text",
     ),
     (
-        {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         "messages[0].content[0].type",
     ),
     (image(None), "messages[0].content[0].image_url"),
@@ -147,6 +152,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (image("data:image/png;base64,@@@@"), "messages[0].content[0].image_url"),
     (image("data:text/html;base64,AAAA"), "messages[0].content[0].image_url"),
     (image("https://x/" + "y" * 9000), "messages[0].content[0].image_url"),
+    (image("data:video/jpeg;base64,AAAA"), "messages[0].content[0].image_url"),
+    (video(None), "messages[0].content[0].video_url"),
+    (video({}), "messages[0].content[0].video_url.url"),
+    (video("file:///etc/passwd"), "messages[0].content[0].video_url"),
+    (video("data:video/jpeg,AAAA"), "messages[0].content[0].video_url"),
+    (video("data:video/jpeg;base64,AAAA,,AAAA"), "messages[0].content[0].video_url"),
+    (video("data:video/mp4;base64,@@@@"), "messages[0].content[0].video_url"),
+    (video("data:text/html;base64,AAAA"), "messages[0].content[0].video_url"),
+    (
+        video({"url": "https://x/a.mp4", "seconds_per_frame": 1}),
+        "messages[0].content[0].video_url",
+    ),
+    (
+        video({"url": "data:video/jpeg;base64,AAAA", "seconds_per_frame": -1}),
+        "messages[0].content[0].video_url.seconds_per_frame",
+    ),
 ]
 
 UNSUPPORTED: list[dict[str, Any]] = [
