@@ -116,10 +116,32 @@ def conversation_bound(conversation: Conversation, model: ServedModel) -> int:
     return bound
 
 
-def read_completion(content: Mapping[str, Any], model: ServedModel) -> ValidRequest:
-    """POST /v1/completions."""
+def read_completions(content: Mapping[str, Any], model: ServedModel) -> list[ValidRequest]:
+    """POST /v1/completions: a request for each prompt."""
+    prompts = content.get("prompt")
+    if not isinstance(prompts, list) or not prompts or not isinstance(prompts[0], (str, list)):
+        return [read_completion(content, model)]
+    if len(prompts) > model.max_prompts:
+        raise Fields(content).wrong(
+            "prompt",
+            f"must not hold more than {model.max_prompts} prompts, not {len(prompts)}: send several"
+            " requests",
+        )
+    if len(prompts) == 1:
+        return [read_completion({**content, "prompt": prompts[0]}, model)]
+    names = [f"prompt[{index}]" for index in range(len(prompts))]
+    return [
+        read_completion({**content, name: prompt}, model, name)
+        for name, prompt in zip(names, prompts, strict=True)
+    ]
+
+
+def read_completion(
+    content: Mapping[str, Any], model: ServedModel, name: str = "prompt"
+) -> ValidRequest:
+    """One prompt, in the field called `name`."""
     fields = Fields(content)
-    prepare, bound, text = _prompt(fields, model)
+    prepare, bound, text = _prompt(fields, name, model)
     echo = fields.boolean("echo", False)
     return _request(
         fields,
@@ -260,25 +282,22 @@ def _template_kwargs(fields: Fields) -> str:
         raise fields.wrong("chat_template_kwargs", f"cannot be passed on: {error}") from None
 
 
-def _prompt(fields: Fields, model: ServedModel) -> tuple[PrepareRequest, int, Callable[[], str]]:
+def _prompt(
+    fields: Fields, name: str, model: ServedModel
+) -> tuple[PrepareRequest, int, Callable[[], str]]:
     """What to prepare, an upper bound of its tokens, and how to get its text."""
-    prompt = fields.raw("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        text = Fields({"prompt": prompt}).string("prompt")
+    if isinstance(fields.raw(name), str):
+        text = fields.string(name)
         return (
             PrepareRequest(text=text),
             len(text.encode()) + _TEMPLATE_TOKENS,
             lambda: text,
         )
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
-        ids = Fields({"prompt": prompt}).integers("prompt", 0, model.vocab_size - 1)
-        return (
-            PrepareRequest(token_ids=encode_tokens(ids)),
-            len(ids),
-            lambda: model.table.text(ids, skip_special_tokens=False),
-        )
-    if isinstance(prompt, list) and len(prompt) > 1:
-        raise fields.wrong("prompt", "must be one prompt; send several as several requests")
-    raise fields.wrong("prompt", "must be a string, or a list of token ids")
+    if not isinstance(fields.raw(name), list) or not fields.raw(name):
+        raise fields.wrong(name, "must be a string, or a list of token ids")
+    ids = fields.integers(name, 0, model.vocab_size - 1)
+    return (
+        PrepareRequest(token_ids=encode_tokens(ids)),
+        len(ids),
+        lambda: model.table.text(ids, skip_special_tokens=False),
+    )

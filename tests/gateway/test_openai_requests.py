@@ -10,7 +10,12 @@ from google.protobuf.json_format import MessageToDict
 from support.tokenizers import byte_level_tokenizer
 
 from services.gateway.model import ServedModel
-from services.gateway.openai_requests import parse_body, read_chat, read_completion
+from services.gateway.openai_requests import (
+    parse_body,
+    read_chat,
+    read_completion,
+    read_completions,
+)
 from services.gateway.request import make_spec
 from shared.errors import InvalidRequest, NotFound
 from shared.text import TokenBytes
@@ -373,26 +378,43 @@ def test_base64_with_line_breaks_or_escapes_is_read() -> None:
         assert request.prepare.conversation.messages[0].content[0].image.data == PIXEL
 
 
+def test_videos_are_frames_or_files() -> None:
+    encoded = base64.b64encode(PIXEL).decode()
+    frames = f"data:video/jpeg;base64,{encoded},{encoded},{encoded}"
+    expected = [
+        (video(frames), (3, 0.0, b"", "")),
+        (video({"url": frames, "seconds_per_frame": 0.25}), (3, 0.25, b"", "")),
+        (video(f"data:video/mp4;base64,{encoded}"), (0, 0.0, PIXEL, "")),
+        (video({"url": f"data:image/gif;base64,{encoded}"}), (0, 0.0, PIXEL, "")),
+        (video("https://x/a.mp4"), (0, 0.0, b"", "https://x/a.mp4")),
+    ]
+    for body, (count, pace, data, url) in expected:
+        found = read_chat(chat(**body), model()).prepare.conversation.messages[0].content[0].video
+        assert [frame.data for frame in found.frames] == [PIXEL] * count
+        assert (found.seconds_per_frame, found.file.data, found.file.url) == (pace, data, url)
+        assert found.field == "messages[0].content[0].video_url"
+
+
 @pytest.mark.parametrize("prompt", ["hi", ["hi"]])
 def test_completions_take_one_text(prompt: Any) -> None:
-    request = read_completion({"prompt": prompt, "echo": True}, model())
+    (request,) = read_completions({"prompt": prompt, "echo": True}, model())
     assert request.prepare.text == "hi"
     assert request.reply.prompt_text == "hi"
 
 
 @pytest.mark.parametrize("prompt", [[3, 4], [[3, 4]]])
 def test_completions_take_token_ids(prompt: Any) -> None:
-    request = read_completion({"prompt": prompt, "echo": True}, model())
+    (request,) = read_completions({"prompt": prompt, "echo": True}, model())
     assert decode_tokens(request.prepare.token_ids) == [3, 4]
     assert request.reply.prompt_text == "xx"
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, [], ["a", "b"], [[1], [2]], [480], [-1], [1.5], {}, [""] * 2]
+    "prompt", [None, [], [[]], ["a", 3], ["a", {}], [[1], [480]], [480], [-1], [1.5], {}]
 )
 def test_other_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_completion({"prompt": prompt}, model())
+        read_completions({"prompt": prompt}, model())
     assert caught.value.metadata["field"].startswith("prompt")
 
 
