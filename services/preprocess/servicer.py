@@ -85,6 +85,11 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 f"{media[0].field}: {self._model_name} takes no images",
                 field=media[0].field,
             )
+        if media and request.keep_last_tokens:
+            field = "truncate_prompt_tokens"
+            raise InvalidRequest(
+                "BAD_TRUNCATION", f"{field} cannot be combined with media", field=field
+            )
         if len(media) > self._max_images:
             field = media[self._max_images].field
             raise InvalidRequest(

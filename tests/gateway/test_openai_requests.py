@@ -76,7 +76,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 513}, "max_tokens"),
     ({"max_completion_tokens": 10**30}, "max_completion_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-    ({"seed": -1}, "seed"),
+    ({"seed": -(1 << 63) - 1}, "seed"),
     ({"seed": 1 << 64}, "seed"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a"] * 17}, "stop"),
@@ -118,6 +118,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [""]}, "bad_words"),
     ({"bad_words": ["x", "   "]}, "bad_words[1]"),
     ({"bad_words": ["x"] * 257}, "bad_words"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 5, **image(DATA_URL)}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 5, **video("https://x/a")}, "truncate_prompt_tokens"),
     ({"priority": 1001}, "priority"),
     ({"priority": "high"}, "priority"),
     ({"stream": "yes"}, "stream"),
@@ -209,6 +214,36 @@ def test_what_is_not_offered_is_refused_by_name(change: Mapping[str, Any]) -> No
         read_chat(chat(**change), model())
     assert caught.value.reason == "UNSUPPORTED_PARAMETER"
     assert caught.value.metadata["field"] == next(iter(change))
+
+
+def test_a_refused_tool_says_what_to_leave_out() -> None:
+    for change in ({"tools": [{}]}, {"tool_choice": "required"}, {"functions": [{}]}):
+        message = f"tool calling is not supported yet: leave `{next(iter(change))}` out"
+        with pytest.raises(InvalidRequest, match=message):
+            read_chat(chat(**change), model())
+
+
+def test_every_seed_of_64_bits_is_taken() -> None:
+    seeds = [0, 7, -2, -7, -(1 << 63), (1 << 63) - 1, (1 << 64) - 1]
+    taken = [read_chat(chat(seed=seed), model()).sampling.seed for seed in seeds]
+    assert taken == [seed % (1 << 64) for seed in seeds]
+    drawn = {read_chat(chat(seed=-1), model()).sampling.seed for _ in range(3)}
+    assert len(drawn) == 3  # as in vLLM: none given
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [({}, 0), ({"truncate_prompt_tokens": 9}, 9), ({"truncate_prompt_tokens": -1}, 511)],
+)
+def test_how_much_of_a_prompt_is_kept(change: dict[str, Any], kept: int) -> None:
+    long = "word " * 999
+    request = read_completion({"prompt": long, **change}, model())
+    assert request.prepare.keep_last_tokens == kept
+    assert request.prompt_bound == (kept or len(long) + 64)
+    body = chat(max_tokens=100, **change)
+    assert read_chat(body, model()).prepare.keep_last_tokens == (412 if kept == 511 else kept)
+    with pytest.raises(InvalidRequest, match="cannot be combined with echo"):
+        read_completion({"prompt": [3], "truncate_prompt_tokens": 9, "echo": True}, model())
 
 
 @pytest.mark.parametrize("change", HARMLESS, ids=str)
