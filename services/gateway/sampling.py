@@ -39,6 +39,7 @@ def read_sampling(fields: Fields, model: ServedModel, logprobs: Logprobs) -> Sam
         use_beam_search=candidates.beams,
         length_penalty=candidates.length_penalty,
         early_stopping=candidates.early_stopping,
+        early_stopping_never=candidates.exhaustive,
         logprobs=logprobs.output,
         prompt_logprobs=logprobs.prompt,
         logit_bias=_logit_bias(fields, last_id),

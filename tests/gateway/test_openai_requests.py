@@ -98,9 +98,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
     ({"use_beam_search": True, "top_k": 5}, "top_k"),
     ({"use_beam_search": True, "bad_words": ["x"]}, "bad_words"),
-    ({"use_beam_search": True, "stop": "x"}, "stop"),
+    ({"use_beam_search": True, "stop": "x", "min_tokens": 2}, "min_tokens"),
     ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
-    ({"use_beam_search": True, "early_stopping": "never"}, "early_stopping"),
+    ({"use_beam_search": True, "early_stopping": "late"}, "early_stopping"),
+    ({"early_stopping": "never"}, "early_stopping"),
     ({"length_penalty": 0.5}, "length_penalty"),
     ({"early_stopping": True}, "early_stopping"),
     ({"logprobs": 5}, "logprobs"),
@@ -314,6 +315,10 @@ def test_beams_take_no_defaults_that_they_cannot_keep() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (0, 0, 1)
     assert (sampling.n, sampling.best_of, sampling.length_penalty) == (2, 2, 0)
     assert sampling.use_beam_search and sampling.early_stopping
+    assert not sampling.early_stopping_never
+    sampling = read_chat(chat(**{**body, "early_stopping": "never", "stop": "x"}), served).sampling
+    assert sampling.early_stopping_never and not sampling.early_stopping
+    assert list(sampling.stop) == ["x"]
 
 
 def test_bad_words_are_spelled_as_the_model_would() -> None:
