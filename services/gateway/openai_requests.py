@@ -16,7 +16,7 @@ from services.gateway.request import ValidRequest
 from services.gateway.sampling import read_sampling, scores_prompt_only
 from services.gateway.unsupported import NO_TOOLS, refuse_unsupported
 from shared.errors import InvalidRequest
-from shared.token_log import encode_tokens
+from shared.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
     Message,
@@ -144,14 +144,18 @@ def _request(
     logprobs = read_logprobs(fields, reply, model.max_logprobs)
     sampling = read_sampling(fields, model, logprobs)
     prepare.max_prompt_tokens = model.max_model_len - 1
-    prepare.keep_last_tokens = read_truncation(fields, model, prepare, sampling.max_tokens)
+    keep = read_truncation(fields, model, prepare, sampling.max_tokens)
+    if keep and prepare.token_ids:  # nothing has to be tokenized for it
+        prepare.token_ids = prepare.token_ids[-stride(None) * keep :]
+    else:
+        prepare.keep_last_tokens = keep
     return ValidRequest(
         prepare=prepare,
         sampling=sampling,
         reply=reply,
         stream=stream,
         user=fields.string("user", longest=_LONGEST_USER),
-        prompt_bound=min(bound, prepare.keep_last_tokens or bound),
+        prompt_bound=min(bound, keep or bound),
         priority=fields.integer("priority", -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
     )
 

@@ -243,6 +243,9 @@ def test_how_much_of_a_prompt_is_kept(change: dict[str, Any], kept: int) -> None
     assert request.prompt_bound == (kept or len(long) + 64)
     body = chat(max_tokens=100, **change)
     assert read_chat(body, model()).prepare.keep_last_tokens == (412 if kept == 511 else kept)
+    ids = read_completion({"prompt": list(range(30)), **change}, model()).prepare
+    assert decode_tokens(ids.token_ids) == list(range(30))[-kept:]
+    assert not ids.keep_last_tokens
     with pytest.raises(InvalidRequest, match="cannot be combined with echo"):
         read_completion({"prompt": [3], "truncate_prompt_tokens": 9, "echo": True}, model())
 
