@@ -76,6 +76,21 @@ def test_choices_are_those_of_their_seed(client: OpenAI) -> None:
     assert ids(greedy)[0] == ids(greedy)[1]
 
 
+def test_several_prompts_are_answered_as_each_alone(client: OpenAI) -> None:
+    prompts = [PROMPT, PROMPT[:7], PROMPT[3:]]
+    options: Any = {"model": "tiny", "max_tokens": 8, "n": 2, "temperature": 1.0, "seed": -7}
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    together = client.completions.create(prompt=prompts, extra_body=extra, **options)
+    alone = [
+        client.completions.create(prompt=prompt, extra_body=extra, **options) for prompt in prompts
+    ]
+    assert ids(together) == [tokens for answer in alone for tokens in ids(answer)]
+    cut = {**extra, "truncate_prompt_tokens": 7}
+    longer = client.completions.create(prompt=[PROMPT, PROMPT[:7]], extra_body=cut, **options)
+    assert longer.usage is not None and longer.usage.prompt_tokens == 2 * 7
+    assert ids(longer)[2:] == ids(alone[1])
+
+
 def test_streamed_choices_are_the_same(client: OpenAI) -> None:
     whole = complete(client, n=3, temperature=1.0, seed=8, logprobs=2)
     stream = client.completions.create(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from support.checkpoints import make_checkpoint
 from support.pictures import animation, png
 from support.preprocess_room import Room, RoomMaker, file_of, ids_of, picture, text, turn
 
+from services.preprocess.film import open_film
+from services.preprocess.image_limits import ImageLimits
 from services.preprocess.processor_config import read_sampling
 from services.preprocess.sampling import Sampling
 from shared.artifacts import ArtifactReader
@@ -153,7 +156,13 @@ async def test_a_video_that_no_prompt_has_room_for_is_refused_early(
             await ask(room, film(animation([png(n, (200, 160)) for n in range(8)], 500)))
 
 
-def _mp4(count: int, rate: int) -> bytes:
+# Of a track's header, in 16.16 and 2.30: where x and y go.
+_AS_IT_IS = (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+_A_QUARTER = (0, 1 << 16, 0, -1 << 16, 0, 0, 64 << 16, 0, 1 << 30)
+
+
+def _mp4(count: int, rate: int, split: bool = False) -> bytes:
+    """Frames of growing brightness; with `split`, white on the left and black on the right."""
     av = pytest.importorskip("av")
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
@@ -161,6 +170,8 @@ def _mp4(count: int, rate: int) -> bytes:
         stream.width, stream.height, stream.pix_fmt = 80, 64, "yuv420p"
         for number in range(count):
             shade = np.full((64, 80, 3), 20 * number, np.uint8)
+            if split:
+                shade[:, :40], shade[:, 40:] = 255, 0
             container.mux(stream.encode(av.VideoFrame.from_ndarray(shade, "rgb24")))
         container.mux(stream.encode())
     return file.getvalue()
@@ -184,6 +195,19 @@ async def test_mp4_where_pyav_is_installed(folder: Path, make_room: RoomMaker) -
         with pytest.raises(InvalidRequest) as caught:
             await ask(room, film(playlist))
         assert caught.value.reason == "VIDEO_FORMAT"
+
+
+def test_frames_of_a_phone_held_upright_are_turned() -> None:
+    pytest.importorskip("av")
+    data = _mp4(2, 4, split=True)
+    still, turned = (struct.pack(">9i", *m) for m in (_AS_IT_IS, _A_QUARTER))
+    place = data.index(still, data.index(b"tkhd"))
+    data = data[:place] + turned + data[place + len(still) :]
+    film = open_film(data, Sampling(), ImageLimits(max_pixels=10**6))
+    for frame in film.frames:
+        assert frame.size == (64, 80)
+        shades = np.asarray(frame).mean((1, 2))
+        assert shades[:30].min() > 200 and shades[50:].max() < 50  # what was left is above
 
 
 async def test_mp4_without_pyav_says_what_to_send(
