@@ -1,9 +1,23 @@
-"""Ending background tasks."""
+"""Several tasks at once, and ending background tasks."""
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 _AGAIN_S = 0.2
+
+_T = TypeVar("_T")
+
+
+async def together(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Results in order; when one fails the others are stopped and its error is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def end(*tasks: "asyncio.Task[Any] | None") -> None:

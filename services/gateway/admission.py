@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.preprocess_pool import PreprocessPool
 from services.gateway.request import ValidRequest, make_spec
-from shared.errors import Overloaded, ServingError, Unavailable
+from shared import tasks
+from shared.errors import InvalidRequest, Overloaded, ServingError, Unavailable
 from shared.queue import Queue
 from shared.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
@@ -93,6 +94,36 @@ class Admission:
             self._metrics.rejected(error.reason)
             raise
 
+    async def accept_all(
+        self, requests: Sequence[ValidRequest], callers: Sequence[Caller]
+    ) -> list[Answer]:
+        """Brings the prompts of one client's request into the queue, each under a name of its own, or
+        none of them. Every answer must be closed.
+
+        Raises what `accept` raises, with the prompt's number where it is about a prompt.
+        """
+        tenant = tenant_of(callers[0], requests[0].user)
+        answers: list[Answer] = []
+        try:
+            for request, caller in zip(requests, callers, strict=True):
+                await self._enter(request, caller.request_id, tenant)
+            # Nothing can be refused any more once all are specified.
+            specs = await tasks.together(
+                self._specify_one_of(index, request, caller, tenant)
+                for index, (request, caller) in enumerate(zip(requests, callers, strict=True))
+            )
+            for spec, request, caller in zip(specs, requests, callers, strict=True):
+                answers.append(await self._admit(spec, caller, request.priority))
+        except BaseException as error:
+            for answer in answers:
+                answer.close()
+            for caller in callers[len(answers) :]:
+                self._take_back(caller.request_id, tenant)
+            if isinstance(error, ServingError):
+                self._metrics.rejected(error.reason)
+            raise
+        return answers
+
     async def settled(self) -> None:
         """Waits until every cancellation on its way has arrived."""
         if self._cancels:
@@ -118,21 +149,34 @@ class Admission:
 
     async def _bring_in(self, request: ValidRequest, caller: Caller, tenant: str) -> Answer:
         try:
-            request.prepare.request_id = caller.request_id
-            prepared = await self._prepare(request)
-            spec = make_spec(
-                request,
-                prepared,
-                self._model,
-                request_id=caller.request_id,
-                tenant=tenant,
-                created_unix_s=int(time.time()),
-                traceparent=caller.traceparent,
-            )
+            spec = await self._specify(request, caller, tenant)
             return await self._admit(spec, caller, request.priority)
         except BaseException:
             self._take_back(caller.request_id, tenant)
             raise
+
+    async def _specify(self, request: ValidRequest, caller: Caller, tenant: str) -> RequestSpec:
+        request.prepare.request_id = caller.request_id
+        prepared = await self._prepare(request)
+        return make_spec(
+            request,
+            prepared,
+            self._model,
+            request_id=caller.request_id,
+            tenant=tenant,
+            created_unix_s=int(time.time()),
+            traceparent=caller.traceparent,
+        )
+
+    async def _specify_one_of(
+        self, index: int, request: ValidRequest, caller: Caller, tenant: str
+    ) -> RequestSpec:
+        try:
+            return await self._specify(request, caller, tenant)
+        except InvalidRequest as error:
+            named = {**error.metadata, "field": f"prompt[{index}]"}
+            message = f"prompt[{index}]: {error.message.removeprefix('prompt: ')}"
+            raise InvalidRequest(error.reason, message, **named) from error
 
     async def _prepare(self, request: ValidRequest) -> PrepareResponse:
         if request.prepare.WhichOneof("input") == "token_ids":

@@ -14,7 +14,6 @@ _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "stop": ([],),
     "logit_bias": ({},),
     "allowed_token_ids": (),
     "bad_words": ([],),
@@ -31,6 +30,7 @@ class Candidates:
     beams: bool
     length_penalty: float
     early_stopping: bool
+    exhaustive: bool = False  # early_stopping "never"
 
 
 def read_candidates(fields: Fields, most: int) -> Candidates:
@@ -52,13 +52,21 @@ def read_candidates(fields: Fields, most: int) -> Candidates:
         _check_beams(fields)
     else:
         _check_no_beams(fields)
+    never = fields.raw("early_stopping") == "never"
     return Candidates(
         n,
         best_of,
         beams,
         fields.number("length_penalty", 1.0, -10, 10),
-        fields.boolean("early_stopping", False),
+        False if never else _early(fields),
+        never,
     )
+
+
+def _early(fields: Fields) -> bool:
+    if isinstance(fields.raw("early_stopping"), str):
+        raise fields.wrong("early_stopping", 'must be true, false or "never"')
+    return fields.boolean("early_stopping", False)
 
 
 def _check_beams(fields: Fields) -> None:
@@ -69,6 +77,11 @@ def _check_beams(fields: Fields) -> None:
                 "cannot be combined with use_beam_search, which ranks by the model's own "
                 "probabilities: leave it out",
             )
+
+    if fields.raw("stop") and fields.raw("min_tokens"):
+        raise fields.wrong(
+            "min_tokens", "cannot be combined with stop in a beam search: leave one of them out"
+        )
 
 
 def _check_no_beams(fields: Fields) -> None:

@@ -77,6 +77,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             settings.max_model_len,
             max_choices=settings.max_choices,
             max_logprobs=settings.max_logprobs,
+            max_prompts=settings.max_prompts,
         )
         redis = connect(settings.redis_url)
         stack.push_async_callback(redis.aclose)

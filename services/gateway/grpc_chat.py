@@ -104,7 +104,9 @@ def _fields(model: str, options: GenerationOptions) -> dict[str, Any]:
     """What is set, under the names of the REST door."""
     content: dict[str, Any] = {"model": model} if model else {}
     for field, value in options.ListFields():
-        if field.name == "logit_bias":
+        if field.name == "early_stopping_never":  # one field there
+            content["early_stopping"] = "never"
+        elif field.name == "logit_bias":
             content[field.name] = {str(token): bias for token, bias in value.items()}
         else:
             content[field.name] = list(value) if field.name in _REPEATED else value
@@ -121,5 +123,7 @@ def _part(part: ContentPart) -> dict[str, Any]:
             return {"type": "text", "text": part.text}
         case None:
             return {}
-        case name:
+        case "image" | "image_url" as name:
             return {"type": "image_url", "image_url": getattr(part, name)}
+        case name:
+            return {"type": "video_url", "video_url": getattr(part, name)}

@@ -11,8 +11,9 @@ from services.gateway.health import Health
 from services.gateway.http import Exchange
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
-from services.gateway.openai_requests import parse_body, read_conversation, refuse_unsupported
+from services.gateway.openai_requests import parse_body, read_conversation
 from services.gateway.preprocess_pool import PreprocessPool
+from services.gateway.unsupported import refuse_unsupported
 from shared.errors import Unavailable
 from shared.queue import Queue
 from shared.token_log import decode_tokens

@@ -30,6 +30,7 @@ class ServedModel:
     created_unix_s: int
     max_choices: int = 128
     max_logprobs: int = 20
+    max_prompts: int = 128
 
     @classmethod
     def load(
@@ -40,6 +41,7 @@ class ServedModel:
         *,
         max_choices: int = 128,
         max_logprobs: int = 20,
+        max_prompts: int = 128,
     ) -> "ServedModel":
         """Reads config, generation config and tokenizer of a checkpoint folder.
 
@@ -66,6 +68,7 @@ class ServedModel:
             created_unix_s=int(time.time()),
             max_choices=max_choices,
             max_logprobs=max_logprobs,
+            max_prompts=max_prompts,
         )
 
     def check_name(self, name: str) -> None:

@@ -7,6 +7,7 @@ can be resumed, because what follows is a pure fold over the logs.
 """
 
 import json
+from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -17,7 +18,9 @@ from services.gateway.openai_usage import stop_reason, usage_object
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
-HEARTBEAT = b": ping\n\n"
+# A comment without an empty line behind it: that would end an event, and clients that remember the
+# last id (the `openai` library) would take it for one without data.
+HEARTBEAT = b": ping\n"
 DONE = b"data: [DONE]\n\n"
 
 _REASONS = {
@@ -32,12 +35,20 @@ class EventWriter:
     constructor.
     """
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(
+        self, answer: Answer, reply_head: RequestSpec | None = None, first_index: int = 0
+    ) -> None:
+        """Of several prompts in one reply, `reply_head` is the request that the reply is called
+        after, and `first_index` what the prompt's first choice is called.
+        """
         self._answer = answer
         self._reply = reply = answer.head.reply
         self._is_chat = reply.kind == _CHAT
+        self._first_index = first_index
+        # Whose tokens `usage` adds up.
+        self.of_reply: Sequence[EventWriter] = (self,)
         self._id = f"id: {answer.head.request_id}/"
-        self._head = f"\ndata: {_envelope(answer.head, stream=True)}"
+        self._head = f"\ndata: {_envelope(reply_head or answer.head, stream=True)}"
         self._field = '"delta":{"content":' if self._is_chat else '"text":'
         self._close_text = "}" if self._is_chat else ""
         self._no_usage = ',"usage":null' if reply.include_usage else ""
@@ -46,7 +57,7 @@ class EventWriter:
         )
         self._with_ids = reply.return_token_ids
         self._begins = [
-            f'{self._head},"choices":[{{"index":{index},{self._field}'
+            f'{self._head},"choices":[{{"index":{first_index + index},{self._field}'
             for index in range(answer.head.sampling.n)
         ]
         self._counts = [0] * answer.head.sampling.n
@@ -77,7 +88,8 @@ class EventWriter:
                 inner = f',"prompt_logprobs":{_compact(scores)}'
         events = []
         for index in range(len(self._counts)):
-            choice = f'{{"index":{index},{text},"logprobs":{logprobs},"finish_reason":null{inner}}}'
+            name = self._first_index + index
+            choice = f'{{"index":{name},{text},"logprobs":{logprobs},"finish_reason":null{inner}}}'
             tail = f"{self._usage()}{ids if index == 0 else ''}}}\n\n"
             events.append(f'{self._place()}{self._head},"choices":[{choice}]{tail}')
         return "".join(events).encode()
@@ -103,15 +115,22 @@ class EventWriter:
         """The event after the last one, with empty `choices`; nothing unless it was asked for."""
         if not self._reply.include_usage:
             return b""
-        answer = self._answer
-        usage = usage_object(answer.prompt_tokens, sum(self._counts), answer.cached_tokens)
+        cached = sum(writer._answer.cached_tokens for writer in self.of_reply)
+        usage = usage_object(*self._spent(), cached)
         return f'{self._place()}{self._head},"choices":[],"usage":{_compact(usage)}}}\n\n'.encode()
+
+    def _spent(self) -> tuple[int, int]:
+        """Tokens of the reply's prompts and choices."""
+        writers = self.of_reply
+        prompt = sum(writer._answer.prompt_tokens for writer in writers)
+        return prompt, sum(sum(writer._counts) for writer in writers)
 
     def _last(self, piece: Piece, ending: Ending) -> bytes:
         text = f"{self._field}{encode_basestring(piece.text)}{self._close_text}"
         if self._is_chat and not piece.text:
             text = '"delta":{}'
-        choice = f'{self._head},"choices":[{{"index":{piece.choice},{text}{self._scores(piece)}'
+        index = self._first_index + piece.choice
+        choice = f'{self._head},"choices":[{{"index":{index},{text}{self._scores(piece)}'
         reason = f'"{_REASONS[ending.reason]}","stop_reason":'
         reason += _compact(stop_reason(ending, self._answer.eos_token_ids))
         tail = f"{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
@@ -132,14 +151,48 @@ class EventWriter:
     def _usage(self) -> str:
         if not self._reply.continuous_usage:
             return self._no_usage
-        usage = usage_object(self._answer.prompt_tokens, sum(self._counts))
+        usage = usage_object(*self._spent())
         return f',"usage":{_compact(usage)}'
+
+
+def event_writers(answers: Sequence[Answer]) -> list[EventWriter]:
+    """One for each prompt of a reply: choice j of prompt i is called i * n + j."""
+    head = answers[0].head
+    n = head.sampling.n
+    writers = [EventWriter(answer, head, n * i) for i, answer in enumerate(answers)]
+    for writer in writers:
+        writer.of_reply = writers
+    return writers
+
+
+def whole_body_of_all(answers: Sequence[Answer], pieces: Sequence[list[Piece]]) -> bytes:
+    """The body of a reply to several prompts; the ids of each prompt stand in its choices."""
+    bodies = [_body(answer, of) for answer, of in zip(answers, pieces, strict=True)]
+    content = {**bodies[0], "choices": []}
+    for body in bodies:
+        for choice in body["choices"]:
+            choice["index"] = len(content["choices"])
+            if "prompt_token_ids" in body:
+                choice["prompt_token_ids"] = body["prompt_token_ids"]
+            content["choices"].append(choice)
+    content.pop("prompt_token_ids", None)
+    usages = [body["usage"] for body in bodies]
+    content["usage"] = usage_object(
+        sum(usage["prompt_tokens"] for usage in usages),
+        sum(usage["completion_tokens"] for usage in usages),
+        sum(answer.cached_tokens for answer in answers),
+    )
+    return json.dumps(content, ensure_ascii=False).encode()
 
 
 def whole_body(answer: Answer, pieces: list[Piece]) -> bytes:
     """The body of a reply that is not streamed, of all pieces of all choices."""
+    return json.dumps(_body(answer, pieces), ensure_ascii=False).encode()
+
+
+def _body(answer: Answer, pieces: list[Piece]) -> dict[str, Any]:
     head = answer.head
-    content = json.loads(_envelope(head, stream=False) + "}")
+    content: dict[str, Any] = json.loads(_envelope(head, stream=False) + "}")
     writer, scores = _logprobs_writer(answer), prompt_logprobs(answer)
     by_choice: list[list[Piece]] = [[] for _ in range(head.sampling.n)]
     for piece in pieces:
@@ -154,7 +207,7 @@ def whole_body(answer: Answer, pieces: list[Piece]) -> bytes:
             choice["prompt_logprobs"] = scores
     if head.reply.return_token_ids:
         content["prompt_token_ids"] = answer.prompt_ids
-    return json.dumps(content, ensure_ascii=False).encode()
+    return content
 
 
 def prompt_logprobs(answer: Answer) -> list[Any] | None:

@@ -8,17 +8,17 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from services.gateway.content_parts import read_part
 from services.gateway.fields import Fields
 from services.gateway.logprob_fields import read_logprobs
-from services.gateway.media import read_image_bytes, read_image_url
 from services.gateway.model import ServedModel
 from services.gateway.request import ValidRequest
 from services.gateway.sampling import read_sampling, scores_prompt_only
+from services.gateway.unsupported import NO_TOOLS, refuse_unsupported
 from shared.errors import InvalidRequest
-from shared.token_log import encode_tokens
+from shared.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
-    Media,
     Message,
     Part,
     PrepareRequest,
@@ -28,34 +28,8 @@ from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 # Tokens that a chat template may add for each message, far on the safe side.
 _TEMPLATE_TOKENS = 64
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_DETAILS = ("", "auto", "low", "high")
 _LONGEST_USER = 512
 _LAST_PRIORITY = 1000
-
-# Each with the values that mean "off": they are what many clients send anyway.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "prompt_embeds": (),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "web_search_options": (),
-}
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -107,10 +81,32 @@ def conversation_bound(conversation: Conversation, model: ServedModel) -> int:
     return bound
 
 
-def read_completion(content: Mapping[str, Any], model: ServedModel) -> ValidRequest:
-    """POST /v1/completions."""
+def read_completions(content: Mapping[str, Any], model: ServedModel) -> list[ValidRequest]:
+    """POST /v1/completions: a request for each prompt."""
+    prompts = content.get("prompt")
+    if not isinstance(prompts, list) or not prompts or not isinstance(prompts[0], (str, list)):
+        return [read_completion(content, model)]
+    if len(prompts) > model.max_prompts:
+        raise Fields(content).wrong(
+            "prompt",
+            f"must not hold more than {model.max_prompts} prompts, not {len(prompts)}: send several"
+            " requests",
+        )
+    if len(prompts) == 1:
+        return [read_completion({**content, "prompt": prompts[0]}, model)]
+    names = [f"prompt[{index}]" for index in range(len(prompts))]
+    return [
+        read_completion({**content, name: prompt}, model, name)
+        for name, prompt in zip(names, prompts, strict=True)
+    ]
+
+
+def read_completion(
+    content: Mapping[str, Any], model: ServedModel, name: str = "prompt"
+) -> ValidRequest:
+    """One prompt, in the field called `name`."""
     fields = Fields(content)
-    prepare, bound, text = _prompt(fields, model)
+    prepare, bound, text = _prompt(fields, name, model)
     echo = fields.boolean("echo", False)
     return _request(
         fields,
@@ -146,28 +142,42 @@ def _request(
     reply.tokens_as_ids = fields.boolean("return_tokens_as_token_ids", False)
     reply.prompt_only = scores_prompt_only(fields)
     logprobs = read_logprobs(fields, reply, model.max_logprobs)
+    sampling = read_sampling(fields, model, logprobs)
     prepare.max_prompt_tokens = model.max_model_len - 1
+    keep = read_truncation(fields, model, prepare, sampling.max_tokens)
+    if keep and prepare.token_ids:  # nothing has to be tokenized for it
+        prepare.token_ids = prepare.token_ids[-stride(None) * keep :]
+    else:
+        prepare.keep_last_tokens = keep
     return ValidRequest(
         prepare=prepare,
-        sampling=read_sampling(fields, model, logprobs),
+        sampling=sampling,
         reply=reply,
         stream=stream,
         user=fields.string("user", longest=_LONGEST_USER),
-        prompt_bound=bound,
+        prompt_bound=min(bound, keep or bound),
         priority=fields.integer("priority", -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
     )
 
 
-def refuse_unsupported(fields: Fields) -> None:
-    """Raises InvalidRequest for a field that asks for something that is not offered yet."""
-    for name, off in _UNSUPPORTED.items():
-        value = fields.raw(name)
-        # `is`-like comparison of types: 1 == True, but "n": true is no number.
-        if value is None or any(type(value) is type(o) and value == o for o in off):
-            continue
-        raise fields.wrong(
-            name, "asks for something that this server does not offer", "UNSUPPORTED_PARAMETER"
-        )
+def read_truncation(
+    fields: Fields, model: ServedModel, prepare: PrepareRequest, max_tokens: int
+) -> int:
+    """How many tokens of the prompt's end are kept; 0 is all. -1 means as many as leave room for the
+    answer.
+    """
+    name = "truncate_prompt_tokens"
+    wanted = fields.integer(name, -1, model.max_model_len)
+    if wanted is None:
+        return 0
+    if wanted == 0:
+        raise fields.wrong(name, "must be -1 or at least 1")
+    if fields.raw("echo"):
+        raise fields.wrong(name, "cannot be combined with echo, which repeats the whole prompt")
+    parts = (part for message in prepare.conversation.messages for part in message.content)
+    if any(part.WhichOneof("part") != "text" for part in parts):
+        raise fields.wrong(name, "cannot be combined with media: shorten the text instead")
+    return wanted if wanted > 0 else max(1, model.max_model_len - max(1, max_tokens))
 
 
 def _message(fields: Fields) -> Message:
@@ -175,47 +185,15 @@ def _message(fields: Fields) -> Message:
     if role not in _ROLES:
         raise fields.wrong("role", f"must be one of {', '.join(_ROLES)}, not {role[:32]!r}")
     if fields.raw("tool_calls"):
-        raise fields.wrong("tool_calls", "is not offered", "UNSUPPORTED_PARAMETER")
+        raise fields.wrong("tool_calls", NO_TOOLS.format("tool_calls"), "UNSUPPORTED_PARAMETER")
     content = fields.raw("content")
     if isinstance(content, str):
         parts = [Part(text=fields.string("content"))]
     elif isinstance(content, list) and content:
-        parts = [_part(part) for part in fields.objects("content")]
+        parts = [read_part(part) for part in fields.objects("content")]
     else:
         raise fields.wrong("content", "must be a string or a list of at least one part")
     return Message(role=_ROLES[role], content=parts, name=fields.string("name", longest=256))
-
-
-def _part(fields: Fields) -> Part:
-    match fields.raw("type"):
-        case "text":
-            if "text" not in fields:
-                raise fields.wrong("text", "is missing")
-            return Part(text=fields.string("text"))
-        case "image_url":
-            return Part(image=_image(fields))
-        case other:
-            raise fields.wrong("type", f"must be text or image_url, not {str(other)[:32]!r}")
-
-
-def _image(fields: Fields) -> Media:
-    path, value = fields.path("image_url"), fields.raw("image_url")
-    if isinstance(value, bytes):  # never from JSON: the gRPC door has the file itself
-        return read_image_bytes(value, path)
-    return read_image_url(_image_url(fields), path)
-
-
-def _image_url(fields: Fields) -> str:
-    if isinstance(fields.raw("image_url"), str):
-        return fields.string("image_url")
-    if "image_url" not in fields:
-        raise fields.wrong("image_url", "is missing")
-    image = fields.mapping("image_url")
-    if image.string("detail") not in _DETAILS:
-        raise image.wrong("detail", "must be auto, low or high")
-    if "url" not in image:
-        raise image.wrong("url", "is missing")
-    return image.string("url")
 
 
 def _template_kwargs(fields: Fields) -> str:
@@ -228,25 +206,22 @@ def _template_kwargs(fields: Fields) -> str:
         raise fields.wrong("chat_template_kwargs", f"cannot be passed on: {error}") from None
 
 
-def _prompt(fields: Fields, model: ServedModel) -> tuple[PrepareRequest, int, Callable[[], str]]:
+def _prompt(
+    fields: Fields, name: str, model: ServedModel
+) -> tuple[PrepareRequest, int, Callable[[], str]]:
     """What to prepare, an upper bound of its tokens, and how to get its text."""
-    prompt = fields.raw("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        text = Fields({"prompt": prompt}).string("prompt")
+    if isinstance(fields.raw(name), str):
+        text = fields.string(name)
         return (
             PrepareRequest(text=text),
             len(text.encode()) + _TEMPLATE_TOKENS,
             lambda: text,
         )
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
-        ids = Fields({"prompt": prompt}).integers("prompt", 0, model.vocab_size - 1)
-        return (
-            PrepareRequest(token_ids=encode_tokens(ids)),
-            len(ids),
-            lambda: model.table.text(ids, skip_special_tokens=False),
-        )
-    if isinstance(prompt, list) and len(prompt) > 1:
-        raise fields.wrong("prompt", "must be one prompt; send several as several requests")
-    raise fields.wrong("prompt", "must be a string, or a list of token ids")
+    if not isinstance(fields.raw(name), list) or not fields.raw(name):
+        raise fields.wrong(name, "must be a string, or a list of token ids")
+    ids = fields.integers(name, 0, model.vocab_size - 1)
+    return (
+        PrepareRequest(token_ids=encode_tokens(ids)),
+        len(ids),
+        lambda: model.table.text(ids, skip_special_tokens=False),
+    )

@@ -25,12 +25,13 @@ def read_sampling(fields: Fields, model: ServedModel, logprobs: Logprobs) -> Sam
     """
     last_id = model.vocab_size - 1
     candidates = read_candidates(fields, model.max_choices)
-    seed = fields.integer("seed", 0, (1 << 64) - 1)
+    seed = fields.integer("seed", -(1 << 63), (1 << 64) - 1)
     max_tokens = read_max_tokens(fields, model)
     sampling = SamplingParams(
         presence_penalty=fields.number("presence_penalty", 0.0, -2, 2),
         frequency_penalty=fields.number("frequency_penalty", 0.0, -2, 2),
-        seed=secrets.randbits(64) if seed is None else seed,
+        # -1 is vLLM's way to say none; else a negative one is the unsigned number of the same 64 bits.
+        seed=secrets.randbits(64) if seed is None or seed == -1 else seed % (1 << 64),
         max_tokens=max_tokens or 0,
         min_tokens=fields.integer("min_tokens", 0, max_tokens or model.max_model_len) or 0,
         n=candidates.n,
@@ -38,6 +39,7 @@ def read_sampling(fields: Fields, model: ServedModel, logprobs: Logprobs) -> Sam
         use_beam_search=candidates.beams,
         length_penalty=candidates.length_penalty,
         early_stopping=candidates.early_stopping,
+        early_stopping_never=candidates.exhaustive,
         logprobs=logprobs.output,
         prompt_logprobs=logprobs.prompt,
         logit_bias=_logit_bias(fields, last_id),

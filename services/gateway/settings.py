@@ -33,6 +33,9 @@ class GatewaySettings(RoomSettings):
     max_choices: int = Field(
         128, ge=1, le=512, description="Most answers (n) or candidates (best_of) of one request."
     )
+    max_prompts: int = Field(
+        128, ge=1, le=1024, description="Most prompts of one request for completions."
+    )
     max_logprobs: int = Field(
         20, ge=0, le=1000, description="Most top log-probabilities for each token of one request."
     )

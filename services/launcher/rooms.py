@@ -41,6 +41,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "gpu_memory_utilization": ("decoder",),
     "api_key": ("gateway",),
     "max_choices": ("gateway",),
+    "max_prompts": ("gateway",),
     "max_logprobs": ("gateway",),
     "chat_template": ("preprocess",),
     "limit_mm_per_prompt": ("preprocess",),

@@ -36,6 +36,9 @@ class ServeSettings(Settings):
     max_choices: int | None = Field(
         None, ge=1, le=512, description="Most answers (n) or candidates (best_of) of one request."
     )
+    max_prompts: int | None = Field(
+        None, ge=1, le=1024, description="Most prompts of one request for completions."
+    )
     max_logprobs: int | None = Field(
         None, ge=0, le=1000, description="Most top log-probabilities for each token."
     )

@@ -41,7 +41,7 @@ def decode(data: bytes, limits: ImageLimits) -> PIL.Image.Image:
         ) from error
     except Exception as error:  # Pillow's decoders raise anything on damaged files
         raise UnreadableImage("IMAGE_DAMAGED", f"the image file is damaged: {error}") from error
-    return _rgb(_upright(image))
+    return rgb(_upright(image))
 
 
 def _upright(image: PIL.Image.Image) -> PIL.Image.Image:
@@ -51,7 +51,8 @@ def _upright(image: PIL.Image.Image) -> PIL.Image.Image:
         return image
 
 
-def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+def rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Eight bits of three colours, transparency over white. Raises UnreadableImage."""
     if image.mode.startswith("I"):
         image = _from_16_bits(image)
     if image.mode == "F":

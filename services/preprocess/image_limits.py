@@ -14,9 +14,11 @@ class UnreadableImage(Exception):
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What an image may be, by its header, before a pixel of it is decoded."""
+    """What an image may be, by its header, before a pixel of it is decoded; and what a video may be."""
 
     max_pixels: int
+    max_video_pixels: int = 1 << 62
+    max_rows: int = 1 << 62  # more embeddings than any prompt has room for
     min_side: int = 4
     max_aspect_ratio: float = 200.0
 
@@ -37,4 +39,22 @@ class ImageLimits:
                 "IMAGE_ASPECT_RATIO",
                 f"the image is {width}x{height}; one side may be at most"
                 f" {self.max_aspect_ratio:g} times the other",
+            )
+
+    def check_frames(self, count: int, width: int, height: int) -> None:
+        """Raises UnreadableImage when so many frames of this size are not taken."""
+        if count * width * height > self.max_video_pixels:
+            raise UnreadableImage(
+                "VIDEO_TOO_LARGE",
+                f"the video shows {count} frames of {width}x{height}, over the limit of"
+                f" {self.max_video_pixels} pixels (--max-video-pixels)",
+            )
+
+    def check_rows(self, rows: int) -> None:
+        """Raises UnreadableImage when no prompt has room for so many embeddings of a video."""
+        if rows > self.max_rows:
+            raise UnreadableImage(
+                "CONTEXT_LENGTH_EXCEEDED",
+                f"the video takes {rows} tokens, the limit is {self.max_rows}: send fewer or"
+                " smaller frames",
             )

@@ -12,7 +12,7 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ import numpy as np  # noqa: E402
 import PIL.Image  # noqa: E402
 
 from services.preprocess import frames  # noqa: E402
+from services.preprocess.film import Film, open_film  # noqa: E402
 from services.preprocess.image_decoder import decode  # noqa: E402
 from services.preprocess.image_limits import ImageLimits, UnreadableImage  # noqa: E402
 from shared import artifact_file  # noqa: E402
@@ -59,29 +60,33 @@ class PixelMaker:
         return np.ascontiguousarray(values if "image_grid_thw" in made else values[0], np.float32)
 
     def make_video(
-        self, pictures: Sequence[PIL.Image.Image]
-    ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32 [patches, channels * time * side * side] of frames of one size.
+        self, pictures: Iterable[PIL.Image.Image], count: int, limits: ImageLimits
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], tuple[int, int]]:
+        """float32 [patches, channels * time * side * side] of `count` frames of one size, and that
+        size: width and height.
 
         For processors that repeat an image to fill a patch's time: each frame is processed as an
-        image within a video's bounds, and stands at its own place in time. Raises ValueError.
+        image within a video's bounds, and stands at its own place in time. Takes one frame after
+        the other. Raises ValueError, UnreadableImage when the rows are too many.
         """
         time = int(self.settings["temporal_patch_size"])
-        if len({picture.size for picture in pictures}) > 1:
-            raise ValueError("its frames differ in size")
-        steps = []
-        for start in range(0, len(pictures), time):
-            step = list(pictures[start : start + time])
-            step += [step[-1]] * (time - len(step))
-            made = [
-                self._processor(
-                    images=frame, size=self.settings["video_size"], return_tensors="np"
-                )["pixel_values"]
-                for frame in step
-            ]
-            apart = [p.reshape(len(p), _CHANNELS, time, -1)[:, :, 0] for p in made]
-            steps.append(np.stack(apart, axis=2).reshape(made[0].shape))
-        return np.ascontiguousarray(np.concatenate(steps), np.float32)
+        values = np.empty(0, np.float32)
+        size = (0, 0)
+        for index, picture in enumerate(pictures):
+            if index and picture.size != size:
+                raise ValueError("its frames differ in size")
+            size = picture.size
+            made = self._processor(
+                images=picture, size=self.settings["video_size"], return_tensors="np"
+            )["pixel_values"]
+            apart = made.reshape(len(made), _CHANNELS, time, -1)[:, :, 0]
+            if index == 0:
+                steps = -(-count // time)
+                limits.check_rows(steps * len(made) // int(self.settings["merge_size"]) ** 2)
+                values = np.empty((steps, *apart.shape[:2], time, apart.shape[2]), np.float32)
+            # The last frame stands in for those that its step lacks.
+            values[index // time, :, :, index % time :] = apart[:, :, None]
+        return values.reshape(values.shape[0] * values.shape[1], -1), size
 
 
 def main(name: str, config_json: str, limits_json: str, video_json: str) -> None:
@@ -100,10 +105,13 @@ def main(name: str, config_json: str, limits_json: str, video_json: str) -> None
 def _work(
     maker: PixelMaker, limits: ImageLimits, job: dict[str, Any], data: bytes
 ) -> dict[str, Any]:
+    kind = "video" if frames.is_packed(data) else "image"
     try:
-        files = frames.unpack(data) if frames.is_packed(data) else [data]
-        images = [decode(file, limits) for file in files]
-        pixels = maker.make_video(images) if frames.is_packed(data) else maker.make(images[0])
+        if frames.is_packed(data):
+            pixels, told = _video(maker, limits, data)
+        else:
+            image = decode(data, limits)
+            pixels, told = maker.make(image), {"width": image.width, "height": image.height}
         artifact_file.write(
             Path(job["path"]), bytes.fromhex(job["nonce"]), bytes.fromhex(job["digest"]), pixels
         )
@@ -112,8 +120,32 @@ def _work(
     except OSError as error:
         return {"errno": error.errno or 0, "message": str(error)}
     except (ValueError, MemoryError) as error:
-        return {"reason": "IMAGE_UNUSABLE", "message": f"the image cannot be processed: {error}"}
-    return {"width": images[0].width, "height": images[0].height}
+        reason = f"{kind.upper()}_UNUSABLE"
+        return {"reason": reason, "message": f"the {kind} cannot be processed: {error}"}
+    return told
+
+
+def _video(
+    maker: PixelMaker, limits: ImageLimits, data: bytes
+) -> tuple[np.ndarray[Any, np.dtype[np.float32]], dict[str, Any]]:
+    if frames.is_film(data):
+        film = open_film(*frames.unpack_film(data), limits)
+    else:
+        files, pace = frames.unpack(data)
+        film = Film(_decoded(files, limits), len(files), pace)
+    pixels, (width, height) = maker.make_video(film.frames, film.count, limits)
+    told = {"frames": film.count, "seconds_per_frame": film.seconds_per_frame}
+    return pixels, {"width": width, "height": height, **told}
+
+
+def _decoded(files: list[bytes], limits: ImageLimits) -> Iterator[PIL.Image.Image]:
+    for number, file in enumerate(files):
+        try:
+            picture = decode(file, limits)
+            limits.check_frames(len(files), *picture.size)
+        except UnreadableImage as error:
+            raise UnreadableImage(error.reason, f"frame {number}: {error.message}") from error
+        yield picture
 
 
 def _receive(source: BinaryIO) -> dict[str, Any] | None:

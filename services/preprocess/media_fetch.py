@@ -20,7 +20,7 @@ from shared.errors import InvalidRequest
 _MAX_REDIRECTS = 3
 _HEADERS = {
     "User-Agent": "tessera-preprocess",
-    "Accept": "image/*",
+    "Accept": "image/*, video/*",
     # Compressed bodies would make the limit of bytes one on what is sent, not on what arrives.
     "Accept-Encoding": "identity",
 }
@@ -30,7 +30,6 @@ _HEADERS = {
 class FetchPolicy:
     """What may be fetched. An empty list of domains allows all; ".example.org" allows subdomains."""
 
-    max_bytes: int
     timeout_s: float
     allowed_domains: tuple[str, ...] = ()
     allow_private: bool = False
@@ -66,11 +65,11 @@ class MediaFetcher:
     ) -> None:
         await self._client.aclose()
 
-    async def fetch(self, url: str) -> bytes:
-        """The bytes behind an http(s) URL. Raises InvalidRequest when policy, time or the server forbid it."""
+    async def fetch(self, url: str, max_bytes: int) -> bytes:
+        """The bytes behind an http(s) URL. Raises InvalidRequest when policy, size, time or the server forbid it."""
         try:
             async with asyncio.timeout(self._policy.timeout_s):
-                return await self._follow(url)
+                return await self._follow(url, max_bytes)
         except TimeoutError:
             raise InvalidRequest(
                 "MEDIA_TIMEOUT", f"{_short(url)} took longer than {self._policy.timeout_s:g} s"
@@ -81,10 +80,10 @@ class MediaFetcher:
                 f"{_short(url)} cannot be fetched: {error or type(error).__name__}",
             ) from error
 
-    async def _follow(self, url: str) -> bytes:
+    async def _follow(self, url: str, max_bytes: int) -> bytes:
         target = httpx.URL(url)
         for _ in range(_MAX_REDIRECTS + 1):
-            answer = await self._get(target)
+            answer = await self._get(target, max_bytes)
             if isinstance(answer, bytes):
                 return answer
             target = target.join(answer)
@@ -92,7 +91,7 @@ class MediaFetcher:
             "MEDIA_FETCH_FAILED", f"{_short(url)} redirects more than {_MAX_REDIRECTS} times"
         )
 
-    async def _get(self, url: httpx.URL) -> bytes | str:
+    async def _get(self, url: httpx.URL, max_bytes: int) -> bytes | str:
         """The body, or where to look instead."""
         if url.scheme not in ("http", "https") or not url.host:
             raise InvalidRequest(
@@ -106,7 +105,7 @@ class MediaFetcher:
         addresses = await self._checked_addresses(url)
         for index, address in enumerate(addresses):
             try:
-                return await self._get_from(url, address)
+                return await self._get_from(url, address, max_bytes)
             except httpx.ConnectError:
                 if index == len(addresses) - 1:
                     raise
@@ -130,7 +129,7 @@ class MediaFetcher:
             )
         return list(addresses)
 
-    async def _get_from(self, url: httpx.URL, address: str) -> bytes | str:
+    async def _get_from(self, url: httpx.URL, address: str, max_bytes: int) -> bytes | str:
         request = self._client.build_request(
             "GET",
             url.copy_with(host=address),
@@ -147,12 +146,11 @@ class MediaFetcher:
                 raise InvalidRequest(
                     "MEDIA_FETCH_FAILED", f"{_short(str(url))} answered HTTP {response.status_code}"
                 )
-            return await self._read(response, url)
+            return await self._read(response, url, max_bytes)
         finally:
             await response.aclose()
 
-    async def _read(self, response: httpx.Response, url: httpx.URL) -> bytes:
-        limit = self._policy.max_bytes
+    async def _read(self, response: httpx.Response, url: httpx.URL, limit: int) -> bytes:
         body = bytearray()
         async for chunk in response.aiter_raw():
             body += chunk

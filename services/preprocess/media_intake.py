@@ -1,12 +1,15 @@
 """Takes in the media of requests: gets the bytes, makes the pixels, keeps the bytes for whoever needs them later."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.preprocess import frames
 from services.preprocess.data_url import decode_data_url, is_data_url
 from services.preprocess.media_fetch import MediaFetcher
 from services.preprocess.pixel_cache import PixelCache, Pixels
+from services.preprocess.sampling import Sampling
 from shared.errors import InvalidRequest, Precondition
 from shared.media_store import MediaStore, media_digest
 from shared.telemetry import Stopwatch
@@ -19,74 +22,74 @@ _HASHED_AT_ONCE_BYTES = 1 << 16  # less takes no longer than the way to another 
 
 
 @dataclass(frozen=True)
-class TakenImage:
-    """One image of a prompt: its names, its pixels, and what it cost."""
+class TakenMedia:
+    """One image or video of a prompt: its names, its pixels, and what it cost. `frames` are those of
+    a video.
+    """
 
     digest: bytes
     source_digest: bytes
     pixels: Pixels
     fetch_us: int
     media_us: int
-    frames: int = 0  # of a video
+    frames: int = 0
     seconds_per_frame: float = 0.0
 
 
+@dataclass(frozen=True)
+class IntakeLimits:
+    """The largest files of images and videos in bytes, and how frames are taken from videos."""
+
+    image_bytes: int
+    video_bytes: int
+    sampling: Sampling
+
+
 class MediaIntake:
-    """The way of an image from the client to pixel values."""
+    """The way of an image or a video from the client to pixel values."""
 
     def __init__(
-        self, fetcher: MediaFetcher, cache: PixelCache, store: MediaStore, max_bytes: int
+        self, fetcher: MediaFetcher, cache: PixelCache, store: MediaStore, limits: IntakeLimits
     ) -> None:
         self._fetcher = fetcher
         self._cache = cache
         self._store = store
-        self._max_bytes = max_bytes
+        self._limits = limits
 
-    async def take(self, media: Media) -> TakenImage:
+    async def take(self, media: Media) -> TakenMedia:
         """Pixel values of a client's image; its raw bytes are in the media store when it returns.
 
         Raises InvalidRequest naming the client's field, Overloaded, Unavailable.
         """
-        try:
+        with _naming(media.field or "image"):
             watch = Stopwatch()
-            data = await self._bytes(media)
-            fetch_us = watch.lap_us()
-            source_digest = await _digest(data)
-            digest = self._cache.digest(source_digest)
-            pixels = await self._cache.get(digest, data)
-            await self._store.put(source_digest, data)
-        except InvalidRequest as error:
-            field = media.field or "image"
-            raise InvalidRequest(
-                error.reason, f"{field}: {error.message}", **{**error.metadata, "field": field}
-            ) from error
-        return TakenImage(digest, source_digest, pixels, fetch_us, watch.lap_us())
+            data = await self._bytes(media, self._limits.image_bytes)
+            return await self._keep(data, watch.lap_us(), watch)
 
-    async def take_video(self, video: Video) -> TakenImage:
-        """The same for the frames of a video: together they are one item, with its pace in its name."""
-        field = video.field or "video"
-        pace = video.seconds_per_frame or _SECONDS_PER_FRAME
-        if not 0 < pace < _MOST_SECONDS_PER_FRAME:
-            raise InvalidRequest(
-                "BAD_VIDEO",
-                f"{field}: {pace:g} seconds from frame to frame are not between 0 and"
-                f" {_MOST_SECONDS_PER_FRAME:g}",
-                field=field,
-            )
-        watch = Stopwatch()
-        try:
-            files = [await self._bytes(frame) for frame in video.frames]
-            fetch_us = watch.lap_us()
-            data = frames.pack(files, pace)
-            source_digest = await _digest(data)
-            digest = self._cache.digest(source_digest)
-            pixels = await self._cache.get(digest, data)
-            await self._store.put(source_digest, data)
-        except InvalidRequest as error:
-            raise InvalidRequest(
-                error.reason, f"{field}: {error.message}", **{**error.metadata, "field": field}
-            ) from error
-        return TakenImage(digest, source_digest, pixels, fetch_us, watch.lap_us(), len(files), pace)
+    async def take_video(self, video: Video) -> TakenMedia:
+        """The same for a video: its frames are one item together, with its pace in its name."""
+        with _naming(video.field or "video"):
+            watch = Stopwatch()
+            if video.HasField("file"):
+                file = await self._bytes(video.file, self._limits.video_bytes)
+                data = frames.pack_film(file, self._limits.sampling)
+            else:
+                pace = _pace(video.seconds_per_frame)
+                limit = self._limits.image_bytes
+                files = [await self._bytes(frame, limit) for frame in video.frames]
+                data = frames.pack(files, pace)
+            return await self._keep(data, watch.lap_us(), watch)
+
+    async def _keep(self, data: bytes, fetch_us: int, watch: Stopwatch) -> TakenMedia:
+        source_digest = await _digest(data)
+        digest = self._cache.digest(source_digest)
+        pixels = await self._cache.get(digest, data)
+        size = pixels.size
+        pace = _pace(size.seconds_per_frame) if size.frames else 0.0
+        await self._store.put(source_digest, data)
+        return TakenMedia(
+            digest, source_digest, pixels, fetch_us, watch.lap_us(), size.frames, pace
+        )
 
     async def pixels_again(self, media: MediaItem) -> Pixels:
         """Pixel values of an item that was taken in before, here or in another process.
@@ -104,26 +107,47 @@ class MediaIntake:
             )
         return await self._cache.get(media.digest, await self._store.get(media.source_digest))
 
-    async def _bytes(self, media: Media) -> bytes:
+    async def _bytes(self, media: Media, limit: int) -> bytes:
         kind = media.WhichOneof("source")
         if kind == "data":
             data = media.data
         elif kind == "url" and is_data_url(media.url):
-            data = await asyncio.to_thread(decode_data_url, media.url, self._max_bytes)
+            data = await asyncio.to_thread(decode_data_url, media.url, limit)
         elif kind == "url" and media.url:
-            data = await self._fetcher.fetch(media.url)
+            data = await self._fetcher.fetch(media.url, limit)
         else:
             raise InvalidRequest("MEDIA_EMPTY", "neither an address nor bytes are given")
         if not data:
             raise InvalidRequest("MEDIA_EMPTY", "the file is empty")
         if frames.is_packed(data):  # only we write these
             raise InvalidRequest("IMAGE_FORMAT", "this is not an image file")
-        if len(data) > self._max_bytes:
+        if len(data) > limit:
             raise InvalidRequest(
-                "MEDIA_TOO_LARGE",
-                f"the file has {len(data)} bytes, the limit is {self._max_bytes}",
+                "MEDIA_TOO_LARGE", f"the file has {len(data)} bytes, the limit is {limit}"
             )
         return data
+
+
+@contextlib.contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Errors about the client's media name its field."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            error.reason, f"{field}: {error.message}", **{**error.metadata, "field": field}
+        ) from error
+
+
+def _pace(seconds: float) -> float:
+    pace = seconds or _SECONDS_PER_FRAME
+    if not 0 < pace < _MOST_SECONDS_PER_FRAME:
+        raise InvalidRequest(
+            "BAD_VIDEO",
+            f"{pace:g} seconds from frame to frame are not between 0 and"
+            f" {_MOST_SECONDS_PER_FRAME:g}",
+        )
+    return pace
 
 
 async def _digest(data: bytes) -> bytes:

@@ -1,9 +1,11 @@
 """The settings of a checkpoint's image processor, wherever its version of transformers wrote them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from services.preprocess.sampling import Sampling
 from shared.errors import Unavailable
 
 # Names in released checkpoints that transformers no longer has.
@@ -28,14 +30,25 @@ def read_processor_config(folder: Path) -> dict[str, Any]:
 
 def read_video_size(folder: Path) -> dict[str, Any] | None:
     """Least and most pixels of a video's frames (`shortest_edge`, `longest_edge`), where a file says so."""
-    config = _read(folder / "processor_config.json").get("video_processor")
-    if not isinstance(config, dict):
-        config = _read(folder / "video_preprocessor_config.json")
+    config = _read_video_config(folder)
     size = dict(config.get("size") or {})
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         if config.get(old) is not None:
             size[new] = config[old]
     return size if {"shortest_edge", "longest_edge"} <= size.keys() else None
+
+
+def read_sampling(folder: Path, most: int) -> Sampling:
+    """How frames are taken from videos, at most `most`: two a second unless a file says otherwise."""
+    config = _read_video_config(folder)
+    given = {key: config[key] for key in ("fps", "min_frames", "max_frames") if config.get(key)}
+    multiple = int(config.get("temporal_patch_size") or Sampling.multiple)
+    wanted = Sampling(**given, multiple=multiple)
+    return replace(
+        wanted,
+        min_frames=min(wanted.min_frames, most),
+        max_frames=min(wanted.max_frames, most),
+    )
 
 
 def processor_class_name(config: dict[str, Any]) -> str:
@@ -46,6 +59,13 @@ def processor_class_name(config: dict[str, Any]) -> str:
     name = name.removesuffix("Fast").removesuffix("Pil")
     name = name.replace("FeatureExtractor", "ImageProcessor")
     return _RENAMED.get(name, name)
+
+
+def _read_video_config(folder: Path) -> dict[str, Any]:
+    config = _read(folder / "processor_config.json").get("video_processor")
+    if isinstance(config, dict):
+        return config
+    return _read(folder / "video_preprocessor_config.json")
 
 
 def _read(path: Path) -> dict[str, Any]:

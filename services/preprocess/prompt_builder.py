@@ -1,7 +1,7 @@
 """From a request's input to token ids: template, tokenizer, placeholders, limits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from services.preprocess.models import MediaSpan, PromptRule
 from services.preprocess.prompt_tokenizer import GUARD, Ids, PromptTokenizer
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
+
+# How many times the model's length a text may have that is cut.
+_CUT_AT_MOST = 16
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,17 @@ class PromptBuilder:
 
     def draft(self, request: PrepareRequest) -> Draft:
         """Renders and tokenizes. Raises InvalidRequest naming the field."""
-        kind = request.WhichOneof("input")
-        if kind == "conversation":
-            return self._chat(request.conversation)
-        if kind == "text":
-            return self._text(request.text)
-        if kind == "token_ids":
-            return self._token_ids(request.token_ids)
-        raise InvalidRequest("NO_PROMPT", "the request has no prompt", field="prompt")
+        keep = request.keep_last_tokens
+        match request.WhichOneof("input"):
+            case "conversation":
+                draft = self._chat(request.conversation, keep)
+            case "text":
+                draft = self._text(request.text, keep)
+            case "token_ids":
+                draft = self._token_ids(request.token_ids)
+            case _:
+                raise InvalidRequest("NO_PROMPT", "the request has no prompt", field="prompt")
+        return replace(draft, ids=draft.ids[-keep:]) if keep else draft
 
     def expand(self, draft: Draft, spans: Sequence[MediaSpan]) -> Prompt:
         """Puts each span in its marker's place. Raises InvalidRequest when markers and images differ in number."""
@@ -124,7 +130,7 @@ class PromptBuilder:
             limit=str(limit),
         )
 
-    def _chat(self, conversation: Conversation) -> Draft:
+    def _chat(self, conversation: Conversation, keep: int) -> Draft:
         template = self._template_for(conversation)
         messages = conversations.template_messages(
             conversation, template, self._tokenizer, self._markers
@@ -139,7 +145,7 @@ class PromptBuilder:
             raise refused(error) from error
         bos = self._tokenizer.special_tokens.get("bos_token")
         add = self._adds_special_tokens and not (bos and text.startswith(bos))
-        return self._encoded(text, "messages", add)
+        return self._encoded(text, "messages", add, keep)
 
     def _template_for(self, conversation: Conversation) -> ChatTemplate:
         if conversation.chat_template:
@@ -163,12 +169,13 @@ class PromptBuilder:
             )
         return self._template
 
-    def _text(self, text: str) -> Draft:
-        return self._encoded(self._tokenizer.guard_marker(text), "prompt", True)
+    def _text(self, text: str, keep: int) -> Draft:
+        return self._encoded(self._tokenizer.guard_marker(text), "prompt", True, keep)
 
-    def _encoded(self, text: str, field: str, add_special_tokens: bool) -> Draft:
-        # Hopeless lengths are refused before they are tokenized.
-        self.check_length(len(text) // self._tokenizer.longest_token, 0, field, at_least=True)
+    def _encoded(self, text: str, field: str, add_special_tokens: bool, keep: int) -> Draft:
+        # Hopeless lengths are refused before they are tokenized; of what is cut, those beyond reason.
+        least = len(text) // self._tokenizer.longest_token
+        self.check_length(least // _CUT_AT_MOST if keep else least, 0, field, at_least=True)
         ids = self._tokenizer.encode(text, add_special_tokens)
         if len(ids) == 0:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: the prompt has no tokens", field=field)

@@ -10,9 +10,10 @@ import structlog
 from services.preprocess.chat_template import ChatTemplate, TemplateRefusal, read_template
 from services.preprocess.image_limits import ImageLimits
 from services.preprocess.media_fetch import FetchPolicy, MediaFetcher
-from services.preprocess.media_intake import MediaIntake
+from services.preprocess.media_intake import IntakeLimits, MediaIntake
 from services.preprocess.models import ImageProcessing, PromptRule, TextRule, find_family
 from services.preprocess.pixel_cache import PixelCache
+from services.preprocess.processor_config import read_sampling
 from services.preprocess.prompt_builder import PromptBuilder
 from services.preprocess.prompt_tokenizer import PromptTokenizer
 from services.preprocess.servicer import PreprocessServicer
@@ -72,7 +73,11 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
                 await resources.enter_async_context(MediaFetcher(_policy(settings))),
                 cache,
                 MediaStore(redis, settings.media_store_bytes),
-                settings.max_image_bytes,
+                IntakeLimits(
+                    settings.max_image_bytes,
+                    settings.max_video_bytes,
+                    read_sampling(settings.model, settings.max_video_frames),
+                ),
             )
         servicer = PreprocessServicer(
             builder,
@@ -114,7 +119,11 @@ async def _image_pool(
     """The image workers, for a model that takes images."""
     if find_family(checkpoint) is None:
         return None
-    limits = ImageLimits(max_pixels=settings.max_image_pixels)
+    limits = ImageLimits(
+        max_pixels=settings.max_image_pixels,
+        max_video_pixels=settings.max_video_pixels,
+        max_rows=_max_model_len(settings, checkpoint),
+    )
     pool = ImageWorkerPool(settings.model, limits, settings.worker_count, settings.image_timeout_s)
     return await resources.enter_async_context(pool)
 
@@ -172,7 +181,6 @@ def _max_model_len(settings: PreprocessSettings, checkpoint: Checkpoint) -> int:
 
 def _policy(settings: PreprocessSettings) -> FetchPolicy:
     return FetchPolicy(
-        max_bytes=settings.max_image_bytes,
         timeout_s=settings.media_timeout_s,
         allowed_domains=settings.media_domains,
         allow_private=settings.allow_private_media,

@@ -8,10 +8,11 @@ from typing import Any
 import grpc.aio
 
 from services.preprocess import conversation
-from services.preprocess.media_intake import MediaIntake, TakenImage
+from services.preprocess.media_intake import MediaIntake, TakenMedia
 from services.preprocess.models import MediaSpan
 from services.preprocess.prompt_builder import Draft, Prompt, PromptBuilder
 from services.preprocess.prompt_stream import prepare_many
+from shared import tasks
 from shared.errors import InvalidRequest, Precondition
 from shared.telemetry import Stopwatch
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
@@ -54,9 +55,8 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
     async def Prepare(self, request: PrepareRequest, context: _Context) -> PrepareResponse:
         """Template, tokenizer and images side by side, then the placeholders. Raises InvalidRequest."""
         media = self._media_of(request)
-        (draft, tokenize_us), *images = await _together(
-            self._draft(request), *(self._take(item) for item in media)
-        )
+        work: list[Coroutine[Any, Any, Any]] = [self._draft(request), *map(self._take, media)]
+        (draft, tokenize_us), *images = await tasks.together(work)
         spans = [
             self._builder.span(i.pixels.size.width, i.pixels.size.height, i.frames) for i in images
         ]
@@ -95,6 +95,11 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 f"{media[0].field}: {self._model_name} takes no images",
                 field=media[0].field,
             )
+        if media and request.keep_last_tokens:
+            field = "truncate_prompt_tokens"
+            raise InvalidRequest(
+                "BAD_TRUNCATION", f"{field} cannot be combined with media", field=field
+            )
         if len(media) > self._max_images:
             field = media[self._max_images].field
             raise InvalidRequest(
@@ -114,7 +119,14 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             raise InvalidRequest(
                 "NO_VIDEO_MODEL", f"{field}: {self._model_name} takes no videos", field=field
             )
-        if not 1 <= len(video.frames) <= self._max_frames:
+        if video.HasField("file"):
+            if video.frames or video.seconds_per_frame:
+                raise InvalidRequest(
+                    "BAD_VIDEO",
+                    f"{field}: a video is a file with its own pace, or frames with theirs, not both",
+                    field=field,
+                )
+        elif not 1 <= len(video.frames) <= self._max_frames:
             raise InvalidRequest(
                 "VIDEO_FRAMES",
                 f"{field}: the video has {len(video.frames)} frames; 1 to {self._max_frames} are taken"
@@ -128,7 +140,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         draft = await loop.run_in_executor(self._executor, self._builder.draft, request)
         return draft, watch.lap_us()
 
-    async def _take(self, media: Media | Video) -> TakenImage:
+    async def _take(self, media: Media | Video) -> TakenMedia:
         assert self._intake is not None
         if isinstance(media, Video):
             return await self._intake.take_video(media)
@@ -136,7 +148,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
 
 
 def _items(
-    prompt: Prompt, spans: Sequence[MediaSpan], images: Sequence[TakenImage]
+    prompt: Prompt, spans: Sequence[MediaSpan], images: Sequence[TakenMedia]
 ) -> list[MediaItem]:
     return [
         MediaItem(
@@ -157,14 +169,3 @@ def _items(
         )
         for offset, span, image in zip(prompt.offsets, spans, images, strict=True)
     ]
-
-
-async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Results in order; when one fails the others are stopped and its error is raised."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

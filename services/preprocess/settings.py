@@ -28,7 +28,15 @@ class PreprocessSettings(RoomSettings):
         description='Largest number of images and videos in a prompt: 16, image=16 or {"image": 16}.',
     )
     max_video_frames: int = Field(
-        128, ge=1, le=1024, description="Largest number of frames of a video."
+        128, ge=1, le=1024, description="Largest number of frames of a video that a model is shown."
+    )
+    max_video_bytes: int = Field(
+        48 << 20, ge=1, le=256 << 20, description="Largest video file in bytes."
+    )
+    max_video_pixels: int = Field(
+        400_000_000,
+        ge=16,
+        description="Largest number of pixels of the frames of a video that a model is shown.",
     )
     max_image_bytes: int = Field(
         20 << 20, ge=1, le=48 << 20, description="Largest image file in bytes."
@@ -37,7 +45,7 @@ class PreprocessSettings(RoomSettings):
         50_000_000, ge=16, description="Largest image in pixels, checked before it is decoded."
     )
     image_timeout_s: float = Field(
-        20.0, gt=0, description="Longest time in seconds that decoding one image may take."
+        20.0, gt=0, description="Longest time in seconds that decoding one image or video may take."
     )
     media_workers: int = Field(
         0, ge=0, le=64, description="Processes that decode images; 0 is one for each two cores."

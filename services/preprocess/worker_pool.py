@@ -41,10 +41,14 @@ class ProcessorInfo:
 
 @dataclass(frozen=True)
 class PictureSize:
-    """Width and height of the upright picture, in pixels."""
+    """Width and height of the upright picture, in pixels; of a video also how many frames of it are
+    shown, and their pace: 0 where its file does not say.
+    """
 
     width: int
     height: int
+    frames: int = 0
+    seconds_per_frame: float = 0.0
 
 
 class _WorkerDied(Exception):
@@ -150,9 +154,9 @@ class ImageWorkerPool:
         await asyncio.gather(*(worker.stop() for worker in workers))
 
     async def process(self, data: bytes, place: Reservation) -> PictureSize:
-        """Writes the pixel values of an image file under the reservation.
+        """Writes the pixel values of an image file, or of a video of `frames`, under the reservation.
 
-        Raises InvalidRequest (without a field) when the file is no usable image, or kills workers;
+        Raises InvalidRequest (without a field) when the file cannot be used, or kills workers;
         Overloaded when shared memory is full.
         """
         job = {
@@ -170,13 +174,13 @@ class ImageWorkerPool:
                 log.warning("image worker lost", cause=cause, attempt=attempt + 1)
         else:
             raise InvalidRequest(
-                "IMAGE_UNUSABLE", f"the image cannot be processed: its decoder {cause}"
+                "IMAGE_UNUSABLE", f"the file cannot be processed: its decoder {cause}"
             )
         if "errno" in answer:
             raise out_of_space(OSError(answer["errno"], answer["message"]), place.path)
         if "reason" in answer:
             raise InvalidRequest(answer["reason"], answer["message"])
-        return PictureSize(answer["width"], answer["height"])
+        return PictureSize(**answer)
 
     async def _run(self, job: dict[str, Any], data: bytes) -> dict[str, Any]:
         worker = await self._idle.get()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.scheduler.beam_stops import BeamStops
 from services.scheduler.candidates import Candidates
 from services.scheduler.choice import Choice
 from services.scheduler.core.beam_search import BeamSearch, Step
@@ -49,10 +50,10 @@ class Request:
         self.num_choices = sampling.n
         self.logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
         self.collects = sampling.use_beam_search or sampling.best_of > sampling.n
-        self.sampling = self._for_decoder(sampling)
-        self.candidates = Candidates(sampling.n) if self.collects else None
         self._taken = taken
         self._table = table
+        self.sampling = self._for_decoder(sampling)
+        self.candidates = Candidates(sampling.n) if self.collects else None
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
         self._writers: dict[int, Choice] = {}
         self.prompt_log: Choice | None = None
@@ -71,6 +72,9 @@ class Request:
         sampling = self.spec.sampling
         if not sampling.use_beam_search:
             return None
+        if sampling.stop and sampling.min_tokens:
+            message = "stop and min_tokens cannot both be combined with beam search: leave one out"
+            return Error("UNSUPPORTED_WITH_BEAM_SEARCH", message, INVALID_ARGUMENT)
         for name in _NOT_WITH_BEAMS:
             if _is_given(sampling, name):
                 message = f"{name} cannot be combined with beam search: leave it out"
@@ -102,8 +106,18 @@ class Request:
             message = f"beam search found {len(search.finished)} outputs only; ask for fewer"
             return b"", Ending(EndReason.ERROR, error=Error("TOO_FEW_HYPOTHESES", message))
         found = search.finished[number]
+        steps = found.steps()
+        if found.has_stop_string:
+            return self._records(steps), self._ending_by_string(steps)
         reason = EndReason.LENGTH if found.stop_token_id is None else EndReason.STOP
-        return self._records(found.steps()), Ending(reason, stop_token_id=found.stop_token_id)
+        return self._records(steps), Ending(reason, stop_token_id=found.stop_token_id)
+
+    def _ending_by_string(self, steps: list[Step]) -> Ending:
+        search = self._stop_search([step.token for step in steps[:-1]])
+        match = search.push(steps[-1].token) if search is not None else None
+        if match is None:
+            raise ValueError("a beam ended with a stop string that is not in its text")
+        return Ending(EndReason.STOP, stop=match.stop, cut=match.cut_bytes)
 
     def _records(self, steps: list[Step]) -> bytes:
         tokens = [step.token for step in steps]
@@ -153,6 +167,8 @@ class Request:
                 min_tokens=sampling.min_tokens,
                 length_penalty=sampling.length_penalty,
                 early_stopping=sampling.early_stopping,
+                exhaustive=sampling.early_stopping_never,
+                completes_stop_string=self._beam_stops(),
                 num_kept_top=self.logprobs or 0,
             )
             changed.logprobs = max(changed.logprobs, self._search.num_top)
@@ -172,7 +188,7 @@ class Request:
             choice=number,
             stop_token_ids=frozenset(sampling.stop_token_ids),
             min_tokens=sampling.min_tokens,
-            stop_search=self._stop_search(generated),
+            stop_search=None if sampling.use_beam_search else self._stop_search(generated),
             media=tuple(
                 MediaSpan(item.digest, item.offset, item.length, item.rows, payload=item)
                 for item in spec.media
@@ -189,6 +205,11 @@ class Request:
         sequence.payload = writer
         return sequence
 
+    def _beam_stops(self) -> BeamStops | None:
+        stops = list(self.spec.sampling.stop)
+        skip = self.spec.reply.skip_special_tokens
+        return BeamStops(self._table, stops, skip_special_tokens=skip) if stops else None
+
     def _stop_search(self, generated: list[int]) -> StopFinder | None:
         sampling = self.spec.sampling
         if not sampling.stop:
@@ -204,10 +225,8 @@ class Request:
         return search
 
 
-# Each changes which tokens are likely, and beams are chosen by what the model says; stop strings would need the text
-# of every beam.
+# Each changes which tokens are likely, and beams are chosen by what the model says.
 _NOT_WITH_BEAMS = (
-    "stop",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",

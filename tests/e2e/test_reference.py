@@ -5,6 +5,7 @@ one or several pictures; prompt ids and generated ids both come back through the
 """
 
 import asyncio
+import base64
 import io
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from openai import AsyncOpenAI
 from PIL import Image
 from support.checkpoints import load_reference, make_checkpoint, reference_inputs
 from support.greedy_reference import assert_same_up_to_ties
-from support.pictures import data_url, png
+from support.pictures import animation, data_url, png
 from support.system import System
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -86,8 +87,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def conversations(with_images: bool) -> list[list[dict[str, Any]]]:
-    """Sixteen: short and long, system prompts, several turns, pictures before, after and between words."""
+def conversations(with_images: bool, with_videos: bool) -> list[list[dict[str, Any]]]:
+    """Sixteen: short and long, system prompts, several turns, pictures and videos before, after and
+    between words.
+    """
     chats = []
     for i in range(16):
         text = " ".join(WORDS[j % len(WORDS)] for j in range(1 + i * i % 47))
@@ -98,6 +101,9 @@ def conversations(with_images: bool) -> list[list[dict[str, Any]]]:
                 parts.insert(
                     (i + j) % (len(parts) + 1), {"type": "image", "png": png(3 * i + j, size)}
                 )
+        if with_videos and i % 3 == 1:
+            frames = [png(7 * i + j, (80, 40 + 20 * (i % 2))) for j in range(1 + i % 6)]
+            parts.insert(i % len(parts), {"type": "video", "frames": frames, "pace": 0.25 * i})
         chat: list[dict[str, Any]] = [{"role": "user", "content": parts}]
         if i % 5 == 0:
             chat.insert(0, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]})
@@ -112,9 +118,19 @@ def for_openai(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def part(p: dict[str, Any]) -> dict[str, Any]:
         if p["type"] == "text":
             return p
+        if p["type"] == "video":
+            return {"type": "video_url", "video_url": video(p["frames"], p["pace"])}
         return {"type": "image_url", "image_url": {"url": data_url(p["png"])}}
 
     return [{"role": t["role"], "content": [part(p) for p in t["content"]]} for t in chat]
+
+
+def video(frames: list[bytes], pace: float) -> dict[str, Any]:
+    """As frames, or as an animated file if their number is even."""
+    if len(frames) % 2:
+        encoded = ",".join(base64.b64encode(frame).decode() for frame in frames)
+        return {"url": f"data:video/jpeg;base64,{encoded}", "seconds_per_frame": pace}
+    return {"url": data_url(animation(frames, int(1000 * pace)))}
 
 
 async def ask(
@@ -150,9 +166,15 @@ class Reference:
 
     def __call__(self, chat: list[dict[str, Any]]) -> tuple[list[int], list[int], torch.Tensor]:
         text = self._words.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        parts = [p for turn in chat for p in turn["content"] if p["type"] == "image"]
-        images = [Image.open(io.BytesIO(p["png"])).convert("RGB") for p in parts]
-        inputs = reference_inputs(self._folder, text, images)
+        parts = [p for turn in chat for p in turn["content"]]
+        images = [opened(p["png"]) for p in parts if p["type"] == "image"]
+        videos = [
+            ([opened(frame) for frame in p["frames"]], p["pace"])
+            for p in parts
+            if p["type"] == "video"
+        ]
+        more = {"videos": videos} if videos else {}
+        inputs = reference_inputs(self._folder, text, images, **more)
         with torch.no_grad():
             output = self.model.generate(
                 **inputs,
@@ -167,6 +189,14 @@ class Reference:
         return prompt, output.sequences[0, len(prompt) :].tolist(), torch.cat(output.scores)
 
 
+def opened(file: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(file)).convert("RGB")
+
+
+def has_videos(model: PreTrainedModel) -> bool:
+    return hasattr(model.config, "video_token_id")
+
+
 def has_images(model: PreTrainedModel) -> bool:
     return hasattr(model.config, "vision_config")
 
@@ -177,7 +207,7 @@ def test_sixteen_at_once_give_the_tokens_of_transformers(name: str, tmp_path: Pa
     torch.set_num_threads(1)
     folder = make_checkpoint(tmp_path / "model", **CASES[name])
     reference = Reference(folder)
-    chats = conversations(has_images(reference.model))
+    chats = conversations(has_images(reference.model), has_videos(reference.model))
 
     async def ask_all(url: str) -> list[tuple[list[int], list[int]]]:
         async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:

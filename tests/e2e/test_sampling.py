@@ -11,7 +11,7 @@ import torch
 from openai import OpenAI
 from support.checkpoints import load_reference, make_checkpoint
 from support.system import System
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
@@ -74,6 +74,21 @@ def test_choices_are_those_of_their_seed(client: OpenAI) -> None:
     assert answer.usage.completion_tokens == 4 * 12
     greedy = complete(client, n=2, temperature=0)
     assert ids(greedy)[0] == ids(greedy)[1]
+
+
+def test_several_prompts_are_answered_as_each_alone(client: OpenAI) -> None:
+    prompts = [PROMPT, PROMPT[:7], PROMPT[3:]]
+    options: Any = {"model": "tiny", "max_tokens": 8, "n": 2, "temperature": 1.0, "seed": -7}
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    together = client.completions.create(prompt=prompts, extra_body=extra, **options)
+    alone = [
+        client.completions.create(prompt=prompt, extra_body=extra, **options) for prompt in prompts
+    ]
+    assert ids(together) == [tokens for answer in alone for tokens in ids(answer)]
+    cut = {**extra, "truncate_prompt_tokens": 7}
+    longer = client.completions.create(prompt=[PROMPT, PROMPT[:7]], extra_body=cut, **options)
+    assert longer.usage is not None and longer.usage.prompt_tokens == 2 * 7
+    assert ids(longer)[2:] == ids(alone[1])
 
 
 def test_streamed_choices_are_the_same(client: OpenAI) -> None:
@@ -158,6 +173,35 @@ def test_beams_are_those_of_transformers(
         scores = scores_of(reference, PROMPT + choice.token_ids)[len(PROMPT) - 1 :]
         own = scores[range(12), choice.token_ids].tolist()
         assert choice.logprobs.token_logprobs == pytest.approx(own, abs=2e-4)
+
+
+def test_beams_end_with_stop_strings(
+    client: OpenAI, reference: PreTrainedModel, folder: Path
+) -> None:
+    words = PreTrainedTokenizerFast.from_pretrained(folder)
+    beams = {"n": 3, "best_of": 4, "use_beam_search": True, "early_stopping": "never"}
+    free = [choice.text for choice in complete(client, **beams).choices]
+    stops = [stop for text in free if "\ufffd" not in (stop := text[3:5])][:2] or ["e"]
+    answer = complete(client, stop=stops, **beams)
+    with torch.no_grad():
+        expected = reference.generate(
+            torch.tensor([PROMPT]),
+            attention_mask=torch.ones(1, len(PROMPT)),
+            max_new_tokens=12,
+            num_beams=4,
+            num_return_sequences=3,
+            early_stopping="never",
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=-1,
+            stop_strings=stops,
+            tokenizer=words,
+        )
+    outputs = [[t for t in row if t >= 0] for row in expected[:, len(PROMPT) :].tolist()]
+    assert ids(answer) == outputs
+    for choice in answer.choices:
+        assert not any(stop in choice.text for stop in stops)
+        assert (choice.finish_reason == "stop") == (choice.stop_reason in stops)
 
 
 def test_what_is_forbidden_does_not_come(client: OpenAI) -> None:

@@ -226,3 +226,22 @@ async def test_silence_is_bridged_by_comments(
         go.set()
         rest = [line async for line in lines]
     assert rest[-2] == "data: [DONE]"
+
+
+async def test_a_client_is_not_confused_by_silence(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats between events that have ids: the openai library must not see events in them."""
+    monkeypatch.setattr("services.gateway.follower.SILENCE_S", 0.05)
+    monkeypatch.setattr("services.gateway.follower._REREAD_S", 0.02)
+
+    await asyncio.sleep(1.0)  # until the follower's own pause, begun before, is over
+
+    async def pause(rid: str, index: int) -> None:
+        await asyncio.sleep(0.5 if index == 4 else 0)
+
+    stage.scheduler.step = pause
+    raw = await stage.chat(stream=True)
+    assert raw.text.count(": ping") > 2
+    stream = await stage.openai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == ANSWER

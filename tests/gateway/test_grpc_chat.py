@@ -25,6 +25,7 @@ from tessera.gateway.v1.chat_pb2 import (
     GenerationOptions,
     ListModelsRequest,
     TokenIds,
+    VideoFrames,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 
@@ -68,6 +69,10 @@ async def test_options_mean_what_they_mean_over_rest(
     )
     request.messages[0].content.add(image=b"picture")
     request.messages[0].content.add(image_url="https://example.org/a.png")
+    request.messages[0].content.add(video=b"film")
+    request.messages[0].content.add(video_url="https://example.org/a.mp4")
+    frames = VideoFrames(frames=[b"one", b"two"], seconds_per_frame=0.25)
+    request.messages[0].content.add(video_frames=frames)
     events = [event async for event in ChatServiceStub(channel).Chat(request)]
     assert text_of(events) == "one "
     assert events[-2].finished.stop == "STOP"
@@ -76,6 +81,10 @@ async def test_options_mean_what_they_mean_over_rest(
     assert len(events[0].accepted.prompt_token_ids) == events[0].accepted.prompt_tokens
     parts = stage.preprocess.seen[-1].conversation.messages[0].content
     assert (parts[1].image.data, parts[2].image.url) == (b"picture", "https://example.org/a.png")
+    file, address, both = (part.video for part in parts[3:])
+    assert (file.file.data, address.file.url) == (b"film", "https://example.org/a.mp4")
+    assert [frame.data for frame in both.frames] == [b"one", b"two"]
+    assert both.seconds_per_frame == 0.25
     sampling = stage.scheduler.played[events[0].accepted.request_id].spec.sampling
     assert (sampling.temperature, sampling.seed, sampling.top_k) == (0.5, 9, 0)
 

@@ -10,7 +10,12 @@ from google.protobuf.json_format import MessageToDict
 from support.tokenizers import byte_level_tokenizer
 
 from services.gateway.model import ServedModel
-from services.gateway.openai_requests import parse_body, read_chat, read_completion
+from services.gateway.openai_requests import (
+    parse_body,
+    read_chat,
+    read_completion,
+    read_completions,
+)
 from services.gateway.request import make_spec
 from shared.errors import InvalidRequest, NotFound
 from shared.text import TokenBytes
@@ -43,6 +48,11 @@ def image(url: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [part]}]}
 
 
+def video(url: Any) -> dict[str, Any]:
+    part = {"type": "video_url", "video_url": url}
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": float("nan")}, "temperature"),
     ({"temperature": float("inf")}, "temperature"),
@@ -66,7 +76,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 513}, "max_tokens"),
     ({"max_completion_tokens": 10**30}, "max_completion_tokens"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-    ({"seed": -1}, "seed"),
+    ({"seed": -(1 << 63) - 1}, "seed"),
     ({"seed": 1 << 64}, "seed"),
     ({"stop": ""}, "stop"),
     ({"stop": ["a"] * 17}, "stop"),
@@ -88,9 +98,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
     ({"use_beam_search": True, "top_k": 5}, "top_k"),
     ({"use_beam_search": True, "bad_words": ["x"]}, "bad_words"),
-    ({"use_beam_search": True, "stop": "x"}, "stop"),
+    ({"use_beam_search": True, "stop": "x", "min_tokens": 2}, "min_tokens"),
     ({"use_beam_search": True, "length_penalty": 11}, "length_penalty"),
-    ({"use_beam_search": True, "early_stopping": "never"}, "early_stopping"),
+    ({"use_beam_search": True, "early_stopping": "late"}, "early_stopping"),
+    ({"early_stopping": "never"}, "early_stopping"),
     ({"length_penalty": 0.5}, "length_penalty"),
     ({"early_stopping": True}, "early_stopping"),
     ({"logprobs": 5}, "logprobs"),
@@ -108,6 +119,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": [""]}, "bad_words"),
     ({"bad_words": ["x", "   "]}, "bad_words[1]"),
     ({"bad_words": ["x"] * 257}, "bad_words"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 5, **image(DATA_URL)}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 5, **video("https://x/a")}, "truncate_prompt_tokens"),
     ({"priority": 1001}, "priority"),
     ({"priority": "high"}, "priority"),
     ({"stream": "yes"}, "stream"),
@@ -135,7 +151,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "messages[0].content[0].text",
     ),
     (
-        {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
         "messages[0].content[0].type",
     ),
     (image(None), "messages[0].content[0].image_url"),
@@ -147,6 +163,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (image("data:image/png;base64,@@@@"), "messages[0].content[0].image_url"),
     (image("data:text/html;base64,AAAA"), "messages[0].content[0].image_url"),
     (image("https://x/" + "y" * 9000), "messages[0].content[0].image_url"),
+    (image("data:video/jpeg;base64,AAAA"), "messages[0].content[0].image_url"),
+    (video(None), "messages[0].content[0].video_url"),
+    (video({}), "messages[0].content[0].video_url.url"),
+    (video("file:///etc/passwd"), "messages[0].content[0].video_url"),
+    (video("data:video/jpeg,AAAA"), "messages[0].content[0].video_url"),
+    (video("data:video/jpeg;base64,AAAA,,AAAA"), "messages[0].content[0].video_url"),
+    (video("data:video/mp4;base64,@@@@"), "messages[0].content[0].video_url"),
+    (video("data:text/html;base64,AAAA"), "messages[0].content[0].video_url"),
+    (
+        video({"url": "https://x/a.mp4", "seconds_per_frame": 1}),
+        "messages[0].content[0].video_url",
+    ),
+    (
+        video({"url": "data:video/jpeg;base64,AAAA", "seconds_per_frame": -1}),
+        "messages[0].content[0].video_url.seconds_per_frame",
+    ),
 ]
 
 UNSUPPORTED: list[dict[str, Any]] = [
@@ -183,6 +215,39 @@ def test_what_is_not_offered_is_refused_by_name(change: Mapping[str, Any]) -> No
         read_chat(chat(**change), model())
     assert caught.value.reason == "UNSUPPORTED_PARAMETER"
     assert caught.value.metadata["field"] == next(iter(change))
+
+
+def test_a_refused_tool_says_what_to_leave_out() -> None:
+    for change in ({"tools": [{}]}, {"tool_choice": "required"}, {"functions": [{}]}):
+        message = f"tool calling is not supported yet: leave `{next(iter(change))}` out"
+        with pytest.raises(InvalidRequest, match=message):
+            read_chat(chat(**change), model())
+
+
+def test_every_seed_of_64_bits_is_taken() -> None:
+    seeds = [0, 7, -2, -7, -(1 << 63), (1 << 63) - 1, (1 << 64) - 1]
+    taken = [read_chat(chat(seed=seed), model()).sampling.seed for seed in seeds]
+    assert taken == [seed % (1 << 64) for seed in seeds]
+    drawn = {read_chat(chat(seed=-1), model()).sampling.seed for _ in range(3)}
+    assert len(drawn) == 3  # as in vLLM: none given
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [({}, 0), ({"truncate_prompt_tokens": 9}, 9), ({"truncate_prompt_tokens": -1}, 511)],
+)
+def test_how_much_of_a_prompt_is_kept(change: dict[str, Any], kept: int) -> None:
+    long = "word " * 999
+    request = read_completion({"prompt": long, **change}, model())
+    assert request.prepare.keep_last_tokens == kept
+    assert request.prompt_bound == (kept or len(long) + 64)
+    body = chat(max_tokens=100, **change)
+    assert read_chat(body, model()).prepare.keep_last_tokens == (412 if kept == 511 else kept)
+    ids = read_completion({"prompt": list(range(30)), **change}, model()).prepare
+    assert decode_tokens(ids.token_ids) == list(range(30))[-kept:]
+    assert not ids.keep_last_tokens
+    with pytest.raises(InvalidRequest, match="cannot be combined with echo"):
+        read_completion({"prompt": [3], "truncate_prompt_tokens": 9, "echo": True}, model())
 
 
 @pytest.mark.parametrize("change", HARMLESS, ids=str)
@@ -253,6 +318,10 @@ def test_beams_take_no_defaults_that_they_cannot_keep() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.repetition_penalty) == (0, 0, 1)
     assert (sampling.n, sampling.best_of, sampling.length_penalty) == (2, 2, 0)
     assert sampling.use_beam_search and sampling.early_stopping
+    assert not sampling.early_stopping_never
+    sampling = read_chat(chat(**{**body, "early_stopping": "never", "stop": "x"}), served).sampling
+    assert sampling.early_stopping_never and not sampling.early_stopping
+    assert list(sampling.stop) == ["x"]
 
 
 def test_bad_words_are_spelled_as_the_model_would() -> None:
@@ -352,26 +421,43 @@ def test_base64_with_line_breaks_or_escapes_is_read() -> None:
         assert request.prepare.conversation.messages[0].content[0].image.data == PIXEL
 
 
+def test_videos_are_frames_or_files() -> None:
+    encoded = base64.b64encode(PIXEL).decode()
+    frames = f"data:video/jpeg;base64,{encoded},{encoded},{encoded}"
+    expected = [
+        (video(frames), (3, 0.0, b"", "")),
+        (video({"url": frames, "seconds_per_frame": 0.25}), (3, 0.25, b"", "")),
+        (video(f"data:video/mp4;base64,{encoded}"), (0, 0.0, PIXEL, "")),
+        (video({"url": f"data:image/gif;base64,{encoded}"}), (0, 0.0, PIXEL, "")),
+        (video("https://x/a.mp4"), (0, 0.0, b"", "https://x/a.mp4")),
+    ]
+    for body, (count, pace, data, url) in expected:
+        found = read_chat(chat(**body), model()).prepare.conversation.messages[0].content[0].video
+        assert [frame.data for frame in found.frames] == [PIXEL] * count
+        assert (found.seconds_per_frame, found.file.data, found.file.url) == (pace, data, url)
+        assert found.field == "messages[0].content[0].video_url"
+
+
 @pytest.mark.parametrize("prompt", ["hi", ["hi"]])
 def test_completions_take_one_text(prompt: Any) -> None:
-    request = read_completion({"prompt": prompt, "echo": True}, model())
+    (request,) = read_completions({"prompt": prompt, "echo": True}, model())
     assert request.prepare.text == "hi"
     assert request.reply.prompt_text == "hi"
 
 
 @pytest.mark.parametrize("prompt", [[3, 4], [[3, 4]]])
 def test_completions_take_token_ids(prompt: Any) -> None:
-    request = read_completion({"prompt": prompt, "echo": True}, model())
+    (request,) = read_completions({"prompt": prompt, "echo": True}, model())
     assert decode_tokens(request.prepare.token_ids) == [3, 4]
     assert request.reply.prompt_text == "xx"
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, [], ["a", "b"], [[1], [2]], [480], [-1], [1.5], {}, [""] * 2]
+    "prompt", [None, [], [[]], ["a", 3], ["a", {}], [[1], [480]], [480], [-1], [1.5], {}]
 )
 def test_other_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_completion({"prompt": prompt}, model())
+        read_completions({"prompt": prompt}, model())
     assert caught.value.metadata["field"].startswith("prompt")
 
 

@@ -99,6 +99,7 @@ def test_every_room_reads_what_it_is_told(
         "kv_cache_memory_bytes": 1 << 24,
         "gpu_memory_utilization": 0.25,
         "max_choices": 7,
+        "max_prompts": 5,
         "max_logprobs": 9,
         "api_key": "sesame",
         "chat_template": checkpoint / "config.json",

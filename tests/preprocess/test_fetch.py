@@ -61,14 +61,14 @@ async def site() -> AsyncIterator[Site]:
 
 
 def private(**changes: object) -> FetchPolicy:
-    settings = {"max_bytes": 1 << 20, "timeout_s": 5.0, "allow_private": True, **changes}
+    settings = {"timeout_s": 5.0, "allow_private": True, **changes}
     return FetchPolicy(**settings)  # type: ignore[arg-type]
 
 
 async def refused(policy: FetchPolicy, url: str) -> str:
     async with MediaFetcher(policy) as fetcher:
         with pytest.raises(InvalidRequest) as caught:
-            await fetcher.fetch(url)
+            await fetcher.fetch(url, 1 << 20)
     return caught.value.reason
 
 
@@ -129,7 +129,7 @@ async def test_a_name_that_turns_private_is_dialled_where_it_was_checked(
 
     monkeypatch.setattr(loop, "getaddrinfo", resolve)
     async with MediaFetcher(private()) as fetcher:
-        assert await fetcher.fetch(f"http://rebind.example:{site.port}/a.png") == PNG
+        assert await fetcher.fetch(f"http://rebind.example:{site.port}/a.png", 1 << 20) == PNG
     assert next(answers) == "93.184.216.34"  # it was asked once
 
 
@@ -149,8 +149,8 @@ async def test_one_private_address_among_several_is_enough(
 async def test_fetching_and_its_limits(site: Site) -> None:
     here = f"http://127.0.0.1:{site.port}"
     async with MediaFetcher(private()) as fetcher:
-        assert await fetcher.fetch(f"{here}/a.png") == PNG
-        assert await fetcher.fetch(f"{here}/to?{here}/to?/a.png") == PNG
+        assert await fetcher.fetch(f"{here}/a.png", 1 << 20) == PNG
+        assert await fetcher.fetch(f"{here}/to?{here}/to?/a.png", 1 << 20) == PNG
     assert await refused(private(), f"{here}/missing") == "MEDIA_FETCH_FAILED"
     assert await refused(private(), f"{here}/again") == "MEDIA_FETCH_FAILED"
     assert await refused(private(), f"{here}/to?file:///etc/passwd") == "MEDIA_URL"
@@ -177,9 +177,9 @@ async def test_allowed_domains(site: Site) -> None:
     url = f"http://localhost:{site.port}/a.png"
     assert await refused(private(allowed_domains=("example.org",)), url) == "MEDIA_DOMAIN"
     async with MediaFetcher(private(allowed_domains=("example.org", "localhost"))) as fetcher:
-        assert await fetcher.fetch(url) == PNG
+        assert await fetcher.fetch(url, 1 << 20) == PNG
         with pytest.raises(InvalidRequest):
-            await fetcher.fetch(f"http://127.0.0.1:{site.port}/a.png")
+            await fetcher.fetch(f"http://127.0.0.1:{site.port}/a.png", 1 << 20)
     policy = private(allowed_domains=(".example.org",))
     assert policy.allows("a.example.org")
     assert not policy.allows("example.org.evil.com")

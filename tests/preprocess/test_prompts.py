@@ -242,6 +242,32 @@ async def test_limit_of_the_request(clip_folder: Path, make_room: RoomMaker) -> 
         assert caught.value.metadata["field"] == "second"
 
 
+async def test_the_end_of_a_prompt_is_kept(clip_folder: Path, make_room: RoomMaker) -> None:
+    long = "one two three " * 400  # far over the model's length
+    ids = np.arange(20, dtype="<i4")
+    async with make_room(clip_folder) as room:
+        short = ids_of(await room.prepare(PrepareRequest(text="three one two three")))
+        kept = await room.prepare(PrepareRequest(text=long.strip(), keep_last_tokens=6))
+        assert ids_of(kept)[1:] == short[-5:] and len(ids_of(kept)) == 6
+        request = PrepareRequest(token_ids=ids.tobytes(), keep_last_tokens=5)
+        assert ids_of(await room.prepare(request)) == [15, 16, 17, 18, 19]
+        request = PrepareRequest(text="one two", keep_last_tokens=200)
+        assert ids_of(await room.prepare(request)) == ids_of(
+            await room.prepare(PrepareRequest(text="one two"))
+        )
+        request = PrepareRequest(keep_last_tokens=7)
+        request.conversation.messages.append(turn("user", text(long)))
+        whole = ids_of(await room.chat(turn("user", text("three"))))
+        assert ids_of(await room.prepare(request))[-2:] == whole[-2:]
+        with pytest.raises(InvalidRequest, match="the limit is"):
+            request = PrepareRequest(text=long * 200, keep_last_tokens=6)
+            await room.prepare(request)
+        request = PrepareRequest(keep_last_tokens=7)
+        request.conversation.messages.append(turn("user", image(file_of(A)), text("hi")))
+        with pytest.raises(InvalidRequest, match="cannot be combined with media"):
+            await room.prepare(request)
+
+
 async def test_a_template_from_a_file(
     llama_folder: Path, tmp_path: Path, make_room: RoomMaker
 ) -> None:

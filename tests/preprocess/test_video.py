@@ -144,7 +144,7 @@ async def test_videos_that_are_refused(tmp_path: Path, make_room: RoomMaker) -> 
     refused = [
         (video([]), "VIDEO_FRAMES"),
         (video(files(4)), "VIDEO_FRAMES"),
-        (video([*files(1), file_of(picture(20, 20))]), "IMAGE_UNUSABLE"),
+        (video([*files(1), file_of(picture(20, 20))]), "VIDEO_UNUSABLE"),
         (video([b"nonsense"]), "IMAGE_FORMAT"),
         (video(files(2), -1.0), "BAD_VIDEO"),
         (image(frames.pack(files(1), 1.0), FIELD), "IMAGE_FORMAT"),
@@ -166,7 +166,7 @@ async def test_a_model_for_images_takes_no_videos(clip_folder: Path, make_room: 
 
 def test_a_file_of_frames_that_is_cut_off_is_found() -> None:
     data = frames.pack([b"one", b"three"], 2.0)
-    assert frames.unpack(data) == [b"one", b"three"]
+    assert frames.unpack(data) == ([b"one", b"three"], 2.0)
     for broken in (data[:-1], data[:18], data + b"x", frames.pack([], 1.0)):
         with pytest.raises(ValueError):
             frames.unpack(broken)

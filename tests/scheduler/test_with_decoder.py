@@ -9,7 +9,7 @@ import torch
 from support.checkpoints import load_reference, make_checkpoint
 from support.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from support.scheduler_bench import Bench
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from shared.token_log import decode_tokens, stride
 from tessera.common.v1 import ending_pb2
@@ -53,6 +53,9 @@ SEARCHES = [
     (4, 0.6, True, 3),
     (3, 2.0, False, 1),
     (5, -0.5, True, 2),
+    (4, 2.0, "never", 3),
+    (3, 0.5, "never", 2),
+    (3, -1.0, "never", 2),
 ]
 
 
@@ -69,6 +72,7 @@ async def test_beam_search_is_that_of_transformers(
                 logits = reference(torch.tensor([prompt])).logits[0, -1]
             stop_ids = logits.topk(3 * stops + 1).indices.tolist()[1::3][:stops]
             options = {"length_penalty": penalty, "early_stopping": early}
+            ours = {"early_stopping": early is True, "early_stopping_never": early == "never"}
             rid = await bench.ask(
                 prompt,
                 n=2,
@@ -76,7 +80,8 @@ async def test_beam_search_is_that_of_transformers(
                 use_beam_search=True,
                 stop_token_ids=stop_ids,
                 max_tokens=14,
-                **options,
+                length_penalty=penalty,
+                **ours,
             )
             asked.append((rid, prompt, stop_ids, {"num_beams": beams, **options}))
     text = await bench.ask(PROMPTS[1], max_tokens=14)  # shares the steps
@@ -92,6 +97,57 @@ async def test_beam_search_is_that_of_transformers(
             )
     tokens, _ = await bench.answer(text)
     assert_same_up_to_ties(tokens, *greedy_tokens(reference, PROMPTS[1], 14))
+
+
+@pytest.mark.parametrize("early", [True, False, "never"])
+async def test_beams_end_with_stop_strings_as_in_transformers(
+    bench: Bench, folder: Path, reference: PreTrainedModel, short_tmp: Path, early: bool | str
+) -> None:
+    await bench.real_decoder(folder, short_tmp / "d")
+    bench.scheduler()
+    words = PreTrainedTokenizerFast.from_pretrained(folder)
+    asked = []
+    for prompt in PROMPTS:
+        # Texts of the free search's beams, from the middle of one token into another, so that there
+        # is something to stop at.
+        free = beam_reference(
+            reference, prompt, num_beams=4, num_return_sequences=4, max_new_tokens=14,
+            eos_token_id=None,
+        )  # fmt: skip
+        texts = [words.decode(output) for output in free]
+        found = {text[i : i + 2] for text in texts for i in range(2, len(text) - 1, 4)}
+        stops = sorted(stop for stop in found if "\ufffd" not in stop)[:6] or ["e"]
+        for beams, penalty in ((4, 1.0), (3, 0.3), (2, 2.0)):
+            rid = await bench.ask(
+                prompt,
+                n=2,
+                best_of=beams,
+                use_beam_search=True,
+                stop=stops,
+                max_tokens=14,
+                length_penalty=penalty,
+                early_stopping=early is True,
+                early_stopping_never=early == "never",
+            )
+            asked.append((rid, prompt, stops, {"num_beams": beams, "length_penalty": penalty}))
+    stopped = 0
+    for rid, prompt, stops, options in asked:
+        answers = await bench.answers(rid, 2, timeout_s=60)
+        expected = beam_reference(
+            reference, prompt, num_return_sequences=2, max_new_tokens=14, eos_token_id=None,
+            early_stopping=early, stop_strings=stops, tokenizer=words, **options,
+        )  # fmt: skip
+        assert [decode_tokens(records) for records, _ in answers] == expected
+        for tokens, (_, ending) in zip(expected, answers, strict=True):
+            text = words.decode(tokens)
+            if ending.reason == ending_pb2.FINISH_REASON_STOP:
+                stopped += 1
+                cut = text.encode()[: len(text.encode()) - ending.cut].decode()
+                assert text[len(cut) :].startswith(ending.stop)
+                assert not any(stop in cut for stop in stops)
+            else:
+                assert len(tokens) == 14 and not any(stop in text for stop in stops)
+    assert stopped > 6
 
 
 async def test_beams_carry_their_log_probabilities(

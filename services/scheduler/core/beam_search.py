@@ -2,9 +2,13 @@
 
 Scores are sums of log-probabilities; that of a finished hypothesis is divided by its number of generated tokens, the
 stop token counted, to the power of the length penalty.
+
+Where more of the best continuations end with a stop string than leave beams to go on, transformers goes on with ended
+ones at a score of -1e9. Here they are dropped: while one beam is alive all of its continuations are better, and when
+none is, there are as many finished hypotheses as beams.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,7 +32,8 @@ class Hypothesis(NamedTuple):
 
     score: float
     last: Step
-    stop_token_id: int | None  # None: it reached the most that it may have
+    stop_token_id: int | None
+    has_stop_string: bool  # neither: it reached the most tokens that it may have
 
     def steps(self) -> list[Step]:
         """Its tokens in order."""
@@ -58,6 +63,8 @@ class BeamSearch:
     min_tokens: int = 0
     length_penalty: float = 1.0
     early_stopping: bool = False
+    exhaustive: bool = False  # goes on while a hypothesis of the greatest length could be better
+    completes_stop_string: Callable[[Step], bool] | None = None  # of the last token of a beam
     num_kept_top: int = 0  # of what else could have come, how much is kept for the caller
 
     live: "list[Sequence]" = field(default_factory=list)
@@ -132,15 +139,22 @@ class BeamSearch:
     def _hypothesis(self, candidate: Continuation) -> Hypothesis | None:
         token = candidate.step.token
         stop = token if token in self.stop_token_ids else None
-        if stop is None and self._generated < self.max_tokens:
+        has_string = stop is None and self._completes_stop_string(candidate.step)
+        if stop is None and not has_string and self._generated < self.max_tokens:
             return None
         score = candidate.score / self._generated**self.length_penalty
-        return Hypothesis(score, candidate.step, stop)
+        return Hypothesis(score, candidate.step, stop, has_string)
+
+    def _completes_stop_string(self, step: Step) -> bool:
+        return self.completes_stop_string is not None and self.completes_stop_string(step)
 
     def _cannot_improve(self, best_running: float) -> bool:
         if len(self.finished) < self.num_beams:
             return False
         if self.early_stopping:
             return True
-        best_possible: float = best_running / self._generated**self.length_penalty
+        longest = self._generated
+        if self.exhaustive and self.length_penalty > 0:
+            longest = self.max_tokens
+        best_possible: float = best_running / longest**self.length_penalty
         return best_possible <= self.finished[-1].score

@@ -84,12 +84,14 @@ def respell(folder: Path, family: str, spelling: str) -> Path:
 
 
 def reference_inputs(
-    folder: Path, text: str, images: Sequence[Image] = ()
+    folder: Path, text: str, images: Sequence[Image] = (), **videos: Any
 ) -> dict[str, torch.Tensor]:
-    """What transformers' `generate` takes for a rendered prompt and its pictures."""
+    """What transformers' `generate` takes for a rendered prompt and its pictures; `videos` for
+    families that have them.
+    """
     kind = load_config(folder)["model_type"]
     if kind in _IMAGE_FAMILIES:
-        return _IMAGE_FAMILIES[kind].inputs(folder, text, images)
+        return _IMAGE_FAMILIES[kind].inputs(folder, text, images, **videos)
     words = PreTrainedTokenizerFast.from_pretrained(folder)
     return {"input_ids": words(text, return_tensors="pt", add_special_tokens=False)["input_ids"]}
 

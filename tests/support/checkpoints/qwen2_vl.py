@@ -1,6 +1,7 @@
 """Qwen2-VL and Qwen2.5-VL: small patches, at most 40 rows an image, the released checkpoints' tokens."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,23 +104,57 @@ class Parts:
         self._words.save_pretrained(folder)
 
 
-def inputs(folder: Path, text: str, images: Sequence[Image]) -> dict[str, torch.Tensor]:
-    """What `generate` takes, from a rendered prompt."""
+def inputs(
+    folder: Path,
+    text: str,
+    images: Sequence[Image],
+    videos: Sequence[tuple[Sequence[Image], float]] = (),
+) -> dict[str, torch.Tensor]:
+    """What `generate` takes, from a rendered prompt. Videos are frames with the seconds between them."""
     words = PreTrainedTokenizerFast.from_pretrained(folder)
     settings = json.loads((folder / "preprocessor_config.json").read_text())
     processor = Qwen2VLImageProcessorPil.from_dict(settings)
+    config = load_config(folder)
     found: dict[str, Any] = {}
     if images:
         made = processor(images=list(images), return_tensors="pt")
         found = {"pixel_values": made["pixel_values"], "image_grid_thw": made["image_grid_thw"]}
-        for grid in made["image_grid_thw"].tolist():
-            count = grid[0] * grid[1] * grid[2] // processor.merge_size**2
-            text = text.replace(IMAGE, "<placeholder>" * count, 1)
-        text = text.replace("<placeholder>", IMAGE)
+        text = _expanded(text, IMAGE, made["image_grid_thw"], processor.merge_size)
+    if videos:
+        values, grids = zip(*(_video(processor, frames) for frames, _ in videos), strict=True)
+        found["pixel_values_videos"] = torch.cat(values)
+        found["video_grid_thw"] = torch.tensor(grids)
+        text = _expanded(text, VIDEO, found["video_grid_thw"], processor.merge_size)
+        if config["model_type"] == "qwen2_5_vl":
+            paces = [pace * processor.temporal_patch_size for _, pace in videos]
+            found["second_per_grid_ts"] = torch.tensor(paces)
     ids = words(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     found["input_ids"] = ids
-    found["mm_token_type_ids"] = (ids == load_config(folder)["image_token_id"]).int()
+    kinds = (ids == config["image_token_id"]).int(), (ids == config["video_token_id"]).int()
+    found["mm_token_type_ids"] = kinds[0] + 2 * kinds[1]
     return found
+
+
+def _expanded(text: str, marker: str, grids: torch.Tensor, merge: int) -> str:
+    for grid in grids.tolist():
+        text = text.replace(marker, "<placeholder>" * (math.prod(grid) // merge**2), 1)
+    return text.replace("<placeholder>", marker)
+
+
+def _video(
+    processor: Qwen2VLImageProcessorPil, frames: Sequence[Image]
+) -> tuple[torch.Tensor, list[int]]:
+    """Each frame as the image processor makes it, which shows it twice, and of that every second one."""
+    time = processor.temporal_patch_size
+    frames = [*frames, *[frames[-1]] * (-len(frames) % time)]
+    made = [processor(images=frame, return_tensors="pt") for frame in frames]
+    _, rows, columns = made[0]["image_grid_thw"][0].tolist()
+    apart = [m["pixel_values"].view(rows * columns, 3, time, -1) for m in made]
+    steps = [
+        torch.stack([a[:, :, 0] for a in apart[start : start + time]], 2).flatten(1)
+        for start in range(0, len(frames), time)
+    ]
+    return torch.cat(steps), [len(steps), rows, columns]
 
 
 def respelt(name: str, spelling: str) -> str:

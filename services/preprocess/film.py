@@ -1,0 +1,97 @@
+"""Files that move: the chosen frames of an animation, or of what PyAV reads. Runs in the image worker."""
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import PIL.Image
+
+from services.preprocess.image_decoder import rgb
+from services.preprocess.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.sampling import Sampling
+
+_ANIMATIONS = ("GIF", "WEBP", "PNG")
+# FFmpeg's demuxers by the place and the bytes that tell them. One is named, never left to guesses:
+# some that FFmpeg has (playlists) would open other files and addresses.
+_CONTAINERS = {"mov": (4, b"ftyp"), "matroska": (0, b"\x1a\x45\xdf\xa3"), "avi": (8, b"AVI ")}
+_ACCEPTED = (
+    "send an animated GIF, WebP or PNG, or the video's frames as"
+    " data:video/jpeg;base64,<frame>,<frame>,..."
+)
+
+
+@dataclass(frozen=True)
+class Film:
+    """A video that is being read. `frames` are upright RGB pictures, decoded one at a time."""
+
+    frames: Iterator[PIL.Image.Image]
+    count: int
+    seconds_per_frame: float  # 0 where the file does not say
+
+
+def open_film(data: bytes, sampling: Sampling, limits: ImageLimits) -> Film:
+    """The chosen frames of a video file. Raises UnreadableImage; so does taking a frame."""
+    for demuxer, (place, magic) in _CONTAINERS.items():
+        if data[place : place + len(magic)] == magic:
+            return _container(data, demuxer, sampling, limits)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = PIL.Image.open(io.BytesIO(data), formats=_ANIMATIONS)
+            limits.check(*image.size)
+            durations_ms = _durations_ms(image)
+    except UnreadableImage:
+        raise
+    except PIL.UnidentifiedImageError as error:
+        raise UnreadableImage(
+            "VIDEO_FORMAT", f"this is not a video file that is read here: {_ACCEPTED}"
+        ) from error
+    except Exception as error:  # Pillow's decoders raise anything on damaged files
+        raise UnreadableImage("VIDEO_DAMAGED", f"the video file is damaged: {error}") from error
+    seconds = sum(durations_ms) / 1000
+    chosen = sampling.choose(len(durations_ms), seconds or None)
+    limits.check_frames(len(chosen), *image.size)
+    first = _first(image)
+    frames = _frames(image, [first + index for index in chosen])
+    return Film(frames, len(chosen), seconds / len(chosen))
+
+
+def _first(image: PIL.Image.Image) -> int:
+    # A PNG may begin with a picture for those who cannot see it move.
+    return int(bool(getattr(image, "default_image", False)))
+
+
+def _durations_ms(image: PIL.Image.Image) -> list[float]:
+    found = []
+    for index in range(_first(image), getattr(image, "n_frames", 1)):
+        image.seek(index)
+        image.load()
+        found.append(max(0.0, float(image.info.get("duration") or 0)))
+    return found
+
+
+def _frames(image: PIL.Image.Image, places: Sequence[int]) -> Iterator[PIL.Image.Image]:
+    for place in places:
+        try:
+            image.seek(place)
+            image.load()
+            picture = image.copy()
+        except Exception as error:
+            raise UnreadableImage("VIDEO_DAMAGED", f"frame {place} is damaged: {error}") from error
+        yield rgb(picture)
+
+
+def _container(data: bytes, demuxer: str, sampling: Sampling, limits: ImageLimits) -> Film:
+    try:
+        # Where it is not installed nothing else is lost, and elsewhere only those who need it wait for it.
+        from services.preprocess import film_container
+    except ImportError as error:
+        raise UnreadableImage(
+            "VIDEO_FORMAT",
+            f"this server does not read MP4, WebM and the like (it lacks PyAV): {_ACCEPTED}",
+        ) from error
+    reader = film_container.Reader(data, demuxer, limits)
+    chosen = sampling.choose(reader.total, reader.seconds)
+    limits.check_frames(len(chosen), *reader.size)
+    return Film(reader.frames(chosen), len(chosen), (reader.seconds or 0.0) / len(chosen))

@@ -1,0 +1,42 @@
+"""Stop strings in beam search: a beam ends with the token that completes one."""
+
+from collections.abc import Sequence
+
+from services.scheduler.core.beam_search import Step
+from shared.text import ByteStream, TokenBytes
+
+
+class BeamStops:
+    """Whether the last token of a beam completes a stop string; beams that had one have ended before."""
+
+    def __init__(
+        self, table: TokenBytes, stops: Sequence[str], *, skip_special_tokens: bool
+    ) -> None:
+        self._table = table
+        self._skip = skip_special_tokens
+        self._pieces = table.shown_pieces if skip_special_tokens else table.pieces
+        self._stops = [stop.encode("utf-8") for stop in stops]
+        self._longest = max(map(len, self._stops))
+
+    def __call__(self, step: Step) -> bool:
+        """Looks at the end of the text alone: as much of it as a stop string may take."""
+        window = self._longest - 1 + len(self._piece(step.token))
+        # Spaces that are stripped from the beginning of a text must not be counted.
+        wanted = window + self._table.leading_spaces_stripped
+        tokens: list[int] = []
+        found = 0
+        at: Step | None = step
+        while at is not None and found < wanted:
+            tokens.append(at.token)
+            found += len(self._piece(at.token))
+            at = at.before
+        tokens.reverse()
+        if at is None:
+            data = b"".join(map(ByteStream(self._table, self._skip).push, tokens))
+        else:
+            data = b"".join(map(self._piece, tokens))
+        end = data[-window:] if window else b""
+        return any(stop in end for stop in self._stops)
+
+    def _piece(self, token: int) -> bytes:
+        return self._pieces[token] if 0 <= token < len(self._pieces) else b""
