@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,13 +23,15 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 import numpy as np  # noqa: E402
 import PIL.Image  # noqa: E402
 
-from services.preprocess import frames  # noqa: E402
+from services.preprocess import early_resize, frames  # noqa: E402
 from services.preprocess.image_decoder import decode  # noqa: E402
 from services.preprocess.image_limits import ImageLimits, UnreadableImage  # noqa: E402
 from shared import artifact_file  # noqa: E402
+from shared.pixel_scaling import PixelScaling  # noqa: E402
 
 _LENGTH = struct.Struct("<I")
 _CHANNELS = 3
+_Pixels = np.ndarray[Any, np.dtype[np.generic]]
 
 
 class PixelMaker:
@@ -49,19 +52,50 @@ class PixelMaker:
         # A folder without a video processor has its videos treated as its images.
         if "temporal_patch_size" in self.settings:
             self.settings["video_size"] = video_size or self.settings["size"]
+        self.scaling = self._find_scaling()
 
-    def make(self, image: PIL.Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32 [channels, height, width], or what else the family's processor makes of a picture."""
-        made = self._processor(images=image, return_tensors="np")
+    def make(self, image: PIL.Image.Image) -> _Pixels:
+        """Pixel values [channels, height, width], or what else the family's processor makes of a picture.
+
+        uint8 where there is a `scaling` that makes the processor's float32 of them, a patch's
+        moments then being one; else those float32.
+        """
+        small = early_resize.resize(self._processor, image)
+        return self._bytes(small) if self.scaling is not None else self._values(small)
+
+    def _bytes(self, image: PIL.Image.Image, **changes: Any) -> _Pixels:
+        if "temporal_patch_size" in self.settings:
+            changes["temporal_patch_size"] = 1
+        return self._values(image, do_rescale=False, do_normalize=False, **changes).astype(np.uint8)
+
+    def _values(self, image: PIL.Image.Image, **changes: Any) -> _Pixels:
+        made = self._processor(images=image, return_tensors="np", **changes)
         values = made["pixel_values"]
         # Where pictures have grids of their own, the processor gives rows of patches one picture
         # after the other; elsewhere it gives one array for each picture.
-        return np.ascontiguousarray(values if "image_grid_thw" in made else values[0], np.float32)
+        values = values if "image_grid_thw" in made else values[0]
+        whole = "do_rescale" in changes  # else what numpy made of them may be wider than float32
+        return np.ascontiguousarray(values, None if whole else np.float32)
 
-    def make_video(
-        self, pictures: Sequence[PIL.Image.Image]
-    ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32 [patches, channels * time * side * side] of frames of one size.
+    def _find_scaling(self) -> PixelScaling | None:
+        """What makes the processor's values of bytes, if that gives every bit of them."""
+        every = np.random.default_rng(0).permutation(np.arange(64 * 48 * _CHANNELS) % 256)
+        picture = PIL.Image.fromarray(every.reshape(48, 64, _CHANNELS).astype(np.uint8))
+        try:
+            scaling = PixelScaling.of(self.settings, _CHANNELS)
+            values, raw = self._values(picture), self._bytes(picture)
+        except (KeyError, TypeError, ValueError):
+            return None
+        if raw.ndim not in (2, 3, 4) or values.size % raw.size:
+            return None
+        count = 1 if raw.ndim == 3 else len(raw)  # one square, several, or patches
+        apart = raw.reshape(count, _CHANNELS, 1, -1)
+        found = np.stack([scaling.table()[c][apart[:, c]] for c in range(_CHANNELS)], axis=1)
+        wanted = values.reshape(count, _CHANNELS, values.size // raw.size, -1)
+        return scaling if (found == wanted).all() else None
+
+    def make_video(self, pictures: Sequence[PIL.Image.Image]) -> _Pixels:
+        """uint8 or float32 [patches, channels * time * side * side] of frames of one size.
 
         For processors that repeat an image to fill a patch's time: each frame is processed as an
         image within a video's bounds, and stands at its own place in time. Raises ValueError.
@@ -73,15 +107,12 @@ class PixelMaker:
         for start in range(0, len(pictures), time):
             step = list(pictures[start : start + time])
             step += [step[-1]] * (time - len(step))
-            made = [
-                self._processor(
-                    images=frame, size=self.settings["video_size"], return_tensors="np"
-                )["pixel_values"]
-                for frame in step
-            ]
-            apart = [p.reshape(len(p), _CHANNELS, time, -1)[:, :, 0] for p in made]
-            steps.append(np.stack(apart, axis=2).reshape(made[0].shape))
-        return np.ascontiguousarray(np.concatenate(steps), np.float32)
+            make = self._bytes if self.scaling is not None else self._values
+            made = [make(frame, size=self.settings["video_size"]) for frame in step]
+            moments = 1 if self.scaling is not None else time
+            apart = [p.reshape(len(p), _CHANNELS, moments, -1)[:, :, 0] for p in made]
+            steps.append(np.stack(apart, axis=2).reshape(len(made[0]), -1))
+        return np.concatenate(steps)
 
 
 def main(name: str, config_json: str, limits_json: str, video_json: str) -> None:
@@ -92,7 +123,8 @@ def main(name: str, config_json: str, limits_json: str, video_json: str) -> None
     limits = ImageLimits(**json.loads(limits_json))
     maker = PixelMaker(name, json.loads(config_json), json.loads(video_json))
     sample = maker.make(PIL.Image.new("RGB", (64, 48)))  # also warms everything up
-    _send(sink, {"settings": maker.settings, "shape": sample.shape})
+    scaling = None if maker.scaling is None else asdict(maker.scaling)
+    _send(sink, {"settings": maker.settings, "shape": sample.shape, "scaling": scaling})
     while (job := _receive(source)) is not None:
         _send(sink, _work(maker, limits, job, source.read(job["bytes"])))
 

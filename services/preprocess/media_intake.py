@@ -9,6 +9,7 @@ from services.preprocess.media_fetch import MediaFetcher
 from services.preprocess.pixel_cache import PixelCache, Pixels
 from shared.errors import InvalidRequest, Precondition
 from shared.media_store import MediaStore, media_digest
+from shared.pixel_scaling import PixelScaling
 from shared.telemetry import Stopwatch
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video
@@ -41,6 +42,11 @@ class MediaIntake:
         self._cache = cache
         self._store = store
         self._max_bytes = max_bytes
+
+    @property
+    def scaling(self) -> PixelScaling | None:
+        """What makes values of the pixels' bytes; None where they are values."""
+        return self._cache.scaling
 
     async def take(self, media: Media) -> TakenImage:
         """Pixel values of a client's image; its raw bytes are in the media store when it returns.
