@@ -33,7 +33,7 @@ RUN python -m grpc_tools.protoc -I protos --python_out=protos --grpc_python_out=
 FROM python AS kernels
 RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ >/dev/null
 WORKDIR /build
-COPY services/decoder/ops/cpu_kernels cpu_kernels
+COPY shared/cpu_kernels cpu_kernels
 RUN python cpu_kernels/build.py --all
 
 # --- libraries: they change when pyproject.toml does, not when code does -------------------------
@@ -111,6 +111,7 @@ COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/vision_encoder services/vision_encoder
+COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
 USER tessera
 CMD ["python", "-m", "services.vision_encoder"]
 
@@ -119,6 +120,6 @@ COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/decoder services/decoder
-COPY --from=kernels /build/cpu_kernels/build services/decoder/ops/cpu_kernels/build
+COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
 USER tessera
 CMD ["python", "-m", "services.decoder"]

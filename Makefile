@@ -16,7 +16,7 @@ BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 COMPILED  := $(VENV)/.compiled
 KERNELS   := $(VENV)/.kernels
-CPU_KERNELS := services/decoder/ops/cpu_kernels
+CPU_KERNELS := shared/cpu_kernels
 PROTOS    := $(shell find protos -name '*.proto')
 COMPOSE   := docker compose
 

@@ -9,6 +9,8 @@ MEASUREMENTS = {
     "startup": "seconds from `tessera serve` to ready",
     "scheduler": "microseconds of a decision for each sequence and step",
     "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",
+    "tower": "encoding one picture: our kernels against torch",
+    "pixels": "an image before the tower: decoding, resizing, bytes against float32",
     "compare": "one server's figures over a table of workloads: Tessera, vLLM, llama.cpp",
     "path": "processor time of each process for each token and request, on any checkpoint",
     "simulator": "the real core and router against simulated decoders: a thousand of them, a million requests",

@@ -107,11 +107,11 @@ def _protos() -> Finding:
 def _kernels() -> Finding:
     """Asked in a process of its own: the launcher imports no other room."""
     what = "cpu kernels"
-    spec = importlib.util.find_spec("services.decoder")
+    spec = importlib.util.find_spec("shared.cpu_kernels")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not folders:
-        return Finding(what, "this installation has no decoder", needed=False)
-    script = Path(folders[0]) / "ops" / "cpu_kernels" / "build.py"
+        return Finding(what, "not in this installation", needed=False)
+    script = Path(folders[0]) / "build.py"
     try:
         command = [sys.executable, str(script), "--status"]
         found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)

@@ -1,5 +1,6 @@
 """Image files to upright RGB pictures. Runs in the image worker, where a crash takes nobody along."""
 
+import contextlib
 import io
 import warnings
 
@@ -45,10 +46,9 @@ def decode(data: bytes, limits: ImageLimits) -> PIL.Image.Image:
 
 
 def _upright(image: PIL.Image.Image) -> PIL.Image.Image:
-    try:
-        return PIL.ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF says nothing about the orientation
-        return image
+    with contextlib.suppress(Exception):  # damaged EXIF says nothing about the orientation
+        PIL.ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def rgb(image: PIL.Image.Image) -> PIL.Image.Image:

@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,14 +23,16 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 import numpy as np  # noqa: E402
 import PIL.Image  # noqa: E402
 
-from services.preprocess import frames  # noqa: E402
+from services.preprocess import early_resize, frames  # noqa: E402
 from services.preprocess.film import Film, open_film  # noqa: E402
 from services.preprocess.image_decoder import decode  # noqa: E402
 from services.preprocess.image_limits import ImageLimits, UnreadableImage  # noqa: E402
 from shared import artifact_file  # noqa: E402
+from shared.pixel_scaling import PixelScaling  # noqa: E402
 
 _LENGTH = struct.Struct("<I")
 _CHANNELS = 3
+_Pixels = np.ndarray[Any, np.dtype[np.generic]]
 
 
 class PixelMaker:
@@ -50,40 +53,72 @@ class PixelMaker:
         # A folder without a video processor has its videos treated as its images.
         if "temporal_patch_size" in self.settings:
             self.settings["video_size"] = video_size or self.settings["size"]
+        self.scaling = self._find_scaling()
 
-    def make(self, image: PIL.Image.Image) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """float32 [channels, height, width], or what else the family's processor makes of a picture."""
-        made = self._processor(images=image, return_tensors="np")
+    def make(self, image: PIL.Image.Image) -> _Pixels:
+        """Pixel values [channels, height, width], or what else the family's processor makes of a picture.
+
+        uint8 where there is a `scaling` that makes the processor's float32 of them, a patch's
+        moments then being one; else those float32.
+        """
+        small = early_resize.resize(self._processor, image)
+        return self._bytes(small) if self.scaling is not None else self._values(small)
+
+    def _bytes(self, image: PIL.Image.Image, **changes: Any) -> _Pixels:
+        if "temporal_patch_size" in self.settings:
+            changes["temporal_patch_size"] = 1
+        return self._values(image, do_rescale=False, do_normalize=False, **changes).astype(np.uint8)
+
+    def _values(self, image: PIL.Image.Image, **changes: Any) -> _Pixels:
+        made = self._processor(images=image, return_tensors="np", **changes)
         values = made["pixel_values"]
         # Where pictures have grids of their own, the processor gives rows of patches one picture
         # after the other; elsewhere it gives one array for each picture.
-        return np.ascontiguousarray(values if "image_grid_thw" in made else values[0], np.float32)
+        values = values if "image_grid_thw" in made else values[0]
+        whole = "do_rescale" in changes  # else what numpy made of them may be wider than float32
+        return np.ascontiguousarray(values, None if whole else np.float32)
+
+    def _find_scaling(self) -> PixelScaling | None:
+        """What makes the processor's values of bytes, if that gives every bit of them."""
+        every = np.random.default_rng(0).permutation(np.arange(64 * 48 * _CHANNELS) % 256)
+        picture = PIL.Image.fromarray(every.reshape(48, 64, _CHANNELS).astype(np.uint8))
+        try:
+            scaling = PixelScaling.of(self.settings, _CHANNELS)
+            values, raw = self._values(picture), self._bytes(picture)
+        except (KeyError, TypeError, ValueError):
+            return None
+        if raw.ndim not in (2, 3, 4) or values.size % raw.size:
+            return None
+        count = 1 if raw.ndim == 3 else len(raw)  # one square, several, or patches
+        apart = raw.reshape(count, _CHANNELS, 1, -1)
+        found = np.stack([scaling.table()[c][apart[:, c]] for c in range(_CHANNELS)], axis=1)
+        wanted = values.reshape(count, _CHANNELS, values.size // raw.size, -1)
+        return scaling if (found == wanted).all() else None
 
     def make_video(
         self, pictures: Iterable[PIL.Image.Image], count: int, limits: ImageLimits
-    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], tuple[int, int]]:
-        """float32 [patches, channels * time * side * side] of `count` frames of one size, and that
-        size: width and height.
+    ) -> tuple[_Pixels, tuple[int, int]]:
+        """uint8 or float32 [patches, channels * time * side * side] of `count` frames of one size,
+        and that size: width and height.
 
         For processors that repeat an image to fill a patch's time: each frame is processed as an
         image within a video's bounds, and stands at its own place in time. Takes one frame after
         the other. Raises ValueError, UnreadableImage when the rows are too many.
         """
         time = int(self.settings["temporal_patch_size"])
-        values = np.empty(0, np.float32)
+        values: _Pixels = np.empty(0, np.uint8)
         size = (0, 0)
+        make, moments = (self._values, time) if self.scaling is None else (self._bytes, 1)
         for index, picture in enumerate(pictures):
             if index and picture.size != size:
                 raise ValueError("its frames differ in size")
             size = picture.size
-            made = self._processor(
-                images=picture, size=self.settings["video_size"], return_tensors="np"
-            )["pixel_values"]
-            apart = made.reshape(len(made), _CHANNELS, time, -1)[:, :, 0]
+            made = make(picture, size=self.settings["video_size"])
+            apart = made.reshape(len(made), _CHANNELS, moments, -1)[:, :, 0]
             if index == 0:
                 steps = -(-count // time)
                 limits.check_rows(steps * len(made) // int(self.settings["merge_size"]) ** 2)
-                values = np.empty((steps, *apart.shape[:2], time, apart.shape[2]), np.float32)
+                values = np.empty((steps, *apart.shape[:2], time, apart.shape[2]), made.dtype)
             # The last frame stands in for those that its step lacks.
             values[index // time, :, :, index % time :] = apart[:, :, None]
         return values.reshape(values.shape[0] * values.shape[1], -1), size
@@ -97,7 +132,8 @@ def main(name: str, config_json: str, limits_json: str, video_json: str) -> None
     limits = ImageLimits(**json.loads(limits_json))
     maker = PixelMaker(name, json.loads(config_json), json.loads(video_json))
     sample = maker.make(PIL.Image.new("RGB", (64, 48)))  # also warms everything up
-    _send(sink, {"settings": maker.settings, "shape": sample.shape})
+    scaling = None if maker.scaling is None else asdict(maker.scaling)
+    _send(sink, {"settings": maker.settings, "shape": sample.shape, "scaling": scaling})
     while (job := _receive(source)) is not None:
         _send(sink, _work(maker, limits, job, source.read(job["bytes"])))
 
@@ -125,9 +161,7 @@ def _work(
     return told
 
 
-def _video(
-    maker: PixelMaker, limits: ImageLimits, data: bytes
-) -> tuple[np.ndarray[Any, np.dtype[np.float32]], dict[str, Any]]:
+def _video(maker: PixelMaker, limits: ImageLimits, data: bytes) -> tuple[_Pixels, dict[str, Any]]:
     if frames.is_film(data):
         film = open_film(*frames.unpack_film(data), limits)
     else:

@@ -12,6 +12,7 @@ from services.preprocess.pixel_cache import PixelCache, Pixels
 from services.preprocess.sampling import Sampling
 from shared.errors import InvalidRequest, Precondition
 from shared.media_store import MediaStore, media_digest
+from shared.pixel_scaling import PixelScaling
 from shared.telemetry import Stopwatch
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video
@@ -55,6 +56,11 @@ class MediaIntake:
         self._cache = cache
         self._store = store
         self._limits = limits
+
+    @property
+    def scaling(self) -> PixelScaling | None:
+        """What makes values of the pixels' bytes; None where they are values."""
+        return self._cache.scaling
 
     async def take(self, media: Media) -> TakenMedia:
         """Pixel values of a client's image; its raw bytes are in the media store when it returns.

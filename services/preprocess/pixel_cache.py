@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from services.preprocess.worker_pool import ImageWorkerPool, PictureSize, ProcessorInfo
 from shared.artifact_file import DIGEST_BYTES
@@ -31,6 +31,7 @@ class PixelCache:
         self._entries: OrderedDict[bytes, Pixels] = OrderedDict()
         self._making: dict[bytes, asyncio.Task[Pixels]] = {}
         self._settings = settings_fingerprint(pool.info)
+        self.scaling = pool.info.scaling
         self.processed = 0
 
     def digest(self, source_digest: bytes) -> bytes:
@@ -92,5 +93,6 @@ class PixelCache:
 
 def settings_fingerprint(info: ProcessorInfo) -> bytes:
     """16 bytes over everything that decides which pixels come of a picture; equal in all replicas."""
-    text = json.dumps([info.settings, info.shape, "rgb on white, upright"], sort_keys=True)
+    scaling = None if info.scaling is None else asdict(info.scaling)
+    text = json.dumps([info.settings, info.shape, scaling, "rgb on white, upright"], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()

@@ -14,7 +14,9 @@ from services.preprocess.prompt_builder import Draft, Prompt, PromptBuilder
 from services.preprocess.prompt_stream import prepare_many
 from shared import tasks
 from shared.errors import InvalidRequest, Precondition
+from shared.pixel_scaling import PixelScaling
 from shared.telemetry import Stopwatch
+from tessera.common.v1 import media_pb2
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 from tessera.preprocess.v1.preprocess_pb2 import (
@@ -64,7 +66,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self._builder.check_length(len(prompt.ids), request.max_prompt_tokens, draft.field)
         return PrepareResponse(
             token_ids=prompt.ids.astype("<i4").tobytes(),
-            media=_items(prompt, spans, images),
+            media=_items(prompt, spans, images, self._intake.scaling if self._intake else None),
             text=draft.text,
             times=PrepareTimes(
                 fetch_us=max((i.fetch_us for i in images), default=0),
@@ -148,8 +150,16 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
 
 
 def _items(
-    prompt: Prompt, spans: Sequence[MediaSpan], images: Sequence[TakenMedia]
+    prompt: Prompt,
+    spans: Sequence[MediaSpan],
+    images: Sequence[TakenMedia],
+    scaling: PixelScaling | None,
 ) -> list[MediaItem]:
+    said = None
+    if scaling is not None:
+        said = media_pb2.PixelScaling(
+            factor=scaling.factor, mean=scaling.mean, std=scaling.deviation
+        )
     return [
         MediaItem(
             digest=image.digest,
@@ -166,6 +176,7 @@ def _items(
             pixels=image.pixels.ref,
             width=image.pixels.size.width,
             height=image.pixels.size.height,
+            scaling=said,
         )
         for offset, span, image in zip(prompt.offsets, spans, images, strict=True)
     ]

@@ -22,6 +22,7 @@ from services.preprocess.processor_config import (
 )
 from shared.artifacts import Reservation, out_of_space
 from shared.errors import InvalidRequest, Unavailable
+from shared.pixel_scaling import PixelScaling
 from shared.settings import child_environment
 
 log = structlog.get_logger(__name__)
@@ -33,10 +34,12 @@ _TRIES = 2
 
 @dataclass(frozen=True)
 class ProcessorInfo:
-    """What a worker says of its image processor: settings after defaults, and the shape of its output."""
+    """What a worker says of its image processor: settings after defaults, the shape of its output,
+    and what makes values of its bytes; None where it writes the values themselves."""
 
     settings: dict[str, Any]
     shape: tuple[int, ...]
+    scaling: PixelScaling | None
 
 
 @dataclass(frozen=True)
@@ -212,5 +215,10 @@ class ImageWorkerPool:
             raise Unavailable(
                 "IMAGE_WORKER", "the image worker does not start; its own message stands above"
             ) from error
-        self.info = ProcessorInfo(hello["settings"], tuple(hello["shape"]))
+        scaling = None if hello["scaling"] is None else _scaling(**hello["scaling"])
+        self.info = ProcessorInfo(hello["settings"], tuple(hello["shape"]), scaling)
         return worker
+
+
+def _scaling(factor: float, mean: Sequence[float], deviation: Sequence[float]) -> PixelScaling:
+    return PixelScaling(factor, tuple(mean), tuple(deviation))

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.vision_encoder.embedding_cache import EmbeddingCache
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
 from services.vision_encoder.pixel_source import PixelSource
@@ -10,6 +12,7 @@ from services.vision_encoder.tower_queue import TowerQueue
 from shared.artifact_file import Array
 from shared.artifacts import ArtifactStore
 from shared.errors import Precondition
+from shared.pixel_scaling import PixelScaling
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 
@@ -98,7 +101,13 @@ class Encoder:
 
 def _item(media: MediaItem, pixels: Array) -> VisionItem:
     grid = (media.grid_t, media.grid_h, media.grid_w)
-    return VisionItem(pixels, grid, media.height, media.width)
+    scaling = None
+    if pixels.dtype == np.uint8 and media.HasField("scaling"):
+        said = media.scaling
+        scaling = PixelScaling(said.factor, tuple(said.mean), tuple(said.std))
+    elif pixels.dtype != np.float32:
+        raise BadPixels(f"pixels of {pixels.dtype} whose item does not say what they stand for")
+    return VisionItem(pixels, grid, media.height, media.width, scaling)
 
 
 def _check_promise(media: MediaItem, ref: ArtifactRef) -> None:

@@ -92,9 +92,15 @@ def _load(settings: VisionEncoderSettings) -> VisionModel | None:
     dtype = settings.dtype
     if dtype == "auto":
         dtype = checkpoint.default_dtype(settings.device)
-    model = load_vision_model(checkpoint, torch.device(settings.device), getattr(torch, dtype))
+    model = load_vision_model(
+        checkpoint, torch.device(settings.device), getattr(torch, dtype), _threads(settings)
+    )
     checkpoint.close()
     return model
+
+
+def _threads(settings: VisionEncoderSettings) -> int:
+    return settings.threads or len(os.sched_getaffinity(0))
 
 
 async def _encoder(
@@ -106,10 +112,10 @@ async def _encoder(
 ) -> Encoder:
     queue = TowerQueue(model, settings.batch_patches)
     resources.callback(queue.close)
-    threads = settings.threads or os.cpu_count() or 1
 
     def warm_up() -> None:
-        torch.set_num_threads(threads)
+        # Two pools would take the cores from each other.
+        torch.set_num_threads(1 if model.on_kernels else _threads(settings))
         model.encode([model.sample()])
 
     await queue.on_thread(warm_up)

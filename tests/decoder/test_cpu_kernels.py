@@ -13,9 +13,9 @@ from support.paged_rows import LENGTHS, ROWS, Cache
 from services.decoder.ops import cpu
 from services.decoder.ops.attention_meta import Heads
 from services.decoder.ops.base import BaseOps
-from services.decoder.ops.cpu_kernels import build, library
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.row_check import rows_are_equal
+from shared.cpu_kernels import build, library
 
 CPU = torch.device("cpu")
 HERE = build.best_instruction_set()

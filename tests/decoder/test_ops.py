@@ -10,10 +10,10 @@ from support.paged_rows import LENGTHS, ROWS, Cache, Row
 from services.decoder.ops.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu import CpuOps
-from services.decoder.ops.cpu_kernels.library import load_kernels
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.cuda import CudaOps
 from services.decoder.ops.row_check import rows_are_equal
+from shared.cpu_kernels.library import load_kernels
 
 CPU = torch.device("cpu")
 

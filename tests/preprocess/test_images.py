@@ -13,15 +13,15 @@ import numpy as np
 import PIL.Image
 import pytest
 import redis.asyncio
+from support.pixels import pixel_values
 from support.preprocess_room import RoomMaker, file_of, image, image_at, picture, text, turn
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from shared.artifacts import ArtifactReader
 from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, ServingError
 from shared.media_store import media_digest
 from shared.rpc import calling
 from tessera.common.v1.media_pb2 import MediaItem
-from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest, PrepareResponse
+from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
 
 FIELD = "messages[3].content[1].image_url"
 
@@ -32,13 +32,6 @@ def expected(image: PIL.Image.Image) -> np.ndarray[Any, Any]:
     )
     pixels: np.ndarray[Any, Any] = processor(images=image, return_tensors="np")["pixel_values"][0]
     return pixels
-
-
-async def pixels_of(response: PrepareResponse) -> np.ndarray[Any, Any]:
-    reader = ArtifactReader()
-    array = await reader.open(response.media[0].pixels)
-    await reader.close()
-    return array
 
 
 def kinds() -> dict[str, tuple[bytes, PIL.Image.Image]]:
@@ -84,7 +77,9 @@ async def test_every_kind_is_seen_as_it_is(clip_folder: Path, make_room: RoomMak
     async with make_room(clip_folder) as room:
         for kind, (data, seen) in kinds().items():
             response = await room.chat(turn("user", image(data), text("hi")))
-            np.testing.assert_array_equal(await pixels_of(response), expected(seen), kind)
+            np.testing.assert_array_equal(
+                await pixel_values(response.media[0]), expected(seen), kind
+            )
             assert response.times.media_us > 0
 
 
@@ -173,12 +168,12 @@ async def test_pixels_come_again_after_a_restart(
     data = file_of(picture(90, 70))
     async with make_room(clip_folder, "first") as room:
         item = (await room.chat(turn("user", image(data)))).media[0]
-        before = (await pixels_of(PrepareResponse(media=[item]))).copy()
+        before = await pixel_values(item)
     assert not Path(item.pixels.location.path).exists()
     async with make_room(clip_folder, "second") as room:
         answer = await room.stub.GetPixels(GetPixelsRequest(media=item))
-        again = MediaItem(digest=item.digest, pixels=answer.pixels)
-        np.testing.assert_array_equal(await pixels_of(PrepareResponse(media=[again])), before)
+        again = MediaItem(digest=item.digest, pixels=answer.pixels, scaling=item.scaling)
+        np.testing.assert_array_equal(await pixel_values(again), before)
         async with redis.asyncio.Redis.from_url(redis_url) as client:
             await client.flushall()
         with pytest.raises(Precondition), calling("preprocess"):
@@ -192,7 +187,7 @@ async def test_pixels_come_again_after_a_restart(
 
 
 async def test_a_small_cache_keeps_answering(clip_folder: Path, make_room: RoomMaker) -> None:
-    async with make_room(clip_folder, pixel_cache_bytes=2 * 3 * 56 * 56 * 4) as room:
+    async with make_room(clip_folder, pixel_cache_bytes=2 * 3 * 56 * 56) as room:
         items = [
             (await room.chat(turn("user", image(file_of(picture(60, 60, seed)))))).media[0]
             for seed in range(4)

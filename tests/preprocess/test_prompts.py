@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
+from support.pixels import pixel_values
 from support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
 from support.vision_checkpoints import (
     MAX_LEN,
@@ -16,7 +17,6 @@ from support.vision_checkpoints import (
 )
 from transformers import AutoProcessor, AutoTokenizer
 
-from shared.artifacts import ArtifactReader
 from shared.errors import InvalidRequest, Unavailable
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest
 
@@ -74,7 +74,6 @@ async def test_chat_equals_transformers(tower: str, tmp_path: Path, make_room: R
     expected = {name: oracle(folder, c) for name, c in CONVERSATIONS.items()}
     if "older" in tower:
         like_older_versions(folder)
-    reader = ArtifactReader()
     async with make_room(folder) as room:
         for name, conversation in CONVERSATIONS.items():
             response = await room.chat(*to_messages(conversation))
@@ -86,8 +85,7 @@ async def test_chat_equals_transformers(tower: str, tmp_path: Path, make_room: R
             for index, item in enumerate(response.media):
                 assert item.rows == item.length
                 assert pixels is not None
-                np.testing.assert_array_equal(await reader.open(item.pixels), pixels[index])
-    await reader.close()
+                np.testing.assert_array_equal(await pixel_values(item), pixels[index])
 
 
 async def test_template_without_images_gets_markers_in_the_text(

@@ -15,36 +15,57 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from services.preprocess.processor_config import read_processor_config
+from services.vision_encoder import models
 from services.vision_encoder.models import load_vision_model
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
 from shared.checkpoint import Checkpoint
+from shared.cpu_kernels.library import load_kernels
 from shared.errors import Unavailable
+from shared.pixel_scaling import PixelScaling
 
 SIZES = [(64, 48), (56, 56), (300, 20), (4, 800), (800, 4), (113, 400), (57, 112), (500, 375)]
+PLAIN = PixelScaling(1 / 255, (0.5,) * 3, (0.5,) * 3)
 PROCESSORS = {"llava_next": LlavaNextImageProcessorPil, "qwen2": Qwen2VLImageProcessorPil}
 
 
-def load(folder: Path) -> VisionModel:
-    model = load_vision_model(Checkpoint(folder), torch.device("cpu"), torch.float32)
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> VisionModel:
+    model = load_vision_model(Checkpoint(folder), torch.device("cpu"), dtype)
     assert model is not None
     return model
 
 
-def items_of(folder: Path, family: str) -> list[VisionItem]:
-    """What preprocess makes of random pictures."""
+@pytest.fixture(params=["kernels", "torch"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What computes: our kernels, or torch as where there is no compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(models, "load_kernels", lambda threads: None)
+    elif load_kernels(1) is None:
+        pytest.skip("there are no kernels for this machine")
+    return str(request.param)
+
+
+def items_of(folder: Path, family: str, as_bytes: bool = False) -> list[VisionItem]:
+    """What preprocess makes of random pictures, as values or as bytes."""
     kind = PROCESSORS["llava_next" if family == "llava_next" else "qwen2"]
     processor = kind.from_dict(read_processor_config(folder))
+    options: dict[str, Any] = {}
+    scaling = None
+    if as_bytes:
+        scaling = PixelScaling.of(processor.to_dict(), 3)
+        options = {"do_rescale": False, "do_normalize": False}
+        if family != "llava_next":
+            options["temporal_patch_size"] = 1
     numbers = np.random.default_rng(2)
     items = []
     for width, height in SIZES:
         values = numbers.integers(0, 255, (height, width, 3), np.uint8)
-        made = processor(images=PIL.Image.fromarray(values), return_tensors="np")
-        pixels = np.asarray(made["pixel_values"], np.float32)
+        made = processor(images=PIL.Image.fromarray(values), return_tensors="np", **options)
+        pixels = np.asarray(made["pixel_values"], np.uint8 if as_bytes else np.float32)
         if "image_grid_thw" in made:
             grid = tuple(made["image_grid_thw"][0].tolist())
-            items.append(VisionItem(pixels, grid, height, width))
+            items.append(VisionItem(pixels, grid, height, width, scaling))
         else:
-            items.append(VisionItem(pixels[0], height=height, width=width))
+            items.append(VisionItem(pixels[0], height=height, width=width, scaling=scaling))
     return items
 
 
@@ -84,11 +105,11 @@ def reference_rows(folder: Path, items: Sequence[VisionItem]) -> list[torch.Tens
     ],
 )
 def test_rows_are_those_of_transformers(
-    tmp_path: Path, family: str, options: dict[str, Any]
+    tmp_path: Path, family: str, options: dict[str, Any], engine: str
 ) -> None:
     folder = make_checkpoint(tmp_path, family, **options)
     model, items = load(folder), items_of(folder, family)
-    assert not model.stacked
+    assert not model.stacked and model.on_kernels == (engine == "kernels")
     if family != "llava_next":  # and videos: 3 steps of time
         side = 2 * options.get("vision", {}).get("spatial_merge_size", 2)
         values = np.random.default_rng(0).normal(size=(3 * side**2, items[0].pixels.shape[1]))
@@ -98,9 +119,34 @@ def test_rows_are_those_of_transformers(
     together = model.encode(items)
     for item, ours, theirs in zip(items, together, expected, strict=True):
         assert ours.shape == theirs.shape and ours.shape[1] == model.hidden_size
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=5e-5)
         torch.testing.assert_close(model.encode([item])[0], ours, rtol=1e-5, atol=1e-5)
+    for values, raw in zip(items, items_of(folder, family, as_bytes=True), strict=False):
+        assert model.patches(raw) == model.patches(values)
+        assert torch.equal(model.encode([raw])[0], model.encode([values])[0])
     assert model.encode([model.sample()])[0].shape[1] == model.hidden_size
+
+
+@pytest.mark.parametrize("family", ["llava_next", "qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_give_the_same_bits_alone_and_together(
+    tmp_path: Path, family: str, dtype: torch.dtype
+) -> None:
+    folder = make_checkpoint(tmp_path, family)
+    model, items = load(folder, dtype), items_of(folder, family)
+    if not model.on_kernels:
+        pytest.skip("there are no kernels for this machine")
+    expected = reference_rows(folder, items)
+    for item, ours, theirs in zip(items, model.encode(items), expected, strict=True):
+        assert torch.equal(ours, model.encode([item])[0])
+        assert (ours.float() - theirs).abs().max() < 0.05 * theirs.abs().max()
+
+
+def test_an_activation_that_the_kernels_do_not_have_is_left_to_torch(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen2_vl", vision={"hidden_act": "relu"})
+    model, items = load(folder), items_of(folder, "qwen2_vl")[:1]
+    assert not model.on_kernels
+    torch.testing.assert_close(model.encode(items)[0], reference_rows(folder, items)[0])
 
 
 @pytest.mark.parametrize(
@@ -114,6 +160,7 @@ def test_rows_are_those_of_transformers(
         ("qwen2_vl", VisionItem(np.zeros((9, 1176), np.float32), (1, 3, 3))),
         ("qwen2_vl", VisionItem(np.zeros((16, 1176), np.float32), (1, -4, -4))),
         ("qwen2_vl", VisionItem(np.zeros((16, 588), np.float32), (1, 4, 4))),
+        ("qwen2_vl", VisionItem(np.zeros((16, 500), np.uint8), (1, 4, 4), scaling=PLAIN)),
     ],
 )
 def test_pixels_unlike_their_item_are_refused(

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.vision_checkpoints import llava_checkpoint
 
+from services.vision_encoder import models
 from services.vision_encoder.models import load_vision_model
 from services.vision_encoder.models.vision_model import VisionItem
 from shared.checkpoint import Checkpoint
@@ -63,15 +64,23 @@ def test_the_default_element_type(tmp_path: Path) -> None:
     assert checkpoint.default_dtype("cuda") == "bfloat16"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("engine", "threads"), [("kernels", 1), ("kernels", 2), ("torch", 2)])
 @pytest.mark.parametrize(("tower", "side", "patch"), [("siglip", 144, 16), ("clip", 196, 14)])
 def test_a_tower_of_usual_size_is_row_invariant(
-    tower: str, side: int, patch: int, threads: int, tmp_path: Path
+    tower: str,
+    side: int,
+    patch: int,
+    engine: str,
+    threads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if engine == "torch":
+        monkeypatch.setattr(models, "load_kernels", lambda threads: None)
     sizes = {"hidden_size": 192, "intermediate_size": 768, "num_attention_heads": 6}
     changes = {**sizes, "num_hidden_layers": 4, "image_size": side, "patch_size": patch}
     folder = llava_checkpoint(tmp_path, tower, vision_changes=changes)
-    model = load_vision_model(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    model = load_vision_model(Checkpoint(folder), torch.device("cpu"), torch.float32, threads)
     assert model is not None
     generator = np.random.default_rng(0)
     shape = (3, side, side)

@@ -23,14 +23,14 @@ from services.decoder.ops.attention_meta import (
     PagedKV,
 )
 from services.decoder.ops.base import BaseOps
-from services.decoder.ops.cpu_kernels import library
-from services.decoder.ops.cpu_kernels.library import LANES, PAGE, PANEL, Kernels
 from services.decoder.ops.cpu_torch import TorchCpuOps
-from services.decoder.ops.host_memory import zeros_in_huge_pages
+from shared.cpu_kernels import library, packed_linear
+from shared.cpu_kernels.host_memory import zeros_in_huge_pages
+from shared.cpu_kernels.library import LANES, PAGE, Kernels
+from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 
 log = structlog.get_logger(__name__)
 
-_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 # Rows (query, head) that one attention task handles: their scores stay in the first caches.
 _TASK_ROWS = 112
 
@@ -38,7 +38,7 @@ _TASK_ROWS = 112
 def make_ops(dtype: torch.dtype, threads: int, block_size: int = 0) -> BaseOps:
     """Ops with our kernels, or torch's where those cannot be had or do not know type or block."""
     threads = threads or len(os.sched_getaffinity(0))
-    fitting = dtype in _TYPES and block_size % PAGE == 0
+    fitting = dtype in TYPES and block_size % PAGE == 0
     kernels = library.load_kernels(threads) if fitting else None
     if kernels is None:
         torch.set_num_threads(threads)
@@ -56,7 +56,7 @@ class CpuOps(BaseOps):
     def __init__(self, dtype: torch.dtype, kernels: Kernels) -> None:
         super().__init__(torch.device("cpu"), dtype)
         self._kernels = kernels
-        self._type = _TYPES[dtype]
+        self._type = TYPES[dtype]
 
     @property
     def row_invariant(self) -> bool:
@@ -67,74 +67,37 @@ class CpuOps(BaseOps):
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
         """In panels of 32 outputs, in huge pages; see `cpu_kernels/linear.h`."""
-        return self._pack(weight, bias, library.PLAIN, weight.shape[0])
+        return self._pack(weight, bias, library.PLAIN)
 
     def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
         """Gates beside what they gate, so that one pass does both."""
-        return self._pack(weight, bias, library.SWIGLU, weight.shape[0] // 2)
+        return self._pack(weight, bias, library.SWIGLU)
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, epilogue: int, outputs: int) -> Packed:
-        rows = weight.to(self.dtype).contiguous()
-        inputs = rows.shape[1]
-        whole = inputs + (inputs & self._type)  # bfloat16 goes in pairs
-        if whole != inputs:
-            rows = torch.nn.functional.pad(rows, (0, 1))
-        width = LANES if epilogue == library.SWIGLU else PANEL
-        panels = -(-outputs // width)
-        memory = zeros_in_huge_pages((panels, whole * PANEL), self.dtype, touch=False)
-        self._kernels.pack(self._type, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr())
-        padded = None
-        if bias is not None:
-            padded = _pack_bias(bias.float(), epilogue, outputs, panels)
-        layer = library.Linear(
-            memory.data_ptr(),
-            None if padded is None else padded.data_ptr(),
-            whole,
-            outputs,
-            epilogue,
-            library.SAME,
-        )
-        views = {library.SAME: layer}
-        for result in (library.WIDE, library.LARGEST):
-            views[result] = library.Linear.from_buffer_copy(layer)
-            views[result].result = result
-        return _PackedPanels(
-            memory, padded, inputs, outputs, tuple(ctypes.byref(views[i]) for i in range(3))
-        )
+    def _pack(self, weight: Tensor, bias: Tensor | None, epilogue: int) -> Packed:
+        layer = packed_linear.pack(self._kernels, weight.to(self.dtype), bias, epilogue)
+        return _PackedPanels(layer.panels, layer.bias, layer)
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         """[rows, in] to [rows, out]."""
-        out = torch.empty((x.shape[0], _panels(packed).outputs), dtype=self.dtype)
-        return self._linear(x, packed, library.SAME, out)
+        layer = _panels(packed)
+        out = torch.empty((x.shape[0], layer.outputs), dtype=self.dtype)
+        return packed_linear.linear(self._kernels, x, layer, out)
 
     def linear_float32(self, x: Tensor, packed: Packed) -> Tensor:
         """The sums as they are, in float32."""
-        out = torch.empty((x.shape[0], _panels(packed).outputs), dtype=torch.float32)
-        return self._linear(x, packed, library.WIDE, out)
+        layer = _panels(packed)
+        out = torch.empty((x.shape[0], layer.outputs), dtype=torch.float32)
+        return packed_linear.linear(self._kernels, x, layer, out, library.WIDE)
 
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """As the reference says, without writing the sums anywhere."""
         pairs = torch.empty((x.shape[0], 2), dtype=torch.int32)
-        self._linear(x, packed, library.LARGEST, pairs)
+        packed_linear.linear(self._kernels, x, _panels(packed), pairs, library.LARGEST)
         return pairs[:, 1], pairs[:, 0].view(torch.float32)
 
     def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
         """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`."""
         return self.linear(x, packed)
-
-    def _linear(self, x: Tensor, packed: Packed, result: int, out: Tensor) -> Tensor:
-        if x.shape[1] & self._type:
-            x = torch.nn.functional.pad(x, (0, 1))
-        self._kernels.linear(
-            self._type,
-            _panels(packed).views[result],
-            x.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
-            x.stride(0),
-            out.shape[1],
-        )
-        return out
 
     # Small ops
 
@@ -202,6 +165,7 @@ class CpuOps(BaseOps):
             qkv.shape[0],
             heads.num_q,
             0.0 if norms is None else norms.eps,
+            0,
         )
         self._kernels.rope_write(self._type, call, _own(kv).cache)
         rows = qkv.view(qkv.shape[0], -1, heads.size)
@@ -303,12 +267,9 @@ class CpuOps(BaseOps):
 
 @dataclass(frozen=True)
 class _PackedPanels(Packed):
-    """`weight`: panels; `bias`: float32, one for each of their columns; `views`: what the kernels
-    get for each kind of result."""
+    """`weight`: panels; `bias`: float32, one for each of their columns; `layer`: both, as called."""
 
-    inputs: int
-    outputs: int
-    views: "tuple[ctypes._CArgObject, ...]"
+    layer: PackedLinear
 
 
 @dataclass(frozen=True)
@@ -320,25 +281,14 @@ class _CpuKV(PagedKV):
     cache: "ctypes._CArgObject"
 
 
-def _panels(packed: Packed) -> _PackedPanels:
+def _panels(packed: Packed) -> PackedLinear:
     assert isinstance(packed, _PackedPanels)
-    return packed
+    return packed.layer
 
 
 def _own(kv: PagedKV) -> _CpuKV:
     assert isinstance(kv, _CpuKV)
     return kv
-
-
-def _pack_bias(bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:
-    """One number for each column of the panels."""
-    if epilogue == library.PLAIN:
-        padded = torch.zeros(panels * PANEL)
-        padded[:outputs] = bias
-        return padded
-    halves = torch.zeros(2, panels * LANES)
-    halves[:, :outputs] = bias.view(2, outputs)
-    return halves.view(2, panels, LANES).transpose(0, 1).reshape(-1).contiguous()
 
 
 def _tasks(meta: AttnMeta, share: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
@@ -354,7 +304,7 @@ def _tasks(meta: AttnMeta, share: int) -> "np.ndarray[tuple[int, int], np.dtype[
         ):
             for token in range(first, end, most):
                 count = min(most, end - token)
-                tasks.append((row, token, count, length - (end - token)))
+                tasks.append((row, token, count, length - (end - token), 0))
         tasks.sort(key=lambda task: -task[2] * (task[3] + task[2]))
-        known[share] = np.asarray(tasks, np.int32).reshape(-1, 4)
+        known[share] = np.asarray(tasks, np.int32).reshape(-1, 5)
     return known[share]

@@ -24,8 +24,8 @@ from services.decoder.ops.attention_meta import (
     PagedKV,
 )
 from services.decoder.ops.base import BaseOps
-from services.decoder.ops.host_memory import zeros_in_huge_pages
 from services.decoder.ops.row_groups import RowGroup, group_rows
+from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 
 # Keys of one partial sum over values: GEMM cuts longer sums (from 193 on, measured) by their length.
 _VALUE_TILE = 128

@@ -4,8 +4,11 @@ import importlib
 
 import torch
 
+from services.vision_encoder.cpu.ops import TowerOps
 from services.vision_encoder.models.vision_model import VisionModel
 from shared.checkpoint import Checkpoint
+from shared.cpu_kernels.library import load_kernels
+from shared.cpu_kernels.packed_linear import TYPES
 from shared.errors import Unavailable
 
 # Architecture -> (module, class); modules are imported when they are needed.
@@ -18,9 +21,12 @@ FAMILIES = {
 
 
 def load_vision_model(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, threads: int = 1
 ) -> VisionModel | None:
-    """The vision part of a checkpoint; None for a text-only model. Raises Unavailable for an unknown one."""
+    """The vision part of a checkpoint; None for a text-only model. Raises Unavailable for an unknown one.
+
+    threads: of our own kernels, which do the work on a CPU where they can be had.
+    """
     family = FAMILIES.get(checkpoint.architecture)
     if family is None:
         if checkpoint.vision_config is None:
@@ -31,6 +37,12 @@ def load_vision_model(
         )
     module, name = family
     model: VisionModel = getattr(importlib.import_module(module, __name__), name)(
-        checkpoint, device, dtype
+        checkpoint, device, dtype, _ops(device, dtype, threads)
     )
     return model
+
+
+def _ops(device: torch.device, dtype: torch.dtype, threads: int) -> TowerOps | None:
+    fitting = device.type == "cpu" and dtype in TYPES
+    kernels = load_kernels(threads) if fitting else None
+    return TowerOps(kernels, dtype) if kernels is not None else None

@@ -11,7 +11,7 @@ Layers above the last hidden state that is taken are neither loaded nor run.
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,8 +20,10 @@ from torch import nn
 from transformers import AutoModel, LlavaConfig
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
-from services.vision_encoder import weights
-from services.vision_encoder.models.vision_model import BadPixels, PixelArray, VisionItem
+from services.vision_encoder import pixel_values, weights
+from services.vision_encoder.cpu.llava_tower import LlavaTower
+from services.vision_encoder.cpu.ops import TowerOps
+from services.vision_encoder.models.vision_model import BadPixels, VisionItem
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
 
@@ -54,7 +56,14 @@ class LlavaVision:
     config_class: ClassVar[Any] = LlavaConfig
     network_class: ClassVar[type[LlavaNetwork]] = LlavaNetwork
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: TowerOps | None = None,
+    ) -> None:
+        """ops: the kernels that do the work instead of torch, where they know how."""
         config: Any = self.config_class.from_dict(checkpoint.config)
         vision = config.vision_config
         if vision.model_type not in _TOWERS:
@@ -82,6 +91,10 @@ class LlavaVision:
             )
 
         weights.load(self._network, checkpoint, _names(checkpoint), unused, device, dtype)
+        self._tower: Callable[[torch.Tensor], torch.Tensor] = self._run_network
+        self.on_kernels = ops is not None and LlavaTower.knows(config)
+        if ops is not None and self.on_kernels:
+            self._tower = LlavaTower(self._network, config, self._layers, ops)
 
     def patches(self, item: VisionItem) -> int:
         """All images have one size. Raises BadPixels for another."""
@@ -94,16 +107,18 @@ class LlavaVision:
 
     @torch.inference_mode()
     def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
-        """Rows [rows, hidden_size] of each image of float32 pixel values [channels, side, side]."""
-        return list(self._features(np.stack([item.pixels for item in items])).cpu())
+        """Rows [rows, hidden_size] of each image of pixel values [channels, side, side]."""
+        return list(self._features(items).cpu())
 
     def sample(self) -> VisionItem:
         """A black image."""
         return VisionItem(np.zeros(self._image_shape, np.float32))
 
-    def _features(self, pixels: PixelArray) -> torch.Tensor:
-        """Projected rows [n, rows, hidden_size] of squares [n, channels, side, side]."""
-        batch = torch.from_numpy(pixels).to(self._device, self.dtype)
+    def _features(self, items: Sequence[VisionItem]) -> torch.Tensor:
+        """Projected rows [n, rows, hidden_size] of all squares of the items."""
+        return self._tower(pixel_values.squares(items, self._device, self.dtype))
+
+    def _run_network(self, batch: torch.Tensor) -> torch.Tensor:
         states = self._network.tower(batch, output_hidden_states=self._layers).hidden_states
         taken = [states[layer] for layer in self._layers]
         if self._drops_first:

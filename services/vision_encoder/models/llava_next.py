@@ -13,6 +13,7 @@ from torch import nn
 from transformers import LlavaNextConfig
 from transformers.image_processing_utils import select_best_resolution
 
+from services.vision_encoder.cpu.ops import TowerOps
 from services.vision_encoder.models.llava import LlavaNetwork, LlavaVision
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem
 from shared.checkpoint import Checkpoint
@@ -31,8 +32,14 @@ class LlavaNextVision(LlavaVision):
     config_class: ClassVar[Any] = LlavaNextConfig
     network_class: ClassVar[type[LlavaNetwork]] = _Network
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(checkpoint, device, dtype)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: TowerOps | None = None,
+    ) -> None:
+        super().__init__(checkpoint, device, dtype, ops)
         config: Any = LlavaNextConfig.from_dict(checkpoint.config)
         self._resolutions = config.image_grid_pinpoints
 
@@ -52,7 +59,7 @@ class LlavaNextVision(LlavaVision):
     @torch.inference_mode()
     def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
         """Rows [rows, hidden_size] of each image, as its size and its squares make them."""
-        rows = self._features(np.concatenate([item.pixels for item in items]))
+        rows = self._features(items)
         ends = np.cumsum([len(item.pixels) for item in items]).tolist()
         return [
             self._put_together(item, rows[end - len(item.pixels) : end]).cpu()

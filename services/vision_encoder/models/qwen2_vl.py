@@ -1,12 +1,13 @@
 """Qwen2-VL and Qwen2.5-VL: towers that take images and videos of any size, packed one after the other.
 
-Pixel values are rows of patches [patches, channels * time * side * side], in the order in which the
+Pixel values are rows of patches [patches, channels * time * side * side] (as bytes also
+[patches, channels * side * side], for what stands still), in the order in which the
 merger puts `spatial_merge_size` squared of them together. Attention stays inside an item's step of
 time; version 2.5 has windows in most layers.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -18,7 +19,9 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
-from services.vision_encoder import weights
+from services.vision_encoder import pixel_values, weights
+from services.vision_encoder.cpu.ops import TowerOps
+from services.vision_encoder.cpu.qwen_tower import QwenTower
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem
 from shared.checkpoint import Checkpoint
 
@@ -33,13 +36,21 @@ class Qwen2VLVision:
     config_class: ClassVar[Any] = Qwen2VLConfig
     tower_class: ClassVar[Any] = Qwen2VisionTransformerPretrainedModel
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: TowerOps | None = None,
+    ) -> None:
+        """ops: the kernels that do the work instead of torch, where they know how."""
         config: Any = self.config_class.from_dict(checkpoint.config)
         vision = config.vision_config
         self._merge = int(vision.spatial_merge_size)
         self._patch_values = int(
             vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         )
+        self._moments = int(vision.temporal_patch_size)
         self.hidden_size = int(config.text_config.hidden_size)
         self.dtype = dtype
         self._device = device
@@ -48,13 +59,22 @@ class Qwen2VLVision:
         # Frequencies are computed, not stored: these have to be real.
         tower.rotary_pos_emb = type(tower.rotary_pos_emb)(vision).to(device)
         weights.load(tower, checkpoint, _names(checkpoint), lambda name: False, device, dtype)
-        self._tower = tower
+        self.on_kernels = ops is not None and QwenTower.knows(vision)
+        self._network = tower
+        self._tower: Callable[[torch.Tensor, Sequence[tuple[int, int, int]]], torch.Tensor]
+        self._tower = self._run_network
+        if ops is not None and self.on_kernels:
+            self._tower = QwenTower(tower, ops)
 
     def patches(self, item: VisionItem) -> int:
         """As the grid says. Raises BadPixels if pixel values and grid differ."""
         count = prod(item.grid)
         merges = item.grid[1] % self._merge == 0 and item.grid[2] % self._merge == 0
-        if min(item.grid) < 1 or not merges or item.pixels.shape != (count, self._patch_values):
+        widths = {self._patch_values}
+        if item.scaling is not None:  # a picture stands still: one moment may stand for all
+            widths.add(self._patch_values // self._moments)
+        shapes = {(count, width) for width in widths}
+        if min(item.grid) < 1 or not merges or item.pixels.shape not in shapes:
             raise BadPixels(
                 f"pixel values are {list(item.pixels.shape)}; a grid of {list(item.grid)} patches"
                 f" that are merged by {self._merge} asks for {[count, self._patch_values]}"
@@ -64,13 +84,18 @@ class Qwen2VLVision:
     @torch.inference_mode()
     def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
         """Rows [patches / merge^2, hidden_size] of each item."""
-        packed = torch.from_numpy(np.concatenate([item.pixels for item in items]))
-        grids = torch.tensor([item.grid for item in items], device=self._device)
-        made = self._tower(
-            packed.to(self._device, self.dtype), grid_thw=grids, return_dict=True
-        ).pooler_output
+        packed = pixel_values.patches(items, self._patch_values, self._device, self.dtype)
+        made = self._tower(packed, [item.grid for item in items])
         counts = [prod(item.grid) // self._merge**2 for item in items]
-        return [rows.clone() for rows in made.cpu().split(counts)]
+        return [rows.clone() for rows in torch.split(made.cpu(), counts)]
+
+    def _run_network(
+        self, packed: torch.Tensor, grids: Sequence[tuple[int, int, int]]
+    ) -> torch.Tensor:
+        made: torch.Tensor = self._network(
+            packed, grid_thw=torch.tensor(grids, device=self._device), return_dict=True
+        ).pooler_output
+        return made
 
     def sample(self) -> VisionItem:
         """A black image of eight by eight merged patches."""

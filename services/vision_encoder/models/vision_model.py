@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.pixel_scaling import PixelScaling
+
 PixelArray = npt.NDArray[np.generic]
 
 
@@ -17,12 +19,13 @@ class BadPixels(ValueError):
 
 @dataclass(frozen=True)
 class VisionItem:
-    """One media item: its pixel values, and what the prompt says of it (zeros: nothing)."""
+    """One media item: its pixel values, float32 or bytes, and what the prompt says of it (zeros: nothing)."""
 
     pixels: PixelArray
     grid: tuple[int, int, int] = (0, 0, 0)  # patches: time, rows, columns
     height: int = 0  # of the picture before it was processed
     width: int = 0
+    scaling: PixelScaling | None = None  # what makes values of pixels that are bytes
 
 
 class VisionModel(Protocol):
@@ -33,6 +36,7 @@ class VisionModel(Protocol):
 
     stacked: bool
     hidden_size: int
+    on_kernels: bool  # whose own threads compute; torch needs but one then
     dtype: torch.dtype
 
     def patches(self, item: VisionItem) -> int:

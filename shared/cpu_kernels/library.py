@@ -7,14 +7,14 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_
 
 import structlog
 
-from services.decoder.ops.cpu_kernels import build
+from shared.cpu_kernels import build
 
 log = structlog.get_logger(__name__)
 
 PANEL = 32  # columns of a packed weight that lie together
 LANES = 16
 PAGE = 16  # tokens of the cache that lie together; a block is one page or several
-PLAIN, SWIGLU = 0, 1
+PLAIN, SWIGLU, GELU, GELU_TANH, QUICK_GELU = range(5)
 SAME, WIDE, LARGEST = 0, 1, 2
 
 
@@ -76,6 +76,7 @@ class RopeWrite(Structure):
         ("tokens", c_int64),
         ("q_heads", c_int64),
         ("eps", c_float),
+        ("wide", c_int32),
     )
 
 
@@ -99,6 +100,10 @@ class Kernels:
         self.add_rms_norm = _declare(
             library.tessera_add_rms_norm,
             c_int, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p,
+        )  # fmt: skip
+        self.add_layer_norm = _declare(
+            library.tessera_add_layer_norm,
+            c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p,
         )  # fmt: skip
         self.rope_write = _declare(
             library.tessera_rope_write, c_int, POINTER(RopeWrite), POINTER(Cache)

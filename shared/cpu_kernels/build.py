@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels: `python services/decoder/ops/cpu_kernels/build.py [--all]`.
+"""Compiles the CPU kernels: `python shared/cpu_kernels/build.py [--all]`.
 
 Once for each instruction set, so that an image runs on any machine; the file's name holds a hash of
 the sources, so that an old one is never loaded. Without a compiler there are no kernels, and torch

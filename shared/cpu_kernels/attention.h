@@ -70,7 +70,9 @@ struct Attention {
     int64_t q_stride, out_stride;
     const int32_t* table;  // [rows, table_stride]
     int64_t table_stride;
-    const int32_t* tasks;  // row, first token in the batch, tokens, position of the first
+    // Five numbers each: row, first token in the batch, tokens, position of the first, and how many
+    // keys all of them see: 0 where each sees those up to its own.
+    const int32_t* tasks;
     int64_t num_tasks;
     int64_t q_heads;
     float scale, softcap;  // softcap 0: none
@@ -171,7 +173,6 @@ static inline float soften(const float* scores, int seen_from, int seen_to, int 
                            const Attention& call, float* highest, float* total,
                            typename T::Element* weights) {
     const floats never = broadcast(-INFINITY);
-    const ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     floats kept[TILE_PAGES], best = never;
     for (int i = 0; i < width; i++) {
         floats s = load<floats>(scores + i * LANES) * call.scale;
@@ -180,7 +181,7 @@ static inline float soften(const float* scores, int seen_from, int seen_to, int 
             const floats t = (1.0f - e) / (1.0f + e) * call.softcap;
             s = s < 0.0f ? -t : t;
         }
-        const ints place = lanes + i * LANES;
+        const ints place = LANE + i * LANES;
         s = (place >= seen_from) & (place < seen_to) ? s : never;
         kept[i] = s;
         best = max(best, s);
@@ -204,6 +205,7 @@ static void attend(const Attention& call, const Cache& cache, const int32_t* tas
                    Workspace<T>& space) {
     typedef typename T::Element Element;
     const int64_t row = task[0], token = task[1], tokens = task[2], position = task[3];
+    const int64_t all = task[4];
     const int64_t size = cache.size, real = cache.real;
     const int64_t share = call.q_heads / cache.heads, rows = tokens * share;
     space.fit(rows, size);
@@ -218,7 +220,7 @@ static void attend(const Attention& call, const Cache& cache, const int32_t* tas
     }
     std::fill(space.mixed.begin(), space.mixed.begin() + rows * size, 0.0f);
     const int32_t* table = call.table + row * call.table_stride;
-    const int64_t keys = position + tokens;
+    const int64_t keys = all ? all : position + tokens;
     const int64_t oldest = call.window ? std::max<int64_t>(0, position - call.window + 1) : 0;
     for (int64_t tile = oldest / TILE * TILE; tile < keys; tile += TILE) {
         const int pages = (int)std::min<int64_t>(TILE_PAGES, (keys - tile + PAGE - 1) / PAGE);
@@ -228,8 +230,11 @@ static void attend(const Attention& call, const Cache& cache, const int32_t* tas
             page[p] = page_of<T>(cache, table[number / cache.pages], number % cache.pages, head);
             values[p] = page[p] + PAGE * size;
         }
-        for (int64_t r = 0; r < rows; r += SCORE_ROWS) {
-            const int count = (int)std::min<int64_t>(SCORE_ROWS, rows - r);
+        // Groups of like size: a last one of one row would cost as much as one of many.
+        const int64_t score_groups = (rows + SCORE_ROWS - 1) / SCORE_ROWS;
+        for (int64_t group = 0; group < score_groups; group++) {
+            const int64_t r = rows * group / score_groups;
+            const int count = (int)(rows * (group + 1) / score_groups - r);
             for (int p = 0; p < pages; p += 2)
                 score_some<T, SCORE_ROWS>(count, space.queries.data() + r * size, size, page[p],
                                           page[std::min(p + 1, pages - 1)],
@@ -240,13 +245,15 @@ static void attend(const Attention& call, const Cache& cache, const int32_t* tas
             const int64_t from = call.window ? place - call.window + 1 - tile : 0;
             const float factor = soften<T>(
                 space.scores.data() + r * TILE, (int)std::max<int64_t>(0, from),
-                (int)std::min<int64_t>(TILE, place + 1 - tile), pages, call, &space.highest[r],
+                (int)std::min<int64_t>(TILE, (all ? all : place + 1) - tile), pages, call, &space.highest[r],
                 &space.total[r], space.weights.data() + r * TILE);
             if (factor != 1.0f)
                 for (int64_t d = 0; d < size; d++) space.mixed[r * size + d] *= factor;
         }
-        for (int64_t r = 0; r < rows; r += VALUE_ROWS) {
-            const int count = (int)std::min<int64_t>(VALUE_ROWS, rows - r);
+        const int64_t value_groups = (rows + VALUE_ROWS - 1) / VALUE_ROWS;
+        for (int64_t group = 0; group < value_groups; group++) {
+            const int64_t r = rows * group / value_groups;
+            const int count = (int)(rows * (group + 1) / value_groups - r);
             const Element* weights = space.weights.data() + r * TILE;
             float* mixed = space.mixed.data() + r * size;
             int64_t d = 0;
@@ -279,7 +286,7 @@ static void attention_tile(void* context, int tile) {
     static thread_local Workspace<T> space;
     // Long tasks first would be better still; those of one row are neighbours and share its keys.
     const int64_t task = tile / region.cache->heads, head = tile % region.cache->heads;
-    attend<T>(*region.call, *region.cache, region.call->tasks + 4 * task, head, space);
+    attend<T>(*region.call, *region.cache, region.call->tasks + 5 * task, head, space);
 }
 
 template <class T>
@@ -287,8 +294,10 @@ static void attention(Pool& pool, const Attention& call, const Cache& cache) {
     AttentionRegion<T> region{&call, &cache};
     const int tiles = (int)(call.num_tasks * cache.heads);
     int64_t keys = 0;
-    for (int64_t i = 0; i < call.num_tasks; i++)
-        keys += (call.tasks[4 * i + 2] + 3) / 4 * (call.tasks[4 * i + 3] + call.tasks[4 * i + 2]);
+    for (int64_t i = 0; i < call.num_tasks; i++) {
+        const int32_t* task = call.tasks + 5 * i;
+        keys += (task[2] + 3) / 4 * (task[4] ? task[4] : task[3] + task[2]);
+    }
     const int64_t bytes = keys * cache.heads * cache.size * 2 * sizeof(typename T::Element);
     if (bytes < (256 << 10)) {
         for (int tile = 0; tile < tiles; tile++) attention_tile<T>(&region, tile);

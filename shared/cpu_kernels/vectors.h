@@ -31,6 +31,8 @@ static inline void store(void* to, V v) {
     std::memcpy(to, &v, sizeof v);
 }
 
+static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 static inline floats broadcast(float x) { return x - floats{}; }
 static inline ints broadcast_int(int32_t x) { return x - ints{}; }
 

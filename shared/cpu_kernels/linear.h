@@ -9,6 +9,7 @@
 #include <cmath>
 #include <vector>
 
+#include "activations.h"
 #include "pool.h"
 #include "vectors.h"
 
@@ -21,8 +22,18 @@ constexpr int MOST_ROWS = 12;  // of one register tile
 constexpr int MOST_ROWS = 3;
 #endif
 
-enum Epilogue { PLAIN = 0, SWIGLU = 1 };
+// What becomes of a sum: itself, what it is gated by, or an activation of it (`activations.h`).
+enum Epilogue { PLAIN = 0, SWIGLU = 1, GELU = 2, GELU_TANH = 3, QUICK_GELU = 4 };
 enum Result { SAME = 0, WIDE = 1, LARGEST = 2 };
+
+static inline floats activate(int epilogue, floats x) {
+    switch (epilogue) {
+        case GELU: return gelu(x);
+        case GELU_TANH: return gelu_tanh(x);
+        case QUICK_GELU: return quick_gelu(x);
+        default: return x;
+    }
+}
 
 struct Linear {
     const int32_t* panels;
@@ -56,8 +67,6 @@ struct LinearCall {
     int64_t panels, panels_each;
     Largest* largest;  // [tiles, rows], for LARGEST
 };
-
-static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 static inline void compare(Running& best, floats v, int64_t column, int64_t outputs) {
     const ints here = LANE + (int32_t)column;
@@ -109,7 +118,7 @@ static inline void multiply(const LinearCall<T>& call, int64_t panel, int64_t ro
         bias_right = load<floats>(layer.bias + panel * PANEL + LANES);
     }
     for (int r = 0; r < R; r++) {
-        const floats a = left[r] + bias_left, b = right[r] + bias_right;
+        floats a = left[r] + bias_left, b = right[r] + bias_right;
         if (layer.epilogue == SWIGLU) {
             // Gates in the left half of a panel, what they gate in the right one.
             const int64_t column = panel * LANES;
@@ -119,6 +128,8 @@ static inline void multiply(const LinearCall<T>& call, int64_t panel, int64_t ro
             write_some<T>(y, gated, count);
             continue;
         }
+        a = activate(layer.epilogue, a);
+        b = activate(layer.epilogue, b);
         const int64_t column = panel * PANEL;
         const int64_t count = layer.outputs - column;
         if (layer.result == LARGEST) {

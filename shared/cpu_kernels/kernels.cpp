@@ -85,10 +85,25 @@ void tessera_add_rms_norm(int type, const void* x, void* residual, const void* w
     }));
 }
 
+// out = norm(residual); first residual += x where there is an x.
+void tessera_add_layer_norm(int type, const void* x, void* residual, const void* weight,
+                            const void* bias, float eps, int64_t rows, int64_t size, void* out) {
+    TYPED(type, over_rows(rows, 8 * size, [=](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; r++) {
+            auto* sums = (T::Element*)residual + r * size;
+            if (x) add<T>((const T::Element*)x + r * size, sums, size);
+            layer_norm<T>(sums, (const T::Element*)weight, (const T::Element*)bias, eps, size,
+                          (T::Element*)out + r * size);
+        }
+    }));
+}
+
 void tessera_rope_write(int type, const RopeWrite* call, const Cache* cache) {
     const int64_t bytes = (call->q_heads + 2 * cache->heads) * cache->size * 8;
     TYPED(type, over_rows(call->tokens, bytes, [=](int64_t first, int64_t last) {
-        for (int64_t t = first; t < last; t++) rope_write_token<T>(*call, *cache, t);
+        for (int64_t t = first; t < last; t++)
+            call->wide ? rope_write_token<T, Float32>(*call, *cache, t)
+                       : rope_write_token<T, T>(*call, *cache, t);
     }));
 }
 

@@ -33,9 +33,9 @@ public:
 
     int threads() const { return (int)workers_.size() + 1; }
 
-    // Runs work(context, 0 .. tiles - 1). Called by one thread at a time.
+    // Runs work(context, 0 .. tiles - 1). A second caller meanwhile does its tiles alone.
     void run(int tiles, Work work, void* context) {
-        if (workers_.empty() || tiles == 1) {
+        if (workers_.empty() || tiles == 1 || busy_.exchange(true)) {
             for (int tile = 0; tile < tiles; tile++) work(context, tile);
             return;
         }
@@ -51,6 +51,7 @@ public:
         announce();
         take();
         while (done_.load(std::memory_order_acquire) < tiles) pause();
+        busy_.store(false);
     }
 
 private:
@@ -113,6 +114,7 @@ private:
     std::atomic<int> calls_{0};  // what sleepers wait for
     std::atomic<int> sleeping_{0};
     std::atomic<bool> leaving_{false};
+    std::atomic<bool> busy_{false};
     Work work_ = nullptr;
     void* context_ = nullptr;
     std::vector<std::thread> workers_;

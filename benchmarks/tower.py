@@ -1,0 +1,82 @@
+"""What encoding one picture costs: the tower on our kernels against the same tower by torch, in turns.
+
+`make bench ARGS='tower /tmp/llava-0.5b'`, a folder from `python -m benchmarks.checkpoints`.
+"""
+
+import argparse
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.vision_encoder import models
+from services.vision_encoder.models.vision_model import VisionItem, VisionModel
+from shared.checkpoint import Checkpoint
+
+_CPU = torch.device("cpu")
+_SIDE = 336
+
+
+def main(arguments: list[str]) -> int:
+    """Prints both times and their ratio; returns 1 where there are no kernels."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument(
+        "--wall", action="store_true", help="time by the clock, not of the processor"
+    )
+    options = parser.parse_args(arguments)
+    clock = time.perf_counter if options.wall else time.process_time
+    dtype = getattr(torch, options.dtype)
+    ours = models.load_vision_model(Checkpoint(options.model), _CPU, dtype, options.threads)
+    theirs = by_torch(options.model, dtype)
+    if ours is None or not ours.on_kernels:
+        print("there are no kernels for this machine, or this model has no tower")
+        return 1
+    item = picture(ours)
+    torch.set_num_threads(options.threads)
+    ours.encode([item])
+    theirs.encode([item])
+    times = [
+        (measure(clock, ours, item), measure(clock, theirs, item)) for _ in range(options.repeats)
+    ]
+    mine, other = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+    ratio = statistics.median(b / a for a, b in times)
+    print(
+        f"{options.dtype}, {options.threads} threads, {ours.patches(item)} patches:"
+        f" kernels {mine:.0f} ms, torch {other:.0f} ms, ratio {ratio:.2f}"
+    )
+    return 0
+
+
+def by_torch(folder: Path, dtype: torch.dtype) -> VisionModel:
+    """The tower as transformers' modules."""
+    checkpoint = Checkpoint(folder)
+    module, name = models.FAMILIES[checkpoint.architecture]
+    found = getattr(importlib.import_module(module, models.__name__), name)
+    model: VisionModel = found(checkpoint, _CPU, dtype)
+    return model
+
+
+def picture(model: VisionModel) -> VisionItem:
+    """A picture of 336x336 pixels, or of the only size that the tower takes."""
+    item = model.sample()
+    shape, grid = item.pixels.shape, item.grid
+    if grid != (0, 0, 0):
+        side = _SIDE // 14
+        shape, grid = (side * side, shape[1]), (1, side, side)
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return VisionItem(values, grid, item.height, item.width)
+
+
+def measure(clock: Callable[[], float], model: VisionModel, item: VisionItem) -> float:
+    """Seconds of one call."""
+    began = clock()
+    model.encode([item])
+    return clock() - began

@@ -1,0 +1,155 @@
+"""What a tower's layers are made of, on the kernels. Every row is bit-equal whatever else runs with it."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shared.cpu_kernels import library, packed_linear
+from shared.cpu_kernels.library import LANES, PAGE, Kernels
+from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
+
+# Queries that one attention task handles: their scores stay in the first caches, and whole register
+# tiles of rows come of them.
+_TASK_QUERIES = 108
+
+# transformers' names of what may follow a linear layer.
+ACTIVATIONS = {
+    "gelu": library.GELU,
+    "gelu_pytorch_tanh": library.GELU_TANH,
+    "gelu_new": library.GELU_TANH,
+    "quick_gelu": library.QUICK_GELU,
+}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm, or without a bias an RMS norm: weights [size]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Cosines and sines [tokens, head size] in float32; the first half of the sines carries the minus sign."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Segments:
+    """Stretches of a packed batch that see themselves whole and nothing else, and room for their keys.
+
+    One object serves all layers of a call: what is written by one is overwritten by the next. Room
+    behind a stretch stays zero, so that no stretch meets another's leftovers.
+    """
+
+    def __init__(self, lengths: Sequence[int], heads: int, size: int, dtype: torch.dtype) -> None:
+        """lengths: tokens of each; size: elements of a head."""
+        sizes = np.asarray(lengths, np.int64)
+        blocks = -(-sizes // PAGE)
+        first = np.cumsum(blocks) - blocks
+        starts = np.cumsum(sizes) - sizes
+        places = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
+        self.slots = torch.from_numpy(np.repeat(first * PAGE, sizes) + places)
+        table = first[:, None] + np.arange(int(blocks.max()))
+        self.table = torch.from_numpy(table.astype(np.int32))
+        self.tasks = torch.tensor(
+            [
+                (row, int(starts[row]) + begin, min(_TASK_QUERIES, length - begin), begin, length)
+                for row, length in enumerate(lengths)
+                for begin in range(0, length, _TASK_QUERIES)
+            ],
+            dtype=torch.int32,
+        )
+        padded = -(-size // LANES) * LANES
+        shape = (int(blocks.sum()), heads, 1, 2, PAGE * padded)
+        self._memory = torch.zeros(shape, dtype=dtype)
+        self.cache = ctypes.byref(library.Cache(self._memory.data_ptr(), 1, heads, padded, size))
+
+
+class TowerOps:
+    """The kernels for one element type. Rows are contiguous [tokens, size]; results are new memory."""
+
+    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
+        self._kernels = kernels
+        self._type = TYPES[dtype]
+        self.dtype = dtype
+
+    def pack(self, *layers: nn.Module, epilogue: int = library.PLAIN) -> PackedLinear:
+        """Linear or patch layers that see the same rows as one; takes their weights away from them."""
+        weight = torch.cat([layer.get_parameter("weight").flatten(1) for layer in layers])
+        biases = [layer.bias for layer in layers]
+        bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
+        for layer in layers:
+            del layer.weight
+        return packed_linear.pack(self._kernels, weight, bias, epilogue)
+
+    def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
+        """[tokens, in] to [tokens, out]."""
+        out = torch.empty((x.shape[0], layer.outputs), dtype=self.dtype)
+        return packed_linear.linear(self._kernels, x, layer, out)
+
+    def add_norm(self, x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
+        """Adds `x` to `residual`, in place, and returns the sum's norm."""
+        tokens, size = residual.shape
+        out = torch.empty_like(residual)
+        if norm.bias is None:
+            if x is None:
+                self._kernels.rms_norm(
+                    self._type, residual.data_ptr(), norm.weight.data_ptr(), norm.eps,
+                    tokens, size, out.data_ptr(),
+                )  # fmt: skip
+            else:
+                self._kernels.add_rms_norm(
+                    self._type, x.data_ptr(), residual.data_ptr(), norm.weight.data_ptr(), norm.eps,
+                    tokens, size, out.data_ptr(),
+                )  # fmt: skip
+            return out
+        self._kernels.add_layer_norm(
+            self._type, None if x is None else x.data_ptr(), residual.data_ptr(),
+            norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps, tokens, size, out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def attention(
+        self, qkv: Tensor, heads: int, segments: Segments, rotation: Rotation | None
+    ) -> Tensor:
+        """[tokens, 3 * heads * size] to [tokens, heads * size]; rotates the queries in place."""
+        tokens, width = qkv.shape[0], qkv.shape[1] // 3
+        out = torch.empty((tokens, width), dtype=qkv.dtype)
+        write = library.RopeWrite(
+            qkv.data_ptr(),
+            None if rotation is None else rotation.cos.data_ptr(),
+            None if rotation is None else rotation.sin.data_ptr(),
+            segments.slots.data_ptr(),
+            None,
+            None,
+            tokens,
+            heads,
+            0.0,
+            1,
+        )
+        self._kernels.rope_write(self._type, write, segments.cache)
+        call = library.Attention(
+            qkv.data_ptr(),
+            out.data_ptr(),
+            3 * width,
+            width,
+            segments.table.data_ptr(),
+            segments.table.stride(0),
+            segments.tasks.data_ptr(),
+            len(segments.tasks),
+            heads,
+            (width // heads) ** -0.5,
+            0.0,
+            0,
+            None,
+        )
+        self._kernels.attention(self._type, call, segments.cache)
+        return out

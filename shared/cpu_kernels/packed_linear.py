@@ -1,0 +1,92 @@
+"""Linear layers over weights that were packed once, for whoever computes on a CPU."""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.cpu_kernels import library
+from shared.cpu_kernels.host_memory import zeros_in_huge_pages
+from shared.cpu_kernels.library import LANES, PANEL, Kernels
+
+# Element types that the kernels know, by their numbers there.
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """`panels`: the weight; `bias`: float32, one for each of the panels' columns; `views`: what the
+    kernels get for each kind of result."""
+
+    panels: Tensor
+    bias: Tensor | None
+    inputs: int
+    outputs: int
+    views: "tuple[ctypes._CArgObject, ...]"
+
+
+def pack(
+    kernels: Kernels, weight: Tensor, bias: Tensor | None, epilogue: int = library.PLAIN
+) -> PackedLinear:
+    """Packs [out, in] of float32 or bfloat16 in panels of 32 outputs, in huge pages (`linear.h`).
+
+    epilogue: what becomes of the sums. For SWIGLU the first half of the rows gates the second.
+    """
+    kind = TYPES[weight.dtype]
+    outputs = weight.shape[0] // (2 if epilogue == library.SWIGLU else 1)
+    rows, inputs = weight.contiguous(), weight.shape[1]
+    whole = inputs + (inputs & kind)  # bfloat16 goes in pairs
+    if whole != inputs:
+        rows = torch.nn.functional.pad(rows, (0, 1))
+    width = LANES if epilogue == library.SWIGLU else PANEL
+    panels = -(-outputs // width)
+    memory = zeros_in_huge_pages((panels, whole * PANEL), weight.dtype, touch=False)
+    kernels.pack(kind, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr())
+    padded = None
+    if bias is not None:
+        padded = _pack_bias(bias.float(), epilogue, outputs, panels)
+    layer = library.Linear(
+        memory.data_ptr(),
+        None if padded is None else padded.data_ptr(),
+        whole,
+        outputs,
+        epilogue,
+        library.SAME,
+    )
+    views = [layer]
+    for result in (library.WIDE, library.LARGEST):
+        view = library.Linear.from_buffer_copy(layer)
+        view.result = result
+        views.append(view)
+    return PackedLinear(memory, padded, inputs, outputs, tuple(map(ctypes.byref, views)))
+
+
+def linear(
+    kernels: Kernels, x: Tensor, layer: PackedLinear, out: Tensor, result: int = library.SAME
+) -> Tensor:
+    """Fills `out` with what the layer makes of rows [rows, in], of the weight's type and contiguous."""
+    kind = TYPES[x.dtype]
+    if x.shape[1] & kind:
+        x = torch.nn.functional.pad(x, (0, 1))
+    kernels.linear(
+        kind,
+        layer.views[result],
+        x.data_ptr(),
+        out.data_ptr(),
+        x.shape[0],
+        x.stride(0),
+        out.shape[1],
+    )
+    return out
+
+
+def _pack_bias(bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:
+    """One number for each column of the panels."""
+    if epilogue != library.SWIGLU:
+        padded = torch.zeros(panels * PANEL)
+        padded[:outputs] = bias
+        return padded
+    halves = torch.zeros(2, panels * LANES)
+    halves[:, :outputs] = bias.view(2, outputs)
+    return halves.view(2, panels, LANES).transpose(0, 1).reshape(-1).contiguous()
