@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-from services.scheduler.core.plan import StepOutput, StepPlan
+from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
 from services.scheduler.core.scheduler import Capacity, Scheduler
 from services.scheduler.core.sequence import Sequence
 
@@ -47,8 +47,7 @@ class SimulatedDecoder:
         self.wake_at = 0.0  # when somebody will call `send` for the next plan
         self.busy_s = 0.0
         self.sequence_steps = 0
-        self.live: list[Sequence] = []
-        self.unanswered: list[Sequence] = []  # those of `live` that have no token yet
+        self.planning_s = 0.0  # processor time spent on the next plan, if that is measured
         self._plans: deque[StepPlan] = deque()
 
     def predict(self, tokens: int) -> float:
@@ -84,16 +83,10 @@ class SimulatedDecoder:
             self.busy_s += took
             self.sequence_steps += rows
 
-    def answered(self, now: float) -> list[Sequence]:
+    def answered(self, progress: StepProgress, now: float) -> list[Sequence]:
         """Notes first tokens after the core has completed a step. Returns those that ended."""
-        if self.unanswered:
-            for sequence in self.unanswered:
-                if sequence.num_output_tokens:
+        if 0 in progress.starts:
+            for sequence, start in zip(progress.sequences, progress.starts, strict=True):
+                if start == 0:
                     sequence.payload.first = now
-            self.unanswered = [s for s in self.unanswered if not s.num_output_tokens]
-        if self.core.num_sequences == len(self.live):
-            return []
-        alive = [s for s in self.live if self.core.find(s.request_id) is not None]
-        ended = [s for s in self.live if self.core.find(s.request_id) is None]
-        self.live = alive
-        return ended
+        return [progress.sequences[index] for index in progress.endings]

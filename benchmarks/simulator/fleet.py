@@ -4,9 +4,11 @@ Shards meet only at the ends of windows: there each says how much room it has, a
 dealt by that, as if each took it from the queue. Within a window every event happens at its exact time.
 """
 
+import gc
 import multiprocessing
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -31,24 +33,48 @@ def simulate(trace: Iterable[Arrival], options: ShardOptions, processes: int) ->
         for n in range(processes)
     ]
     workers: list[Worker] = [_Local(shares[0])] if processes == 1 else [*map(_Remote, shares)]
+    source = _Source(trace)
     queue: deque[Arrival] = deque()
-    source = iter(trace)
-    ahead = next(source, None)
     rooms = [16 * share.decoders for share in shares]
     live, begin = 0, 0.0
-    while ahead is not None or queue or live:
+    while source.has_more or queue or live:
         until = begin + WINDOW_S
-        while ahead is not None and ahead.at <= until:
-            queue.append(ahead)
-            ahead = next(source, None)
+        queue += source.take(until)
         dealt = _deal(queue, rooms)
         for worker, arrivals in zip(workers, dealt, strict=True):
             worker.start(arrivals, begin, until)
+        source.prepare(until + WINDOW_S)
         states = [worker.wait() for worker in workers]
         rooms = [room for room, _ in states]
         live = sum(count for _, count in states)
         begin = until
     return [worker.finish() for worker in workers]
+
+
+class _Source:
+    """A trace, read while the shards are at work."""
+
+    def __init__(self, trace: Iterable[Arrival]) -> None:
+        self._trace = iter(trace)
+        self._ahead: deque[Arrival] = deque()
+        self._last = next(self._trace, None)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether anything is left of it."""
+        return bool(self._ahead) or self._last is not None
+
+    def prepare(self, until: float) -> None:
+        """Reads what arrives until then."""
+        while self._last is not None and self._last.at <= until:
+            self._ahead.append(self._last)
+            self._last = next(self._trace, None)
+
+    def take(self, until: float) -> deque[Arrival]:
+        """What arrives until then and was not taken before. Times never go back from call to call."""
+        self.prepare(until)
+        taken, self._ahead = self._ahead, deque()
+        return taken
 
 
 def _deal(queue: deque[Arrival], rooms: list[int]) -> list[list[Arrival]]:
@@ -69,7 +95,8 @@ class _Local:
         self._shard = Shard(options)
 
     def start(self, arrivals: list[Arrival], begin: float, until: float) -> None:
-        self._shard.run(arrivals, begin, until)
+        with _no_collection():
+            self._shard.run(arrivals, begin, until)
 
     def wait(self) -> tuple[int, int]:
         return self._shard.room, self._shard.num_live
@@ -101,11 +128,24 @@ class _Remote:
 
 
 def _serve(pipe: Connection, options: ShardOptions) -> None:
-    shard = Shard(options)
-    while (window := pipe.recv()) is not None:
-        shard.run(*window)
-        pipe.send((shard.room, shard.num_live))
-    pipe.send(shard.finish())
+    with _no_collection():
+        shard = Shard(options)
+        while (window := pipe.recv()) is not None:
+            shard.run(*window)
+            pipe.send((shard.room, shard.num_live))
+        pipe.send(shard.finish())
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing in a shard is cyclic, and there are millions of objects to look through."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _with_decoders(options: ShardOptions, count: int) -> ShardOptions:

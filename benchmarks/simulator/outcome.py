@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.simulator.costs import RequestCosts, StepCosts
 from benchmarks.simulator.shard import ShardOutcome
 
 
@@ -36,9 +37,20 @@ class Outcome:
         return busy / max(1e-9, self.virtual_s)
 
     @property
-    def decision_us(self) -> float:
-        """Processor time of plan() and complete() for each sequence and step, in microseconds."""
-        return 1e6 * self.total("core_cpu_s") / max(1.0, self.total("sequence_steps"))
+    def step_costs(self) -> StepCosts:
+        """What plan() and complete() took."""
+        costs = StepCosts()
+        for shard in self.shards:
+            costs.extend(shard.step_costs)
+        return costs
+
+    @property
+    def request_costs(self) -> RequestCosts:
+        """What taking in a request took."""
+        costs = RequestCosts()
+        for shard in self.shards:
+            costs.extend(shard.request_costs)
+        return costs
 
     @property
     def leaks(self) -> list[str]:
@@ -51,7 +63,8 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; times in milliseconds where the name says so."""
-        requests = max(1.0, self.total("requests"))
+        deciding, entering = self.step_costs, self.request_costs.us()
+        decision_us = deciding.us_of_row()
         content: dict[str, Any] = {
             "requests": int(self.total("requests")),
             "refused": int(self.total("refused")),
@@ -67,10 +80,12 @@ class Outcome:
             "encoder_hits": int(self.total("encoder_hits")),
             "steps": int(self.total("steps")),
             "sequence_steps": int(self.total("sequence_steps")),
-            "decision_us": self.decision_us,
-            "hash_us": 1e6 * self.total("hash_cpu_s") / requests,
-            "route_us": 1e6 * self.total("route_cpu_s") / requests,
-            "add_us": 1e6 * self.total("add_cpu_s") / requests,
+            "decision_us": decision_us,
+            "decision_parts_us": deciding.us(),
+            "request_us": entering,
+            "cpu_s": self.total("cpu_s"),
+            "cpu_deciding_s": 1e-6 * decision_us * self.total("sequence_steps"),
+            "cpu_entering_s": 1e-6 * sum(entering.values()) * self.total("requests"),
             "leaks": self.leaks,
         }
         for name in ("ttft", "tpot"):
@@ -83,6 +98,7 @@ class Outcome:
     def table(self) -> str:
         """Lines for the terminal."""
         c = self.to_json()
+        parts, request = c["decision_parts_us"], c["request_us"]
         rows = [
             ("requests", f"{c['requests']:,} in {c['virtual_s']:.1f} s of virtual time"),
             ("simulated in", f"{c['wall_s']:.1f} s"),
@@ -103,10 +119,17 @@ class Outcome:
             ("prefix hit rate", f"{c['hit_rate']:.1%} of prompt tokens"),
             ("preemptions", f"{c['preemptions']:,}"),
             ("sequence-steps", f"{c['sequence_steps']:,} in {c['steps']:,} steps"),
-            ("a decision", f"{c['decision_us']:.2f} us for each sequence-step"),
+            ("a decision", f"{c['decision_us']:.2f} us for each sequence-step (goal: 1.5)"),
+            ("  made of", ", ".join(f"{us:.2f} us {name}" for name, us in parts.items())),
             (
                 "a request",
-                f"{c['hash_us']:.1f} us hashing, {c['route_us']:.1f} us routing, {c['add_us']:.1f} us entering",
+                f"{request['routing']:.1f} us routing (goal: 10), {request['hashing']:.1f} us hashing, "
+                f"{request['adding']:.1f} us adding",
+            ),
+            (
+                "processor time",
+                f"{c['cpu_s']:.1f} s: {c['cpu_deciding_s']:.1f} s deciding, {c['cpu_entering_s']:.1f} s taking "
+                "requests in, the rest simulating",
             ),
         ]
         if c["encodes"]:

@@ -1,25 +1,26 @@
 """One scheduler process of the simulation: a router, its decoders, and the events between them."""
 
-import gc
 import heapq
 import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from benchmarks.simulator.costs import EVERY, RequestCosts, StepCosts, clock
 from benchmarks.simulator.decoder import Flight, SimulatedDecoder, Timing
 from benchmarks.simulator.encoders import SimulatedEncoders
 from benchmarks.simulator.policies import POLICIES
 from benchmarks.simulator.trace import Arrival
 from services.scheduler.core.block_hash import extend_hashes
+from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
 from services.scheduler.core.scheduler import Capacity
 from services.scheduler.core.sequence import MediaSpan, Sequence
 
 _LEAD, _DONE, _ENCODED, _FETCHED = range(4)
 _READY_TO_START = 16  # as the dispatcher: requests beyond those running that a decoder is given
-_PLACEHOLDER = 3
-_PREFIX_BASE = 1 << 30  # first token id of prefixes; own tokens count up from 100
-_LAST_OWN = _PREFIX_BASE - (1 << 20)
+_PREFIX_BASE = 1 << 30  # first token of prefixes
+_OWN_BASE = 100  # first token of what only one request has
+_PLACEHOLDER, _WORD = 3, 4
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ShardOptions:
 
 @dataclass
 class ShardOutcome:
-    """What came of a shard. Times are virtual seconds, but for `*_cpu_s`, which are this machine's."""
+    """What came of a shard. Times are virtual seconds, but for `cpu_s` and costs, which are this machine's."""
 
     ttft: "array[float]" = field(default_factory=lambda: array("f"))
     tpot: "array[float]" = field(default_factory=lambda: array("f"))
@@ -53,10 +54,9 @@ class ShardOutcome:
     leaks: list[str] = field(default_factory=list)
     busy_s: list[float] = field(default_factory=list)  # of each decoder
     ended_at: float = 0.0
-    hash_cpu_s: float = 0.0
-    route_cpu_s: float = 0.0
-    add_cpu_s: float = 0.0
-    core_cpu_s: float = 0.0
+    step_costs: StepCosts = field(default_factory=StepCosts)
+    request_costs: RequestCosts = field(default_factory=RequestCosts)
+    cpu_s: float = 0.0  # of the whole shard, the simulation itself included
 
 
 class Shard:
@@ -73,10 +73,8 @@ class Shard:
         self._encoders = SimulatedEncoders(options.encoders, options.encoder_cache)
         self._events: list[tuple[float, int, int, SimulatedDecoder, bytes]] = []
         self._order = 0  # of events at the same time
-        self._own_token = 100
         self._live = 0
         self.outcome = ShardOutcome()
-        gc.disable()  # nothing here is cyclic, and there are millions of objects to look through
 
     @property
     def num_live(self) -> int:
@@ -97,7 +95,7 @@ class Shard:
 
     def run(self, arrivals: Iterable[Arrival], begin: float, until: float) -> None:
         """Works through a window. Who arrived before `begin` was held up in the queue and comes now."""
-        events = self._events
+        events, started = self._events, time.thread_time()
         for arrival in arrivals:
             now = max(begin, arrival.at)
             while events and events[0][0] <= now:
@@ -105,6 +103,7 @@ class Shard:
             self._arrive(arrival, now)
         while events and events[0][0] <= until:
             self._happen()
+        self.outcome.cpu_s += time.thread_time() - started
 
     def finish(self) -> ShardOutcome:
         """The outcome, once nothing is live."""
@@ -144,24 +143,30 @@ class Shard:
         self._pump(decoder, now)
 
     def _arrive(self, arrival: Arrival, now: float) -> None:
-        sequence = self._sequence(arrival)
+        sequence = _sequence(arrival)
         self.outcome.requests += 1
-        began = time.thread_time()
-        extend_hashes(sequence, self._options.capacity.block_size)
-        hashed = time.thread_time()
-        decoder = self._policy.choose(sequence)
-        routed = time.thread_time()
-        ending = decoder.core.add(sequence)
-        self.outcome.add_cpu_s += time.thread_time() - routed
-        self.outcome.route_cpu_s += routed - hashed
-        self.outcome.hash_cpu_s += hashed - began
-        if ending is not None:
+        enter = self._enter_measured if self.outcome.requests % EVERY == 1 else self._enter
+        decoder = enter(sequence)
+        if decoder is None:
             self.outcome.refused += 1
             return
         self._live += 1
-        decoder.live.append(sequence)
-        decoder.unanswered.append(sequence)
         self._pump(decoder, now)
+
+    def _enter(self, sequence: Sequence) -> SimulatedDecoder | None:
+        """Gives a sequence to a decoder; None if it can never run there."""
+        decoder = self._policy.choose(sequence)
+        return decoder if decoder.core.add(sequence) is None else None
+
+    def _enter_measured(self, sequence: Sequence) -> SimulatedDecoder | None:
+        began = clock()
+        extend_hashes(sequence, self._options.capacity.block_size)
+        hashed = clock()
+        decoder = self._policy.choose(sequence)
+        routed = clock()
+        ending = decoder.core.add(sequence)
+        self.outcome.request_costs.add(hashed - began, routed - hashed, clock() - routed)
+        return decoder if ending is None else None
 
     def _pump(self, decoder: SimulatedDecoder, now: float) -> None:
         """As the real link does: one plan ahead, sent shortly before the running step ends."""
@@ -174,9 +179,7 @@ class Shard:
                         decoder.wake_at = due
                         self._push(due, _LEAD, decoder)
                     break
-            began = time.thread_time()
-            plan = core.plan()
-            self.outcome.core_cpu_s += time.thread_time() - began
+            plan = self._plan(decoder)
             if plan is None:
                 break
             for digest in plan.fetch:
@@ -188,15 +191,37 @@ class Shard:
             self._push(ready, _ENCODED, decoder, span.digest)
         core.media.take_released()
 
+    def _plan(self, decoder: SimulatedDecoder) -> StepPlan | None:
+        core = decoder.core
+        if core.steps % EVERY:
+            return core.plan()
+        began = clock()
+        plan = core.plan()
+        decoder.planning_s += clock() - began
+        return plan
+
     def _complete(self, decoder: SimulatedDecoder, now: float) -> None:
-        _, output = decoder.finish(now)
+        plan, output = decoder.finish(now)
         if decoder.num_plans:
             self._push(decoder.ends_at, _DONE, decoder)
-        began = time.thread_time()
-        decoder.core.complete(output)
-        self.outcome.core_cpu_s += time.thread_time() - began
-        for sequence in decoder.answered(now):
+        if plan.step % EVERY == 1:
+            progress = self._complete_measured(decoder, plan, output)
+        else:
+            progress = decoder.core.complete(output)
+        for sequence in decoder.answered(progress, now):
             self._end(sequence, now)
+
+    def _complete_measured(
+        self, decoder: SimulatedDecoder, plan: StepPlan, output: StepOutput
+    ) -> StepProgress:
+        began = clock()
+        progress = decoder.core.complete(output)
+        took = clock() - began + decoder.planning_s
+        decoder.planning_s = 0.0
+        generating = plan.row_count.count(1)
+        prompts = len(plan.row_count) - generating
+        self.outcome.step_costs.add(took, generating, prompts, len(progress.endings))
+        return progress
 
     def _end(self, sequence: Sequence, now: float) -> None:
         flight, outcome = sequence.payload, self.outcome
@@ -210,24 +235,27 @@ class Shard:
         outcome.output_tokens += count
         outcome.ended_at = now
 
-    def _sequence(self, arrival: Arrival) -> Sequence:
-        """Prefix, pictures, own tokens. Ids that no other request has stand for text that no other has."""
-        start = _PREFIX_BASE + arrival.prefix  # no two prefixes have an equal first block
-        tokens = list(range(start, start + arrival.prefix_tokens))
-        media = []
-        for picture in arrival.pictures:
-            digest = picture.number.to_bytes(16, "little")
-            length = picture.tokens
-            media.append(MediaSpan(digest, len(tokens), length, length, picture.encode_s))
-            tokens += [_PLACEHOLDER] * length
-        tokens += range(self._own_token, self._own_token + arrival.own_tokens)
-        self._own_token = (self._own_token + arrival.own_tokens) % _LAST_OWN
-        return Sequence(
-            str(arrival.number),
-            tokens,
-            len(tokens),
-            arrival.output_tokens,
-            media=tuple(media),
-            arrival=arrival.number,
-            payload=Flight(arrival.at),
-        )
+
+def _sequence(arrival: Arrival) -> Sequence:
+    """Prefix, pictures, own tokens. A token that no other prefix or request has stands for text that no other has."""
+    tokens: list[int] = []
+    if arrival.prefix_tokens:
+        tokens.append(_PREFIX_BASE + arrival.prefix)
+        tokens += [_WORD] * (arrival.prefix_tokens - 1)
+    media = []
+    for picture in arrival.pictures:
+        digest = picture.number.to_bytes(16, "little")
+        length = picture.tokens
+        media.append(MediaSpan(digest, len(tokens), length, length, picture.encode_s))
+        tokens += [_PLACEHOLDER] * length
+    tokens.append(_OWN_BASE + arrival.number)
+    tokens += [_WORD] * (arrival.own_tokens - 1)
+    return Sequence(
+        str(arrival.number),
+        tokens,
+        len(tokens),
+        arrival.output_tokens,
+        media=tuple(media),
+        arrival=arrival.number,
+        payload=Flight(arrival.at),
+    )
