@@ -16,9 +16,9 @@ class BlockManager:
         self.num_total = num_blocks - 1
         self._refs = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, 0, -1))
-        # Hashed, held by nobody, oldest first. A plain dict finds its first entry by walking over what was deleted.
-        self._reusable: OrderedDict[int, None] = OrderedDict()
-        self._hash_of: dict[int, bytes] = {}
+        # Findable, held by nobody, oldest first. A plain dict finds its first entry by walking over what was deleted.
+        self._reusable: OrderedDict[int, bytes] = OrderedDict()
+        self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self.queries = 0
         self.hits = 0
@@ -39,15 +39,14 @@ class BlockManager:
 
     def allocate(self, count: int) -> list[int]:
         """Gives out blocks with unknown content. The caller has checked `num_free`."""
-        blocks = []
-        for _ in range(count):
-            if self._empty:
-                block = self._empty.pop()
-            else:
-                block, _ = self._reusable.popitem(last=False)
-                self.forget(block)
-            self._refs[block] = 1
+        blocks = [self._empty.pop() for _ in range(min(count, len(self._empty)))]
+        while len(blocks) < count:
+            block, content = self._reusable.popitem(last=False)
+            del self._block_of[content]
+            self._hash_of[block] = None
             blocks.append(block)
+        for block in blocks:
+            self._refs[block] = 1
         return blocks
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
@@ -59,6 +58,10 @@ class BlockManager:
                 break
             found.append(block)
         return found
+
+    def has(self, content: bytes) -> bool:
+        """Whether a content is cached."""
+        return content in self._block_of
 
     def hold(self, blocks: Iterable[int]) -> None:
         """Takes hold of blocks that `find` returned."""
@@ -73,30 +76,33 @@ class BlockManager:
             self._refs[block] -= 1
             if self._refs[block] > 0:
                 continue
-            if block in self._hash_of:
-                self._reusable[block] = None
+            content = self._hash_of[block]
+            if content is not None:
+                self._reusable[block] = content
             else:
                 self._empty.append(block)
 
-    def register(self, block: int, content: bytes) -> None:
-        """Makes a held block findable. If the content is known elsewhere already, that block stays the one to find."""
-        if content not in self._block_of and block not in self._hash_of:
-            self._block_of[content] = block
-            self._hash_of[block] = content
+    def register(self, blocks: Iterable[int], contents: Iterable[bytes]) -> None:
+        """Makes held blocks findable. If a content is known elsewhere already, that block stays the one to find."""
+        names, block_of = self._hash_of, self._block_of
+        for block, content in zip(blocks, contents, strict=True):
+            if names[block] is None and block_of.setdefault(content, block) == block:
+                names[block] = content
 
     def adopt(self, contents: Mapping[int, bytes]) -> None:
         """Makes blocks findable whose content a decoder kept from an earlier binding. All blocks must be free."""
         for block, content in contents.items():
             if 0 < block < len(self._refs) and content not in self._block_of:
-                self._reusable[block] = None
+                self._reusable[block] = content
                 self._block_of[content] = block
                 self._hash_of[block] = content
         self._empty = [block for block in self._empty if block not in self._reusable]
 
     def forget(self, block: int) -> None:
         """Makes a block's content unfindable: it is about to change, or was never computed."""
-        content = self._hash_of.pop(block, None)
+        content = self._hash_of[block]
         if content is not None:
+            self._hash_of[block] = None
             del self._block_of[content]
         if block in self._reusable:
             del self._reusable[block]
@@ -104,4 +110,4 @@ class BlockManager:
 
     def is_cached(self, block: int) -> bool:
         """Whether `find` can return it."""
-        return block in self._hash_of
+        return self._hash_of[block] is not None

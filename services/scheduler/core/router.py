@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from services.scheduler.core.block_hash import extend_hashes
 from services.scheduler.core.prefix_index import PrefixIndex
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import Sequence, SequenceStatus
+from services.scheduler.core.sequence import Sequence
 
 _LOOK_AT_ALL = 8  # so few decoders are all looked at
 _HOLDERS = 2  # else the last that got the prefix
@@ -156,7 +156,7 @@ class _Line(Generic[Link]):
 
     def has(self, content: bytes) -> bool:
         """Whether a block is cached here."""
-        return bool(self._blocks.find((content,)))
+        return self._blocks.has(content)
 
     def tokens_to_wait(self, tokens: int) -> int:
         """What a sequence with so many tokens to compute would wait for here, all of it counted in tokens."""
@@ -176,16 +176,13 @@ class _Line(Generic[Link]):
     def _look(self, step: int) -> None:
         """Forgets those who are computed. A long line is looked at less often: its sum changes less."""
         if self._pending:
-            self._pending = [
-                (sequence, cached)
-                for sequence, cached in self._pending
-                if sequence.num_computed_tokens < sequence.prompt_len
-                and sequence.status is not SequenceStatus.ENDED
-            ]
-            self._tokens = sum(
-                len(sequence.tokens) - max(cached, sequence.num_computed_tokens)
-                for sequence, cached in self._pending
-            )
+            pending, self._pending, self._tokens = self._pending, [], 0
+            for entry in pending:
+                sequence, cached = entry
+                computed = sequence.num_computed_tokens
+                if computed < sequence.prompt_len and not sequence.ended:
+                    self._pending.append(entry)
+                    self._tokens += len(sequence.tokens) - max(cached, computed)
         self._look_at = step + 1 + len(self._pending) // 8
         if step >= self._refresh_at or not self.token_s:
             full = self._capacity.max_batched_tokens

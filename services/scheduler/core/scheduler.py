@@ -154,10 +154,8 @@ class Scheduler:
                 crowded = self._admission.add(plan, budget)
         if plan.is_empty:
             return None
-        for block, content in state.sealed:
-            plan.sealed_blocks.append(block)
-            plan.sealed_hashes.append(content)
-        state.sealed.clear()
+        plan.sealed_blocks, state.sealed_blocks = state.sealed_blocks, []
+        plan.sealed_hashes, state.sealed_hashes = state.sealed_hashes, []
         self.steps += 1
         state.in_flight.append(plan)
         return plan

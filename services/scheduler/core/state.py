@@ -59,7 +59,8 @@ class State:
         self.tokens: list[
             tuple[Sequence, int]
         ] = []  # that take the place of what the decoder chose
-        self.sealed: list[tuple[int, bytes]] = []
+        self.sealed_blocks: list[int] = []
+        self.sealed_hashes: list[bytes] = []
 
     def enter(self, sequence: Sequence) -> None:
         """A sequence that is new here, with its pending forks."""
@@ -184,10 +185,7 @@ class State:
         if full <= sequence.num_registered:
             return
         made = sequence.blocks[sequence.num_registered : full]
-        for block, content in zip(
-            made, sequence.block_hashes[sequence.num_registered :], strict=False
-        ):
-            self.blocks.register(block, content)
+        self.blocks.register(made, sequence.block_hashes[sequence.num_registered : full])
         sequence.num_registered = full
         if plan is not None:
             plan.origins.append((sequence, made, True))
@@ -196,11 +194,14 @@ class State:
         """Tells the decoder which blocks are worth keeping, of a sequence whose first tokens are known and computed in
         steps that have been answered: the full ones that `find` returns."""
         full = min(num_tokens // self.capacity.block_size, len(sequence.block_hashes))
-        for index in range(sequence.num_sealed, full):
-            block = sequence.blocks[index]
+        if full <= sequence.num_sealed:
+            return
+        done = slice(sequence.num_sealed, full)
+        for block, content in zip(sequence.blocks[done], sequence.block_hashes[done], strict=True):
             if self.blocks.is_cached(block):
-                self.sealed.append((block, sequence.block_hashes[index]))
-        sequence.num_sealed = max(sequence.num_sealed, full)
+                self.sealed_blocks.append(block)
+                self.sealed_hashes.append(content)
+        sequence.num_sealed = full
 
     def settle(self, sequence: Sequence) -> None:
         """After a commit: what has become full is hashed, findable and sealed."""
