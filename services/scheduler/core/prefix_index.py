@@ -16,10 +16,10 @@ class PrefixIndex(Generic[Holder]):
 
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity  # entries of a generation
-        self._young: dict[bytes, list[Holder]] = {}
-        self._old: dict[bytes, list[Holder]] = {}
+        self._young: dict[bytes, tuple[Holder, ...]] = {}
+        self._old: dict[bytes, tuple[Holder, ...]] = {}
 
-    def find(self, hashes: list[bytes]) -> tuple[list[Holder], int]:
+    def find(self, hashes: list[bytes]) -> tuple[tuple[Holder, ...], int]:
         """Holders of the longest prefix that is known, the latest last, and its blocks; no one and 0 if none is."""
         depth = 1 << len(hashes).bit_length() >> 1
         while depth:
@@ -28,23 +28,20 @@ class PrefixIndex(Generic[Holder]):
             if holders:
                 return holders, depth
             depth >>= 1
-        return [], 0
+        return (), 0
 
     def add(self, hashes: list[bytes], holder: Holder) -> None:
         """A sequence with these blocks was sent to a holder."""
+        young, old = self._young, self._old
         depth, last = 1, len(hashes)
         while depth <= last:
             content = hashes[depth - 1]
-            holders = self._young.get(content)
+            holders = young.get(content)
             if holders is None:
-                holders = self._old.get(content, [])
-                self._young[content] = holders
+                holders = young[content] = old.get(content, ())
             if not holders or holders[-1] is not holder:
-                if holder in holders:
-                    holders.remove(holder)
-                holders.append(holder)
-                if len(holders) > _MOST_HOLDERS:
-                    del holders[0]
+                others = [other for other in holders if other is not holder]
+                young[content] = (*others[1 - _MOST_HOLDERS :], holder)
             depth <<= 1
-        if len(self._young) > self.capacity:
-            self._old, self._young = self._young, {}
+        if len(young) > self.capacity:
+            self._old, self._young = young, {}

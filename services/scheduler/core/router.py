@@ -15,14 +15,19 @@ from services.scheduler.core.sequence import Sequence
 _LOOK_AT_ALL = 8  # so few decoders are all looked at
 _HOLDERS = 2  # else the last that got the prefix
 _BY_CHANCE = 3  # and some others
-# What a sequence that is there already costs a new one, in tokens to compute: its rows in the steps to come. Too low
-# and a popular prefix crowds one decoder; too high and prefixes are computed again for the sake of a short wait.
-_TOKENS_PER_SEQUENCE = 64
-# A token that must be computed delays the sequence itself and whoever comes after it: it counts twice, or a burst with
-# one new prefix would compute it on as many decoders as there are.
-_OWN_TOKEN = 2
-# What waiting for a slot costs: about the tokens that one sequence has yet to generate.
-_TOKENS_PER_SLOT = 256
+# What it costs to send a sequence somewhere, counted in tokens to compute. Found by simulation (benchmarks/README.md):
+# cached prefixes pull sequences together, and these push them apart.
+# A token that must be computed delays the sequence itself and whoever comes after it: it counts for more than one, or a
+# burst with one new prefix would compute it on as many decoders as there are.
+_OWN_TOKEN = 1.5
+# It also delays everyone who is there already, by as much each; but a late token is not as bad as a late first one.
+_OWN_TOKEN_FOR_ANOTHER = 0.1
+# A sequence that is there already takes a row in the steps to come, and the new one takes a row in the steps of it.
+_TOKENS_PER_SEQUENCE = 128
+# What waiting for a slot costs, for each that must end before: far more than somebody who is there.
+_TOKENS_PER_SLOT = 512
+# Of the blocks of a cache, one in several is at a depth that the index knows, and it keeps two generations.
+_BLOCKS_PER_ENTRY = 4
 _NEVER = 1e9  # seconds: a draining decoder is taken only if all are draining
 _REFRESH_STEPS = 64  # between looks at a decoder's fitted rate
 
@@ -53,21 +58,21 @@ class Router(Generic[Link]):
 
     def __init__(self, seed: int = 0) -> None:
         self._lines: list[_Line[Link]] = []
-        self._index: PrefixIndex[_Line[Link]] = PrefixIndex()
+        self._index: PrefixIndex[_Line[Link]] = PrefixIndex(capacity=0)
         self._usual = 1.0  # seconds for each token where nothing is known of a decoder
         self._chance = random.Random(seed).random
 
     def add(self, link: Link) -> None:
         """A decoder came into service."""
         self._lines.append(_Line(link))
-        # About as many prefixes as there are blocks to hold them.
-        self._index.capacity = sum(line.link.core.blocks.num_total for line in self._lines)
+        self._index.capacity += link.core.blocks.num_total // _BLOCKS_PER_ENTRY
 
     def remove(self, link: Link) -> None:
         """A decoder left, its cache with it; nothing if it is not in service."""
         for line in self._lines:
             if line.link is link:
                 line.is_gone = True
+                self._index.capacity -= link.core.blocks.num_total // _BLOCKS_PER_ENTRY
         self._lines = [line for line in self._lines if not line.is_gone]
 
     def choose(self, sequence: Sequence) -> Link:
@@ -80,25 +85,17 @@ class Router(Generic[Link]):
         best = self._lines[0]
         least, most_cached = float("inf"), 0
         for line, cached in self._candidates(holders, hashes, depth):
-            cost = self._seconds(line, len(sequence.tokens) - cached * block_size)
+            tokens = len(sequence.tokens) - cached * block_size
+            cost = line.seconds_to_wait(tokens, self._usual)
             if cost < least:
                 best, least, most_cached = line, cost, cached
+        self._usual = best.token_s or self._usual
         best.join(sequence, most_cached * block_size)
         self._index.add(hashes, best)
         return best.link
 
-    def _seconds(self, line: "_Line[Link]", tokens: int) -> float:
-        """Until a sequence with so many tokens to compute is computed there."""
-        waiting = line.tokens_to_wait(tokens)
-        if line.token_s:
-            self._usual = line.token_s
-        cost = waiting * (line.token_s or self._usual)
-        if line.core.num_in_flight:  # a step is running, half of it still to come in the mean
-            cost += line.step_s / 2
-        return cost + _NEVER if line.link.draining else cost
-
     def _candidates(
-        self, holders: "list[_Line[Link]]", hashes: list[bytes], depth: int
+        self, holders: "tuple[_Line[Link], ...]", hashes: list[bytes], depth: int
     ) -> "list[tuple[_Line[Link], int]]":
         """Decoders to compare, each with the blocks that are cached there."""
         lines, count = self._lines, len(self._lines)
@@ -111,7 +108,7 @@ class Router(Generic[Link]):
         ]
         for _ in range(_BY_CHANCE):
             line = lines[int(self._chance() * count)]
-            chosen.append((line, depth if depth and line.has(hashes[depth - 1]) else 0))
+            chosen.append((line, depth if depth and line.blocks.has(hashes[depth - 1]) else 0))
         return chosen
 
 
@@ -121,10 +118,9 @@ class _Line(Generic[Link]):
     def __init__(self, link: Link) -> None:
         self.link = link
         self.is_gone = False
-        self.core = link.core
         self.step_s = 0.0  # time of a step of one token
         self.token_s = 0.0  # and of each further one; both 0 while unknown
-        self._blocks = link.core.blocks
+        self.blocks = link.core.blocks
         self._capacity = link.core.capacity
         self._pending: list[tuple[Sequence, int]] = []  # with the tokens that were cached for it
         self._tokens = 0  # to compute for them, as of the last look
@@ -141,7 +137,7 @@ class _Line(Generic[Link]):
 
         Only what follows the known ones is looked up one by one: a cache loses the ends of its chains first.
         """
-        find = self._blocks.find
+        find = self.blocks.find
         if depth <= 1:
             return len(find(hashes))
         found = len(find(hashes[depth - 1 :]))
@@ -154,24 +150,25 @@ class _Line(Generic[Link]):
                 return depth + _num_equal(known[depth:], hashes[depth:])
         return len(find(hashes[: depth - 1]))
 
-    def has(self, content: bytes) -> bool:
-        """Whether a block is cached here."""
-        return self._blocks.has(content)
-
-    def tokens_to_wait(self, tokens: int) -> int:
-        """What a sequence with so many tokens to compute would wait for here, all of it counted in tokens."""
-        core, capacity = self.core, self._capacity
-        crowd = core.num_sequences
-        if core.steps >= self._look_at or crowd < len(self._pending):
-            self._look(core.steps)
+    def seconds_to_wait(self, tokens: int, usual: float) -> float:
+        """What a sequence with so many tokens to compute would wait for here, and others for it. `usual` is the time of
+        a token where nothing is known of it."""
+        core, capacity = self.link.core, self._capacity
+        crowd, step = core.num_sequences, core.steps
+        if step >= self._look_at or crowd < len(self._pending):
+            self._look(step)
+        weight = _OWN_TOKEN + crowd * _OWN_TOKEN_FOR_ANOTHER
+        total = self._tokens + weight * tokens + crowd * _TOKENS_PER_SEQUENCE
         missing_slots = crowd + 1 - capacity.max_slots
-        missing_tokens = self._tokens + tokens - self._blocks.num_free * capacity.block_size
-        total = self._tokens + _OWN_TOKEN * tokens + crowd * _TOKENS_PER_SEQUENCE
         if missing_slots > 0:
             total += missing_slots * _TOKENS_PER_SLOT
+        missing_tokens = self._tokens + tokens - self.blocks.num_free * capacity.block_size
         if missing_tokens > 0:  # they must be given up by others first
             total += missing_tokens
-        return total
+        seconds = total * (self.token_s or usual)
+        if core.num_in_flight:  # a step is running, half of it still to come in the mean
+            seconds += self.step_s / 2
+        return seconds + _NEVER if self.link.draining else seconds
 
     def _look(self, step: int) -> None:
         """Forgets those who are computed. A long line is looked at less often: its sum changes less."""
