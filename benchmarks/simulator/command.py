@@ -15,18 +15,20 @@ from services.scheduler.core.scheduler import Capacity
 
 
 def main(arguments: list[str]) -> int:
-    """Simulates once for each policy that is named. Returns 1 if anything was left behind."""
+    """Simulates once for each policy that is named. Returns 1 if a request did not end or anything was left behind."""
     told = _parser().parse_args(arguments)
-    leaked = False
+    failed = False
     results = {}
     for policy in told.policy:
         outcome = _run(told, policy)
-        leaked |= bool(outcome.leaks)
+        failed |= bool(outcome.leaks or outcome.lost)
         print(f"\n{policy}: {told.decoders} decoders\n{outcome.table()}", flush=True)
+        if told.goal_s:
+            print(f"{'goal':<18} simulated in {told.goal_s:g} s")
         results[policy] = outcome.to_json()
     if told.output:
         told.output.write_text(json.dumps(results, indent=1) + "\n")
-    return int(leaked)
+    return int(failed)
 
 
 def _run(told: argparse.Namespace, policy: str) -> Outcome:
@@ -48,6 +50,7 @@ def _trace_options(told: argparse.Namespace) -> trace.TraceOptions:
         requests=told.requests,
         rate=told.rate * told.decoders,
         burstiness=told.burstiness,
+        surge=told.surge,
         prefixes=told.prefixes,
         zipf=told.zipf,
         prefix_tokens=told.prefix_tokens,
@@ -77,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=int, default=defaults.requests)
     add("--rate", type=float, default=40.0, help="requests a second for each decoder")
     add("--burstiness", type=float, default=defaults.burstiness, help="1 is Poisson, below bursts")
+    add("--surge", type=float, default=1.0, help="rate in a fifth of each second: times the mean")
     add("--prefixes", type=int, default=defaults.prefixes)
     add("--zipf", type=float, default=defaults.zipf, help="exponent of their popularity")
     add("--prefix-tokens", type=int, default=defaults.prefix_tokens, help="mean")
@@ -86,5 +90,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--encode-ms", type=float, default=1000 * defaults.encode_s)
     add("--seed", type=int, default=0)
     add("--say-every", type=int, default=100_000)
+    add("--goal-s", type=float, help="printed beside the time that it took; nothing else")
     add("--output", type=Path, help="file for the results as JSON")
     return parser

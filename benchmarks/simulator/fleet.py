@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from benchmarks.simulator.shard import Shard, ShardOptions, ShardOutcome
 from benchmarks.simulator.trace import Arrival
@@ -18,11 +18,19 @@ from benchmarks.simulator.trace import Arrival
 WINDOW_S = 0.1
 
 
+class State(NamedTuple):
+    """Of a shard at the end of a window."""
+
+    room: int
+    live: int
+    is_idle: bool
+
+
 class Worker(Protocol):
     """A shard, here or in a process of its own."""
 
     def start(self, arrivals: list[Arrival], begin: float, until: float) -> None: ...
-    def wait(self) -> tuple[int, int]: ...
+    def wait(self) -> "State": ...
     def finish(self) -> ShardOutcome: ...
 
 
@@ -45,9 +53,11 @@ def simulate(trace: Iterable[Arrival], options: ShardOptions, processes: int) ->
             worker.start(arrivals, begin, until)
         source.prepare(until + WINDOW_S)
         states = [worker.wait() for worker in workers]
-        rooms = [room for room, _ in states]
-        live = sum(count for _, count in states)
+        rooms = [state.room for state in states]
+        live = sum(state.live for state in states)
         begin = until
+        if all(state.is_idle for state in states) and not (source.has_more or any(dealt)):
+            break  # whoever is still live is stuck: the outcome says so
     return [worker.finish() for worker in workers]
 
 
@@ -98,8 +108,8 @@ class _Local:
         with _no_collection():
             self._shard.run(arrivals, begin, until)
 
-    def wait(self) -> tuple[int, int]:
-        return self._shard.room, self._shard.num_live
+    def wait(self) -> State:
+        return _state(self._shard)
 
     def finish(self) -> ShardOutcome:
         return self._shard.finish()
@@ -116,9 +126,9 @@ class _Remote:
     def start(self, arrivals: list[Arrival], begin: float, until: float) -> None:
         self._pipe.send((arrivals, begin, until))
 
-    def wait(self) -> tuple[int, int]:
-        room, live = self._pipe.recv()
-        return room, live
+    def wait(self) -> State:
+        state: State = self._pipe.recv()
+        return state
 
     def finish(self) -> ShardOutcome:
         self._pipe.send(None)
@@ -132,8 +142,12 @@ def _serve(pipe: Connection, options: ShardOptions) -> None:
         shard = Shard(options)
         while (window := pipe.recv()) is not None:
             shard.run(*window)
-            pipe.send((shard.room, shard.num_live))
+            pipe.send(_state(shard))
         pipe.send(shard.finish())
+
+
+def _state(shard: Shard) -> State:
+    return State(shard.room, shard.num_live, shard.is_idle)
 
 
 @contextmanager

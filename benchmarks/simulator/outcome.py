@@ -57,6 +57,12 @@ class Outcome:
         """What was left behind when all requests had ended."""
         return [leak for shard in self.shards for leak in shard.leaks]
 
+    @property
+    def lost(self) -> int:
+        """Requests that neither ended nor were refused."""
+        ended = sum(len(shard.ttft) for shard in self.shards)
+        return int(self.total("requests") - self.total("refused")) - ended
+
     def latency(self, name: str) -> "np.ndarray[Any, Any]":
         """`ttft` or `tpot` of every request, in seconds."""
         return np.concatenate([np.asarray(getattr(shard, name)) for shard in self.shards])
@@ -86,6 +92,8 @@ class Outcome:
             "cpu_s": self.total("cpu_s"),
             "cpu_deciding_s": 1e-6 * decision_us * self.total("sequence_steps"),
             "cpu_entering_s": 1e-6 * sum(entering.values()) * self.total("requests"),
+            "memory_mb": self.total("memory_mb"),
+            "lost": self.lost,
             "leaks": self.leaks,
         }
         for name in ("ttft", "tpot"):
@@ -131,8 +139,11 @@ class Outcome:
                 f"{c['cpu_s']:.1f} s: {c['cpu_deciding_s']:.1f} s deciding, {c['cpu_entering_s']:.1f} s taking "
                 "requests in, the rest simulating",
             ),
+            ("memory", f"{c['memory_mb']:,.0f} MB in all shards"),
         ]
         if c["encodes"]:
             rows.append(("pictures", f"{c['encodes']:,} encoded, {c['encoder_hits']:,} cached"))
+        if self.lost:
+            rows.append(("LOST", f"{self.lost:,} requests"))
         rows += [("LEFT BEHIND", leak) for leak in self.leaks[:10]]
         return "\n".join(f"{name:<18} {value}" for name, value in rows)

@@ -1,26 +1,25 @@
 """One scheduler process of the simulation: a router, its decoders, and the events between them."""
 
 import heapq
+import resource
 import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from benchmarks.simulator.costs import EVERY, RequestCosts, StepCosts, clock
-from benchmarks.simulator.decoder import Flight, SimulatedDecoder, Timing
+from benchmarks.simulator.decoder import SimulatedDecoder, Timing
 from benchmarks.simulator.encoders import SimulatedEncoders
 from benchmarks.simulator.policies import POLICIES
+from benchmarks.simulator.prompt import sequence_of
 from benchmarks.simulator.trace import Arrival
 from services.scheduler.core.block_hash import extend_hashes
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
 from services.scheduler.core.scheduler import Capacity
-from services.scheduler.core.sequence import MediaSpan, Sequence
+from services.scheduler.core.sequence import Sequence
 
 _LEAD, _DONE, _ENCODED, _FETCHED = range(4)
 _READY_TO_START = 16  # as the dispatcher: requests beyond those running that a decoder is given
-_PREFIX_BASE = 1 << 30  # first token of prefixes
-_OWN_BASE = 100  # first token of what only one request has
-_PLACEHOLDER, _WORD = 3, 4
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class ShardOutcome:
     step_costs: StepCosts = field(default_factory=StepCosts)
     request_costs: RequestCosts = field(default_factory=RequestCosts)
     cpu_s: float = 0.0  # of the whole shard, the simulation itself included
+    memory_mb: float = 0.0  # the most that its process had
 
 
 class Shard:
@@ -80,6 +80,11 @@ class Shard:
     def num_live(self) -> int:
         """Requests that have not ended."""
         return self._live
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing will happen any more unless something arrives."""
+        return not self._events
 
     @property
     def room(self) -> int:
@@ -123,6 +128,7 @@ class Shard:
             ):
                 if count:
                     outcome.leaks.append(f"decoder {number}: {count} {what}")
+        outcome.memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         outcome.encodes, outcome.encoder_hits = self._encoders.encodes, self._encoders.hits
         return outcome
 
@@ -143,7 +149,7 @@ class Shard:
         self._pump(decoder, now)
 
     def _arrive(self, arrival: Arrival, now: float) -> None:
-        sequence = _sequence(arrival)
+        sequence = sequence_of(arrival)
         self.outcome.requests += 1
         enter = self._enter_measured if self.outcome.requests % EVERY == 1 else self._enter
         decoder = enter(sequence)
@@ -234,28 +240,3 @@ class Shard:
         outcome.cached_tokens += sequence.num_cached_tokens
         outcome.output_tokens += count
         outcome.ended_at = now
-
-
-def _sequence(arrival: Arrival) -> Sequence:
-    """Prefix, pictures, own tokens. A token that no other prefix or request has stands for text that no other has."""
-    tokens: list[int] = []
-    if arrival.prefix_tokens:
-        tokens.append(_PREFIX_BASE + arrival.prefix)
-        tokens += [_WORD] * (arrival.prefix_tokens - 1)
-    media = []
-    for picture in arrival.pictures:
-        digest = picture.number.to_bytes(16, "little")
-        length = picture.tokens
-        media.append(MediaSpan(digest, len(tokens), length, length, picture.encode_s))
-        tokens += [_PLACEHOLDER] * length
-    tokens.append(_OWN_BASE + arrival.number)
-    tokens += [_WORD] * (arrival.own_tokens - 1)
-    return Sequence(
-        str(arrival.number),
-        tokens,
-        len(tokens),
-        arrival.output_tokens,
-        media=tuple(media),
-        arrival=arrival.number,
-        payload=Flight(arrival.at),
-    )

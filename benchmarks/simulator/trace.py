@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+_SURGE_S = 0.2  # of each second
+
 
 class Picture(NamedTuple):
     """An image: equal numbers are equal images."""
@@ -44,6 +46,7 @@ class TraceOptions:
     burstiness: float = (
         1.0  # shape of the gamma distribution of gaps; 1 is Poisson, below comes in bursts
     )
+    surge: float = 1.0  # times the mean rate in the first fifth of each second; below 5
     prefixes: int = 1_000  # different ones, their popularity by Zipf's law
     zipf: float = 1.0  # exponent
     prefix_tokens: int = 256
@@ -65,9 +68,11 @@ def generated(options: TraceOptions) -> Iterator[Arrival]:
     half = options.prefix_tokens // 2
     lengths = [half + draw.randrange(options.prefix_tokens + 1) for _ in range(options.prefixes)]
     scale = 1 / (options.rate * options.burstiness)
+    calm = (1 - _SURGE_S * options.surge) / (1 - _SURGE_S)
     at = 0.0
     for number in range(options.requests):
-        at += draw.gammavariate(options.burstiness, scale)
+        rush = options.surge if at % 1.0 < _SURGE_S else calm
+        at += draw.gammavariate(options.burstiness, scale) / rush
         prefix = prefix_of.draw(draw)
         pictures: tuple[Picture, ...] = ()
         if options.with_picture and draw.random() < options.with_picture:

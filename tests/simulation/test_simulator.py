@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulator.command import main
+from benchmarks.simulator.costs import RequestCosts, StepCosts
 from benchmarks.simulator.decoder import Timing
 from benchmarks.simulator.fleet import simulate
 from benchmarks.simulator.outcome import Outcome
@@ -34,7 +35,7 @@ def changed(**changes: float) -> TraceOptions:
 def test_everything_ends_and_nothing_is_left() -> None:
     outcome = run()
     assert outcome.total("requests") == len(outcome.latency("ttft")) == 600
-    assert outcome.leaks == []
+    assert outcome.leaks == [] and outcome.lost == 0
     asked = [arrival.output_tokens for arrival in generated(SMALL)]
     assert outcome.total("output_tokens") == sum(asked)
     assert outcome.total("prompt_tokens") == sum(a.prompt_tokens for a in generated(SMALL))
@@ -87,6 +88,34 @@ def test_bursts_wait_longer() -> None:
     steady, bursty = run(changed(rate=600)), run(changed(rate=600, burstiness=0.02))
     assert bursty.latency("ttft").mean() > steady.latency("ttft").mean()
     assert bursty.leaks == []
+
+
+def test_a_surge_waits_longer_and_the_mean_rate_stays() -> None:
+    steady, surging = (list(generated(changed(requests=3000, surge=s))) for s in (1, 3))
+    assert surging[-1].at == pytest.approx(steady[-1].at, rel=0.1)
+    in_surge = sum(arrival.at % 1 < 0.2 for arrival in surging)
+    assert in_surge == pytest.approx(0.6 * len(surging), rel=0.1)
+    assert run(changed(surge=4)).latency("ttft").mean() > run().latency("ttft").mean()
+
+
+def test_costs_are_taken_apart() -> None:
+    steps = StepCosts()
+    for number in range(400):
+        generating, prompts, endings = number % 23, number % 3, number % 2
+        seconds = 1e-6 * (9 + 1.5 * generating + 30 * prompts + 11 * endings)
+        lost_its_core = number % 50 == 7
+        steps.add(seconds + 0.004 * lost_its_core, generating, prompts, endings)
+    assert list(steps.us().values()) == pytest.approx([9, 1.5, 30, 11])
+    both = StepCosts()
+    both.extend(steps)
+    both.extend(steps)
+    assert both.us_of_row() == pytest.approx(steps.us_of_row())
+    assert steps.us_of_row() > 1.5
+    requests = RequestCosts()
+    for number in range(100):
+        requests.add(20e-6 + 1e-7 * (number % 3 - 1), 8e-6 if number else 1.0, 3e-6)
+    assert requests.us() == pytest.approx({"hashing": 20, "routing": 8, "adding": 3}, rel=0.01)
+    assert RequestCosts().us()["routing"] == 0
 
 
 def test_pictures_are_encoded_once_and_waited_for() -> None:
