@@ -108,6 +108,6 @@ class BlockManager:
             del self._reusable[block]
             self._empty.append(block)
 
-    def is_cached(self, block: int) -> bool:
-        """Whether `find` can return it."""
-        return self._hash_of[block] is not None
+    def contents(self, blocks: Iterable[int]) -> list[bytes | None]:
+        """What can be found in each of them."""
+        return [self._hash_of[block] for block in blocks]

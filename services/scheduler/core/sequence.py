@@ -162,7 +162,7 @@ class Sequence:
     @property
     def is_certainly_last(self) -> bool:
         """The token in flight is the last that it may have: planning on would only be thrown away."""
-        return self.num_tokens >= self.length_limit
+        return self.num_tokens >= self.prompt_len + self.max_tokens
 
     def fork(self, choice: int) -> "Sequence":
         """A sequence that has got exactly as far, without blocks or a slot."""

@@ -196,9 +196,9 @@ class State:
         full = min(num_tokens // self.capacity.block_size, len(sequence.block_hashes))
         if full <= sequence.num_sealed:
             return
-        done = slice(sequence.num_sealed, full)
-        for block, content in zip(sequence.blocks[done], sequence.block_hashes[done], strict=True):
-            if self.blocks.is_cached(block):
+        blocks = sequence.blocks[sequence.num_sealed : full]
+        for block, content in zip(blocks, self.blocks.contents(blocks), strict=True):
+            if content is not None:
                 self.sealed_blocks.append(block)
                 self.sealed_hashes.append(content)
         sequence.num_sealed = full
