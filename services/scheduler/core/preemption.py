@@ -62,6 +62,7 @@ class Preemption:
     def _preempt(self, plan: StepPlan, sequence: Sequence) -> None:
         state = self._state
         state.preemptions += 1
+        state.settle(sequence)  # so that it can find again what it gives up
         computed = state.capacity.blocks_for(sequence.num_computed_tokens)
         if self._swaps(sequence, computed):
             state.swaps += 1

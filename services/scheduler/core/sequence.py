@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from services.scheduler.core.beam_search import BeamSearch
 
+# How many blocks a sequence fills before they are named: nobody is likely to ask for an answer that is being written,
+# and when it has been written all of them are named.
+_BLOCKS_PER_LOOK = 4
+
 
 class SequenceStatus(Enum):
     """Where a sequence is."""
@@ -199,10 +203,11 @@ class Sequence:
         return None
 
     def set_watch(self, block_size: int) -> None:
-        """Puts `watch_from` at the next commit that fills a block or may end it; at once where text is searched."""
+        """Puts `watch_from` at the next commit that fills blocks or may end it; at once where text is searched."""
         if self.stop_search is not None:
             self.watch_from = 0
             return
+        several = _BLOCKS_PER_LOOK * block_size
         # A block is full of computed tokens one commit after its last token.
-        border = (len(self.tokens) - 1) // block_size * block_size + block_size + 1
+        border = (len(self.tokens) - 1) // several * several + several + 1
         self.watch_from = min(border, self.length_limit)
