@@ -67,6 +67,34 @@ def test_a_repeated_prompt_is_computed_from_its_last_block_on() -> None:
     assert drive.outputs["again"] == drive.outputs["first"]
 
 
+def test_an_answer_that_has_been_written_is_found_to_its_last_block() -> None:
+    drive = Drive(Scheduler(capacity()))
+    prompt = list(range(1, 11))
+    drive.scheduler.add(sequence("question", prompt, 27))
+    drive.finish()
+    talk = prompt + drive.outputs["question"]
+    drive.scheduler.add(sequence("next question", [*talk, 5, 6], 4))
+    drive.send()
+    # The last of its 37 tokens was never computed: it was the last of the answer.
+    assert drive.in_flight[-1].rows[0].start == 36
+    drive.finish()
+    assert drive.outputs["next question"] == generate([*talk, 5, 6], 4)
+
+
+def test_what_a_preempted_sequence_has_generated_is_named_before_it_is_given_up() -> None:
+    drive = Drive(Scheduler(capacity(num_blocks=14)))
+    drive.scheduler.add(sequence("first", [1] * 4, 40, arrival=0))
+    drive.scheduler.add(sequence("second", [2] * 4, 40, arrival=1))
+    while not drive.scheduler.preemptions:
+        drive.step()
+    (second,) = drive.scheduler.waiting
+    assert len(second.block_hashes) == len(second.tokens) // 4
+    assert len(second.tokens) > 16 and len(second.tokens) % 16 > 4  # between two looks
+    drive.finish()
+    for name, prompt in (("first", [1] * 4), ("second", [2] * 4)):
+        assert drive.outputs[name] == generate(prompt, 40)
+
+
 def test_placeholders_of_different_images_do_not_share_blocks() -> None:
     drive = Drive(Scheduler(capacity()))
     prompt = [1, *[9] * 20, 2]
