@@ -70,7 +70,7 @@ class PixelMaker:
         the other. Raises ValueError, UnreadableImage when the rows are too many.
         """
         time = int(self.settings["temporal_patch_size"])
-        values = np.empty(0, np.float32)
+        values: np.ndarray[Any, np.dtype[np.float32]] = np.empty(0, np.float32)
         size = (0, 0)
         for index, picture in enumerate(pictures):
             if index and picture.size != size:
