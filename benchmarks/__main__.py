@@ -8,6 +8,7 @@ MEASUREMENTS = {
     "throughput": "tokens per second of many streams, and where the processor time goes",
     "startup": "seconds from `tessera serve` to ready",
     "scheduler": "microseconds of a decision for each sequence and step",
+    "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",
     "compare": "one server's figures over a table of workloads: Tessera, vLLM, llama.cpp",
     "simulator": "the real core and router against simulated decoders: a thousand of them, a million requests",
 }

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import hiredis
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from shared import token_log
 from shared.errors import Conflict, Expired, Overloaded, Unavailable
 from shared.keys import Keys
 from shared.log_event import EventWriter
+from shared.redis_line import Subscription, Word, line_of
 from shared.scripts import Scripts
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import LogBatch, RequestSpec
@@ -115,7 +116,7 @@ class Queue:
     """The verbs, on one Redis client."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
-        self._redis = redis
+        self._line = line_of(redis)
         self._keys = keys
         self._scripts = Scripts(redis, keys.prefix)
 
@@ -215,16 +216,13 @@ class Queue:
         self, request_id: str, choices: int, *, after: Sequence[int] | None = None, stride: int = 4
     ) -> RequestLog | None:
         """Reads log and endings, each choice's records from index `after` on. None if there is no such request."""
-        pipe = self._redis.pipeline(transaction=False)
         fields = ["head", "state", "prompt_tokens", "arrived_ms"]
-        pipe.hmget(self._keys.request(request_id), fields + [f"e{c}" for c in range(choices)])
+        fields += [f"e{choice}" for choice in range(choices)]
+        commands: list[tuple[Word, ...]] = [("HMGET", self._keys.request(request_id), *fields)]
         for choice in range(choices):
             start = stride * (after[choice] if after else 0)
-            pipe.getrange(self._keys.log(request_id, choice), start, -1)
-        try:
-            found, *records = await pipe.execute()
-        except RedisError as error:
-            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+            commands.append(("GETRANGE", self._keys.log(request_id, choice), start, -1))
+        found, *records = await self._ask(commands)
         head, state, prompt_tokens, arrived_ms, *endings = found
         if state is None:
             return None
@@ -244,14 +242,13 @@ class Queue:
 
         None where there is no such request. The ending is read before the log, so a log with an ending is whole.
         """
-        pipe = self._redis.pipeline(transaction=False)
+        commands: list[tuple[Word, ...]] = []
         for request_id, choice, after in wanted:
-            pipe.hmget(self._keys.request(request_id), ["state", f"e{choice}"])
-            pipe.getrange(self._keys.log(request_id, choice), stride * after, -1)
-        try:
-            found = await pipe.execute()
-        except RedisError as error:
-            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+            commands += (
+                ("HMGET", self._keys.request(request_id), "state", f"e{choice}"),
+                ("GETRANGE", self._keys.log(request_id, choice), stride * after, -1),
+            )
+        found = await self._ask(commands)
         return [
             LogNews(records, Ending.FromString(ending) if ending else None) if state else None
             for (state, ending), records in _pairs(found)
@@ -259,21 +256,13 @@ class Queue:
 
     async def loads(self) -> list[GetLoadResponse]:
         """What the live schedulers hold, as of their last renewal."""
-        try:
-            found: Any = await self._redis.hgetall(self._keys.load)
-        except RedisError as error:
-            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
-        return [GetLoadResponse.FromString(load) for load in found.values()]
+        (loads,) = await self._ask([("HVALS", self._keys.load)])
+        return [GetLoadResponse.FromString(load) for load in loads]
 
     async def depth(self) -> tuple[int, int]:
         """Requests reserved, waiting or running, and the tokens they may cost in all."""
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.hlen(self._keys.live)
-        pipe.hget(self._keys.meta, "live_tokens")
-        try:
-            requests, tokens = await pipe.execute()
-        except RedisError as error:
-            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+        commands = [("HLEN", self._keys.live), ("HGET", self._keys.meta, "live_tokens")]
+        requests, tokens = await self._ask([*commands])
         return int(requests), int(tokens or 0)
 
     # Schedulers
@@ -334,13 +323,9 @@ class Queue:
 
     async def cancelled(self, request_ids: Sequence[str]) -> list[str]:
         """Those of the requests whose client has cancelled: catches what the control channel lost."""
-        pipe = self._redis.pipeline(transaction=False)
-        for request_id in request_ids:
-            pipe.hget(self._keys.request(request_id), "cancel")
-        try:
-            flags = await pipe.execute()
-        except RedisError as error:
-            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+        if not request_ids:
+            return []
+        flags = await self._ask([("HGET", self._keys.request(r), "cancel") for r in request_ids])
         return [rid for rid, flag in zip(request_ids, flags, strict=True) if flag == b"1"]
 
     async def give_back(self, scheduler_id: str, request_ids: Sequence[str]) -> int:
@@ -368,6 +353,14 @@ class Queue:
     async def free_decoder(self, decoder_id: str, scheduler_id: str) -> None:
         """Lets a decoder go."""
         await self._scripts.call("lease_decoder", decoder_id, "", scheduler_id)
+
+    async def _ask(self, commands: list[tuple[Word, ...]]) -> list[Any]:
+        """Reads in one round trip. Raises Unavailable."""
+        answers = await self._line.call_all(commands)
+        for answer in answers:
+            if isinstance(answer, hiredis.ReplyError):
+                raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {answer}")
+        return answers
 
     def _idem(self, tenant: str, key: str) -> str:
         if not key:
@@ -408,13 +401,14 @@ def tokens_of(log: bytes, stride: int) -> list[int]:
 
 
 async def _messages(redis: Redis, channel: str) -> AsyncIterator[bytes]:
+    subscription = Subscription(redis, channel)
     try:
-        async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
-            await subscription.subscribe(channel)
-            async for message in subscription.listen():
-                yield message["data"]
-    except (RedisError, OSError) as error:
-        raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+        await subscription.open()
+        while True:
+            for message in await subscription.messages():
+                yield message
+    finally:
+        await subscription.give_back()
 
 
 def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:

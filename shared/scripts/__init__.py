@@ -1,14 +1,14 @@
 """The Lua scripts that are the only writers of the queue, the registry and the token log; keys in `shared/keys.py`."""
 
+import hashlib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.commands.core import AsyncScript
-from redis.exceptions import RedisError
 
 from shared.errors import Unavailable
+from shared.redis_line import ErrorReply, line_of
 
 _FOLDER = Path(__file__).parent
 
@@ -21,20 +21,29 @@ def source(name: str) -> str:
     )
 
 
+@cache
+def _digest(name: str) -> str:
+    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+
+
 class Scripts:
     """Calls scripts by their name: EVALSHA, with a reload when Redis has forgotten one."""
 
     def __init__(self, redis: Redis, prefix: str) -> None:
-        self._redis = redis
+        self._line = line_of(redis)
         self._prefix = prefix
-        self._scripts: dict[str, AsyncScript] = {}
 
     async def call(self, name: str, *arguments: str | bytes | int) -> Any:
         """Runs a script. Raises Unavailable when Redis is away or refuses to write."""
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self._redis.register_script(source(name))
         try:
-            return await script(keys=[self._prefix], args=arguments)
-        except RedisError as error:
+            return await self._call("EVALSHA", _digest(name), arguments)
+        except ErrorReply as error:
+            if not str(error).startswith("NOSCRIPT"):
+                raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+        try:
+            return await self._call("EVAL", source(name), arguments)
+        except ErrorReply as error:
             raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+
+    async def _call(self, how: str, script: str, arguments: tuple[str | bytes | int, ...]) -> Any:
+        return await self._line.call(how, script, 1, self._prefix, *arguments)
