@@ -10,6 +10,7 @@ MEASUREMENTS = {
     "scheduler": "microseconds of a decision for each sequence and step",
     "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",
     "compare": "one server's figures over a table of workloads: Tessera, vLLM, llama.cpp",
+    "path": "processor time of each process for each token and request, on any checkpoint",
     "simulator": "the real core and router against simulated decoders: a thousand of them, a million requests",
 }
 

@@ -62,7 +62,7 @@ WORKLOADS: dict[str, Workload] = {
 
 def main(arguments: list[str]) -> int:
     """Prints a row for each workload as it ends. Returns 1 if one failed."""
-    told = _parser().parse_args(arguments)
+    told = parser().parse_args(arguments)
     earlier = json.loads(told.against.read_text()) if told.against else {}
     print(
         f"{'workload':<14}{'tokens/s':>10}{'TTFT ms':>10}{'P99':>9}{'TPOT ms':>10}{'ITL P99':>10}"
@@ -120,7 +120,7 @@ def ratio(now: dict[str, Any], before: dict[str, Any] | None) -> str:
     return f"   x {now['output_throughput'] / before['output_throughput']:.2f}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     listed = "\n".join(f"  {name:<14}{what}" for name, (what, _) in WORKLOADS.items())
     parser = argparse.ArgumentParser(
         prog="compare",

@@ -1,0 +1,80 @@
+"""Where processor time goes between a client and the model: by process, for each token and for each request.
+
+Serves a checkpoint and puts the `compare` workloads on it. Processor time is the kernel's count for each process, so the
+table means the same on a busy machine; tokens a second do not. `toy` checkpoints leave nothing but the path.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import psutil
+import uvloop
+from support.system import System
+
+from benchmarks import compare
+from services.launcher.bench.command import measure
+from services.launcher.bench.result import Result
+
+_WARM_UP = 0.25  # of a workload's requests, before the measured ones
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a table for each workload. Returns 1 if a request failed."""
+    parser = argparse.ArgumentParser(prog="path", description=__doc__)
+    parser.add_argument("model", type=Path, help="checkpoint folder: benchmarks.checkpoints makes some")
+    parser.add_argument("workloads", nargs="*", default=["toy-1", "toy-32", "toy-one-token"])
+    parser.add_argument("--scale", type=float, default=1.0, help="more or fewer requests")
+    parser.add_argument("--words", action="store_true", help="prompts of words: tokenized by us")
+    parser.add_argument("--serve", default="", help="flags for `tessera serve`, in one string")
+    told = parser.parse_args(arguments)
+    failed = False
+    with System(told.model, *told.serve.split(), ready_within_s=300) as system:
+        for name in told.workloads:
+            settings = ["--base-url", system.url, "--least", "2", *["--words"] * told.words]
+            _run(name, [*settings, "--scale", str(told.scale * _WARM_UP)])
+            before = processor_seconds(system)
+            result = _run(name, [*settings, "--scale", str(told.scale)])
+            spent = {room: s - before[room] for room, s in processor_seconds(system).items()}
+            spent["(client)"] = result.client_cpu_s
+            print(f"\n{compare.row(name, result)}  {result.requests_per_s:.1f} requests/s")
+            print(table(spent, result), flush=True)
+            failed |= bool(result.failed)
+    return int(failed)
+
+
+def table(spent: dict[str, float], result: Result) -> str:
+    """Microseconds for each token and request, and how much of a core each process had."""
+    lines = [f"  {'process':<16}{'us a token':>12}{'us a request':>14}{'of a core':>11}"]
+    for room, seconds in [*sorted(spent.items(), key=lambda item: -item[1]), ("all", sum(spent.values()))]:
+        of_token = 1e6 * seconds / max(1, result.output_tokens)
+        of_request = 1e6 * seconds / max(1, result.completed)
+        share = seconds / result.duration_s
+        lines.append(f"  {room:<16}{of_token:>12.1f}{of_request:>14.0f}{share:>11.2f}")
+    return "\n".join(lines)
+
+
+def processor_seconds(system: System) -> dict[str, float]:
+    """User and system time of each room so far, its children's included."""
+    found = {}
+    for room, pids in system.pids().items():
+        processes = [p for pid in pids for p in _with_children(pid)]
+        times = [process.cpu_times() for process in processes]
+        found[room] = sum(t.user + t.system for t in times)
+    return found
+
+
+def _with_children(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def _run(name: str, arguments: list[str]) -> Result:
+    told = compare.parser().parse_args([name, *arguments])
+    settings = compare.settings_of(name, told).model_copy(update={"num_warmups": 0})
+    _, result, _ = uvloop.run(measure(settings))
+    return result
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
