@@ -1,7 +1,6 @@
 """The decoder's life: bind, load, warm up, serve, drain."""
 
 import asyncio
-import gc
 import os
 import platform
 import sys
@@ -13,6 +12,7 @@ from services.decoder.loading import Loaded, load
 from services.decoder.servicer import DecoderServicer
 from services.decoder.session import PLANS_IN_FLIGHT
 from services.decoder.settings import DecoderSettings
+from shared import rpc
 from shared.keys import Keys, new_instance_id
 from shared.queue import connect
 from shared.registry import Announcement
@@ -42,8 +42,7 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
         servicer = DecoderServicer(hello(decoder_id, loaded), loaded.runner, executor)
         server.add(_SERVICE_NAME, decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
         await server.ready()
-        gc.collect()
-        gc.freeze()
+        rpc.settle()
         redis = connect(settings.redis_url)
         keys = Keys(settings.model_name)
         async with Announcement(redis, keys, "decoder", decoder_id, server.address):

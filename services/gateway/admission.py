@@ -135,6 +135,9 @@ class Admission:
             raise
 
     async def _prepare(self, request: ValidRequest) -> PrepareResponse:
+        if request.prepare.WhichOneof("input") == "token_ids":
+            # Checked at the door already, and there is nothing to render or to tokenize.
+            return PrepareResponse(token_ids=request.prepare.token_ids)
         start = time.monotonic()
         prepared = await self._pool.prepare(request.prepare)
         self._metrics.stage("preprocess", time.monotonic() - start)

@@ -92,10 +92,11 @@ class Fields:
         value = self._content.get(name)
         if value is None:
             return []
-        return [
-            self._whole(f"{name}[{i}]", item, low, high)
-            for i, item in enumerate(self._listed(name, value))
-        ]
+        items = self._listed(name, value)
+        # A prompt of ids may be long: one by one only to find what is wrong.
+        if items and {*map(type, items)} == {int} and low <= min(items) and max(items) <= high:
+            return list(items)
+        return [self._whole(f"{name}[{i}]", item, low, high) for i, item in enumerate(items)]
 
     def mapping(self, name: str) -> "Fields":
         """An object; an empty one if absent."""

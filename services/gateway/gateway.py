@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.preprocess_pool import PreprocessPool
 from services.gateway.settings import GatewaySettings
+from shared import rpc
 from shared.keys import Keys, new_instance_id
 from shared.queue import Queue, TokenChannel, connect
 from shared.registry import Announcement, Directory
@@ -49,11 +49,7 @@ class Gateway:
 async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set, then drains."""
     async with open_gateway(settings) as gateway:
-        gc.collect()
-        # What lives as long as the process need not be looked at again; young objects die by
-        # reference counts.
-        gc.freeze()
-        gc.set_threshold(20_000, 50, 100)
+        rpc.settle()
         log.info("ready", url=gateway.url, grpc=gateway.grpc_address, model=gateway.model.name)
         await stop.wait()
         log.info("draining", open_answers=len(gateway.follower))

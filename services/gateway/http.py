@@ -150,14 +150,22 @@ class Exchange:
         loop = asyncio.get_running_loop()
         gone = False
 
-        async def watch() -> None:
+        def leave() -> None:
             nonlocal gone
-            await self._left()
-            if not self._complete:
+            if not self._complete and not gone:
                 gone = True
                 task.cancel()
 
-        watcher = loop.create_task(watch())
+        def look() -> None:
+            """Whether the client has not read anything for too long."""
+            nonlocal timer
+            timer = loop.call_later(_CHECK_S, look)
+            if self.blocked_since and loop.time() - self.blocked_since > _BLOCKED_S:
+                leave()
+
+        timer = loop.call_later(_CHECK_S, look)
+        closed = loop.create_task(self._closed())
+        closed.add_done_callback(lambda _: None if closed.cancelled() else leave())
         try:
             yield
         except asyncio.CancelledError:
@@ -165,17 +173,8 @@ class Exchange:
                 raise
             raise Cancelled("CLIENT_GONE", "the client left") from None
         finally:
-            watcher.cancel()
-
-    async def _left(self) -> None:
-        """Returns when the client has closed the connection, or has not read anything for too long."""
-        closed = asyncio.ensure_future(self._closed())
-        try:
-            while not (await asyncio.wait([closed], timeout=_CHECK_S))[0]:
-                now = asyncio.get_running_loop().time()
-                if self.blocked_since and now - self.blocked_since > _BLOCKED_S:
-                    return
-        finally:
+            gone = True  # what is said from now on comes too late
+            timer.cancel()
             closed.cancel()
 
     async def _closed(self) -> None:

@@ -58,6 +58,7 @@ class Metrics:
             buckets=_STAGE_S,
             registry=self.registry,
         )
+        self._stage_series: dict[str, Histogram] = {}
         self._rejections = Counter(
             "tessera_rejections",
             "Requests refused before they were accepted, by reason.",
@@ -69,7 +70,10 @@ class Metrics:
 
     def stage(self, name: str, seconds: float) -> None:
         """One stage of one request took this long."""
-        self._stages.labels(name).observe(seconds)
+        series = self._stage_series.get(name)
+        if series is None:
+            series = self._stage_series[name] = self._stages.labels(name)
+        series.observe(seconds)
 
     def rejected(self, reason: str) -> None:
         """A request was refused before it was accepted."""

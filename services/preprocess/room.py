@@ -18,7 +18,7 @@ from services.preprocess.prompt_tokenizer import PromptTokenizer
 from services.preprocess.servicer import PreprocessServicer
 from services.preprocess.settings import PreprocessSettings
 from services.preprocess.worker_pool import ImageWorkerPool
-from shared import artifacts
+from shared import artifacts, rpc
 from shared.artifacts import ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
@@ -93,6 +93,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
             ArtifactServicer(store),
         )
         await server.ready()
+        rpc.settle()
         keys = Keys(settings.model_name)
         async with Announcement(redis, keys, "preprocess", instance_id, server.address):
             log.info(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 from pathlib import Path
 
 import structlog
@@ -14,7 +13,7 @@ from services.scheduler.encoders import Encoders
 from services.scheduler.ownership import Ownership
 from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
-from shared import tasks
+from shared import rpc, tasks
 from shared.errors import InvalidRequest
 from shared.keys import Keys, new_instance_id
 from shared.media_store import MediaStore
@@ -71,8 +70,7 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         )
         await server.ready()
         log.info("ready", scheduler=scheduler_id, model=settings.model_name)
-        gc.collect()
-        gc.freeze()
+        rpc.settle()
         return await _work(dispatcher, ownership, stop)
 
 
