@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -18,6 +19,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Error, MediaSpan
 from services.scheduler.encoders import Encoders
 from services.scheduler.step_timer import StepTimer
+from services.scheduler.step_totals import StepTotals
 from shared import tasks
 from shared.errors import ServingError, Superseded, Unavailable, status_number
 from shared.registry import Member
@@ -31,6 +33,15 @@ log = structlog.get_logger(__name__)
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 2.0
 _HELLO_S = 5.0
+
+@dataclass(slots=True)
+class _Sent:
+    """A plan under way."""
+
+    plan: StepPlan
+    sent: float
+    began: float  # when it was sent, or the plan before it was answered
+
 
 OnStep = Callable[[StepProgress, StepPlan | None, decoder_pb2.StepResult | None], None]
 
@@ -67,7 +78,8 @@ class DecoderLink:
         self._channel = channel(member.address)
         self._call: Any = None
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
-        self._sent: deque[tuple[StepPlan, int, float]] = deque()  # plan, its tokens, when it began
+        self._sent: deque[_Sent] = deque()
+        self._totals = StepTotals()
         self._timer = StepTimer()
         self._forward = StepTimer()  # microseconds over tokens
         self._moves = StepTimer()  # microseconds over blocks moved to or from the host
@@ -157,10 +169,8 @@ class DecoderLink:
                 if self._wake is None:
                     self._wake = asyncio.get_running_loop().call_later(wait, self._on_wake)
                 break
-            plan = self.core.plan()
-            if plan is None:
+            if not self._send_next():
                 break
-            self._send(plan)
         self._care_for_media()
 
     def load(self) -> DecoderLoad:
@@ -177,6 +187,7 @@ class DecoderLink:
             prefix_queries=core.blocks.queries,
             prefix_hits=core.blocks.hits,
             preemptions=core.preemptions,
+            totals=self._totals.message(),
         )
 
     def predict(self, tokens: int) -> float:
@@ -185,15 +196,23 @@ class DecoderLink:
 
     # Steps
 
-    def _send(self, plan: StepPlan) -> None:
+    def _send_next(self) -> bool:
+        begin = time.monotonic()
+        plan = self.core.plan()
+        if plan is None:
+            return False
         self._outbox.put_nowait(convert.plan_message(plan, self.lease))
-        self._sent.append((plan, plan.num_tokens, time.monotonic()))
+        now = time.monotonic()
+        self._sent.append(_Sent(plan, now, now))
+        self._totals.plan_s += now - begin
+        return True
 
     def _until_lead(self) -> float:
-        plan, tokens, began = self._sent[0]
-        if not plan.rows:
+        running = self._sent[0]
+        if not running.plan.row_slot:
             return 0.0
-        return began + self._timer.predict(tokens) - self._lead_s - time.monotonic()
+        predicted = self._timer.predict(running.plan.num_tokens)
+        return running.began + predicted - self._lead_s - time.monotonic()
 
     def _on_wake(self) -> None:
         self._wake = None
@@ -204,12 +223,14 @@ class DecoderLink:
             return
         plan, progress = None, StepProgress()
         if result.step:  # 0 answers no plan: it only says what became of artifacts
-            plan, tokens, began = self._sent.popleft()
-            now = time.monotonic()
-            self._learn(plan, tokens, now - began, result.times)
+            answered = self._sent.popleft()
+            plan, now = answered.plan, time.monotonic()
+            self._learn(plan, now - answered.began, result.times)
+            self._totals.add(plan, now - answered.sent, now - answered.began, result.times)
             if self._sent:  # the next one begins now
-                self._sent[0] = (*self._sent[0][:2], now)
+                self._sent[0].began = now
             progress = self.core.complete(convert.output_of(plan, result))
+            self._totals.plan_s += time.monotonic() - now
         for digest in result.artifacts_ready:
             self.core.embeddings_ready(digest)
         for digest in result.artifacts_lost:
@@ -218,12 +239,13 @@ class DecoderLink:
             self._wake.cancel()
             self._wake = None
         self.pump()
+        begin = time.monotonic()
         self._on_step(progress, plan, result)
+        self._totals.log_s += time.monotonic() - begin
 
-    def _learn(
-        self, plan: StepPlan, tokens: int, seconds: float, times: decoder_pb2.StepTimes
-    ) -> None:
+    def _learn(self, plan: StepPlan, seconds: float, times: decoder_pb2.StepTimes) -> None:
         """Keeps the estimates of how long steps, tokens and moves of blocks take."""
+        tokens = plan.num_tokens
         if tokens:
             self._timer.observe(tokens, seconds)
             self._forward.observe(tokens, times.forward_us)

@@ -3,7 +3,7 @@
 -- Returns three numbers for each event that was not simply appended: its index, a code (0 ok: some of it was there
 -- before, 1 refused, 2 ok but cancelled, 3 gap), records in the log now
 local sid, keep_s, batch = ARGV[1], ARGV[2], ARGV[3]
-local answers, told = {}, {}
+local answers = {}
 
 -- The fields of the LogEvent between two indices, by number.
 local function read_event(at, stop)
@@ -20,6 +20,19 @@ local function read_event(at, stop)
     event[math.floor(key / 8)] = value
   end
   return unpack(event)
+end
+
+-- The same for what nearly every event is, one token of the first choice: a fixed form (token_middle in
+-- shared/log_event.py), read at once. Returns nothing for any other event.
+local function read_token(at, stop)
+  local tag, length = string.byte(batch, at, at + 1)
+  if tag ~= 10 or stop - at ~= length + 13 then return end
+  local middle = at + 2 + length
+  local start_tag, a, b, c, d, records_tag, size = string.byte(batch, middle, middle + 6)
+  if start_tag ~= 24 or a < 128 or b < 128 or c < 128 or d >= 128 then return end
+  if records_tag ~= 34 or size ~= 4 then return end
+  local start = a - 128 + 128 * (b - 128) + 16384 * (c - 128) + 2097152 * d
+  return string.sub(batch, at + 2, middle - 1), start, string.sub(batch, middle + 7, stop - 1)
 end
 
 -- Returns the code and the length of the log, whether followers are to hear of it, and whether nothing more need be said.
@@ -44,24 +57,29 @@ local function write(rid, choice, start, records, ending, stride)
   return f[2] == '1' and 2 or 0, length, true, simple
 end
 
+local function write_at(at, stop)
+  local rid, start, records = read_token(at, stop)
+  if rid then return write(rid, 0, start, records, '', 4) end
+  return write(read_event(at, stop))
+end
+
 local index, at = 0, 1
+local told  -- what followers are to hear, once it is less than all
 while at <= #batch do
   local begin = at
   local size
   size, at = varint_at(batch, at + 1)
-  local code, length, news, simple = write(read_event(at, at + size))
+  local code, length, news, simple = write_at(at, at + size)
   at = at + size
   if not simple then
     answers[#answers + 1] = index
     answers[#answers + 1] = code
     answers[#answers + 1] = length
   end
-  if news then told[#told + 1] = string.sub(batch, begin, at - 1) end
+  if not news and not told then told = {string.sub(batch, 1, begin - 1)} end
+  if news and told then told[#told + 1] = string.sub(batch, begin, at - 1) end
   index = index + 1
 end
-if #told == index and index > 0 then
-  redis.call('PUBLISH', P .. ':tok', batch)
-elseif #told > 0 then
-  redis.call('PUBLISH', P .. ':tok', table.concat(told))
-end
+if told then batch = table.concat(told) end
+if batch ~= '' then redis.call('PUBLISH', P .. ':tok', batch) end
 return answers
