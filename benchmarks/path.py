@@ -1,7 +1,7 @@
 """Where processor time goes between a client and the model: by process, for each token and for each request.
 
-Serves a checkpoint and puts the `compare` workloads on it. Processor time is the kernel's count for each process, so the
-table means the same on a busy machine; tokens a second do not. `toy` checkpoints leave nothing but the path.
+Serves a checkpoint and puts the `compare` workloads on it. Processor time is the kernel's count for each process, so it
+says something on a busy machine too; tokens a second do not. `toy` checkpoints leave nothing but the path.
 """
 
 import argparse
@@ -22,7 +22,9 @@ _WARM_UP = 0.25  # of a workload's requests, before the measured ones
 def main(arguments: list[str]) -> int:
     """Prints a table for each workload. Returns 1 if a request failed."""
     parser = argparse.ArgumentParser(prog="path", description=__doc__)
-    parser.add_argument("model", type=Path, help="checkpoint folder: benchmarks.checkpoints makes some")
+    parser.add_argument(
+        "model", type=Path, help="checkpoint folder: benchmarks.checkpoints makes some"
+    )
     parser.add_argument("workloads", nargs="*", default=["toy-1", "toy-32", "toy-one-token"])
     parser.add_argument("--scale", type=float, default=1.0, help="more or fewer requests")
     parser.add_argument("--words", action="store_true", help="prompts of words: tokenized by us")
@@ -46,7 +48,10 @@ def main(arguments: list[str]) -> int:
 def table(spent: dict[str, float], result: Result) -> str:
     """Microseconds for each token and request, and how much of a core each process had."""
     lines = [f"  {'process':<16}{'us a token':>12}{'us a request':>14}{'of a core':>11}"]
-    for room, seconds in [*sorted(spent.items(), key=lambda item: -item[1]), ("all", sum(spent.values()))]:
+    for room, seconds in [
+        *sorted(spent.items(), key=lambda item: -item[1]),
+        ("all", sum(spent.values())),
+    ]:
         of_token = 1e6 * seconds / max(1, result.output_tokens)
         of_request = 1e6 * seconds / max(1, result.completed)
         share = seconds / result.duration_s

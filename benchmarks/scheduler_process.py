@@ -1,7 +1,7 @@
 """What a step costs the scheduler as a process: with gRPC and Redis, against a decoder that computes nothing.
 
-Processor time from the kernel's count, so that it means the same on a busy machine. The decoder here answers each plan with
-zeros; requests come from the queue, and what they generate is written to the token log.
+Processor time is the kernel's count. The decoder here answers each plan with zeros; requests come from the queue, and
+what they generate is written to the token log.
 """
 
 import argparse
@@ -116,7 +116,9 @@ async def _measure(
                     await asyncio.sleep(0.01)
                 steps = decoder.steps - steps
                 elapsed = time.monotonic() - began
-                print(f"{running:4} running, {steps} steps of {1e3 * elapsed / steps:.2f} ms:", end="")
+                print(
+                    f"{running:4} running, {steps} steps of {1e3 * elapsed / steps:.2f} ms:", end=""
+                )
                 for room, pid in watched.items():
                     print(f"  {room} {1e6 * (_spent(pid) - before[room]) / steps:.0f} us", end="")
                 print(flush=True)

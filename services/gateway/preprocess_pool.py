@@ -9,6 +9,7 @@ import grpc
 import structlog
 
 from services.gateway.openai_errors import BodyTooLarge
+from services.gateway.prompt_stream import PromptStream, is_short
 from shared import rpc
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
 from shared.registry import Directory, Member
@@ -30,6 +31,7 @@ class PreprocessPool:
         self._directory = directory
         self._max_message_bytes = max_message_bytes
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._streams: dict[str, PromptStream] = {}
         self._in_hand: Counter[str] = Counter()
         self._turn = 0
 
@@ -56,18 +58,20 @@ class PreprocessPool:
 
     async def close(self) -> None:
         """Closes all channels."""
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
+        for address in list(self._channels):
+            await self._hang_up(address)
 
     async def _call(
         self, member: Member, request: PrepareRequest, timeout_s: float
     ) -> PrepareResponse:
         if timeout_s <= 0:
             raise Expired("PREPARE_TIMEOUT", f"preparing the prompt took over {_TIMEOUT_S:.0f} s")
-        stub = PreprocessServiceStub(await self._channel(member.address))
+        channel = await self._channel(member.address)
         self._in_hand[member.address] += 1
         try:
+            if is_short(request):
+                return await self._streams[member.address].prepare(request, timeout_s)
+            stub = PreprocessServiceStub(channel)
             with rpc.calling(f"preprocess at {member.address}"):
                 answer: PrepareResponse = await stub.Prepare(request, timeout=timeout_s)
                 return answer
@@ -94,8 +98,15 @@ class PreprocessPool:
         if address not in self._channels:
             live = {member.address for member in self._directory.members}
             for gone in [a for a in self._channels if a not in live and not self._in_hand[a]]:
-                await self._channels.pop(gone).close()
+                await self._hang_up(gone)
                 del self._in_hand[gone]
             if address not in self._channels:
-                self._channels[address] = rpc.channel(address, self._max_message_bytes)
+                channel = rpc.channel(address, self._max_message_bytes)
+                self._channels[address] = channel
+                self._streams[address] = PromptStream(channel, f"preprocess at {address}")
         return self._channels[address]
+
+    async def _hang_up(self, address: str) -> None:
+        channel = self._channels.pop(address)
+        await self._streams.pop(address).close()
+        await channel.close()

@@ -1,7 +1,7 @@
 """PreprocessService: from what a client sent to token ids and pixel values."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -11,6 +11,7 @@ from services.preprocess import conversation
 from services.preprocess.media_intake import MediaIntake, TakenImage
 from services.preprocess.models import MediaSpan
 from services.preprocess.prompt_builder import Draft, Prompt, PromptBuilder
+from services.preprocess.prompt_stream import prepare_many
 from shared.errors import InvalidRequest, Precondition
 from shared.telemetry import Stopwatch
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
@@ -19,6 +20,8 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     GetPixelsRequest,
     GetPixelsResponse,
     Media,
+    PrepareManyRequest,
+    PrepareManyResponse,
     PrepareRequest,
     PrepareResponse,
     PrepareTimes,
@@ -69,6 +72,13 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 tokenize_us=tokenize_us,
             ),
         )
+
+    async def PrepareMany(
+        self, requests: AsyncIterator[PrepareManyRequest], context: _Context
+    ) -> AsyncIterator[PrepareManyResponse]:
+        """The same for short prompts without media, several in a message."""
+        async for answer in prepare_many(self._builder, self._executor, requests):
+            yield answer
 
     async def GetPixels(self, request: GetPixelsRequest, context: _Context) -> GetPixelsResponse:
         """From the cache, or made again from the raw bytes. Raises NotFound, Precondition."""

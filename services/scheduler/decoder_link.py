@@ -34,6 +34,7 @@ _HEARTBEAT_S = 0.5
 _SILENCE_S = 2.0
 _HELLO_S = 5.0
 
+
 @dataclass(slots=True)
 class _Sent:
     """A plan under way."""

@@ -181,7 +181,9 @@ class Dispatcher:
         result: decoder_pb2.StepResult | None,
     ) -> None:
         self._ledger.on_step(progress, plan, result)
-        if self._more and self._room() > 0:  # the step has let some of those in that were taken before
+        if (
+            self._more and self._room() > 0
+        ):  # the step has let some of those in that were taken before
             self._wake.set()
 
     async def _follow_control(self) -> None:

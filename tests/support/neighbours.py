@@ -7,14 +7,14 @@ them by the rules of the real scheduler.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tokenizers import Tokenizer
 
 from shared import tasks
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, ServingError
 from shared.keys import Keys, new_instance_id
 from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
 from shared.registry import Announcement
@@ -24,7 +24,13 @@ from shared.token_log import decode_tokens, encode_logprobs, encode_tokens, stri
 from tessera.common.v1.ending_pb2 import Ending, Failure, FinishReason
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1 import preprocess_pb2_grpc
-from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
+from tessera.preprocess.v1.preprocess_pb2 import (
+    PrepareManyRequest,
+    PrepareManyResponse,
+    PrepareRequest,
+    PrepareResponse,
+    PrepareResult,
+)
 from tessera.scheduler.v1.queue_pb2 import LogBatch, LogEvent, RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
 
@@ -93,6 +99,21 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 "PROMPT_TOO_LONG", f"{len(ids)} prompt tokens are too many", field="messages"
             )
         return PrepareResponse(token_ids=encode_tokens(ids), media=media)
+
+    async def PrepareMany(
+        self, requests: AsyncIterator[PrepareManyRequest], context: Any
+    ) -> AsyncIterator[PrepareManyResponse]:
+        """The contract's other method."""
+        async for request in requests:
+            yield PrepareManyResponse(
+                results=[await self._result(prompt, context) for prompt in request.prompts]
+            )
+
+    async def _result(self, prompt: PrepareRequest, context: Any) -> PrepareResult:
+        try:
+            return PrepareResult(prepared=await self.Prepare(prompt, context))
+        except ServingError as error:
+            return PrepareResult(failure=error.to_failure())
 
 
 @dataclass

@@ -1,0 +1,61 @@
+"""Short prompts, several at a time: each message of a stream is one piece of work for a thread."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+
+import structlog
+
+from services.preprocess import conversation
+from services.preprocess.prompt_builder import PromptBuilder
+from shared.errors import Internal, InvalidRequest, ServingError
+from shared.telemetry import Stopwatch
+from tessera.preprocess.v1.preprocess_pb2 import (
+    PrepareManyRequest,
+    PrepareManyResponse,
+    PrepareRequest,
+    PrepareResponse,
+    PrepareResult,
+    PrepareTimes,
+)
+
+log = structlog.get_logger(__name__)
+
+
+async def prepare_many(
+    builder: PromptBuilder, executor: Executor, requests: AsyncIterator[PrepareManyRequest]
+) -> AsyncIterator[PrepareManyResponse]:
+    """Answers each message in its turn; the event loop goes on meanwhile."""
+    loop = asyncio.get_running_loop()
+    async for request in requests:
+        yield await loop.run_in_executor(executor, _answer, builder, request)
+
+
+def prepare_text(builder: PromptBuilder, request: PrepareRequest) -> PrepareResponse:
+    """A prompt without media. Raises InvalidRequest."""
+    if conversation.media(request.conversation):
+        raise InvalidRequest("MEDIA_IN_STREAM", "prompts with media are prepared one by one")
+    watch = Stopwatch()
+    draft = builder.draft(request)
+    tokenize_us = watch.lap_us()
+    builder.check_length(len(draft.ids), request.max_prompt_tokens, draft.field)
+    return PrepareResponse(
+        token_ids=draft.ids.astype("<i4").tobytes(),
+        text=draft.text,
+        times=PrepareTimes(tokenize_us=tokenize_us),
+    )
+
+
+def _answer(builder: PromptBuilder, request: PrepareManyRequest) -> PrepareManyResponse:
+    return PrepareManyResponse(results=[_result(builder, prompt) for prompt in request.prompts])
+
+
+def _result(builder: PromptBuilder, prompt: PrepareRequest) -> PrepareResult:
+    try:
+        return PrepareResult(prepared=prepare_text(builder, prompt))
+    except ServingError as error:
+        return PrepareResult(failure=error.to_failure())
+    except Exception as error:  # bad input costs one request, never those that came with it
+        log.exception("a prompt failed", request=prompt.request_id)
+        failure = Internal("INTERNAL", f"internal error: {type(error).__name__}")
+        return PrepareResult(failure=failure.to_failure())
