@@ -8,6 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import grpc
 import psutil
 import uvloop
 from support.system import System
@@ -15,6 +16,9 @@ from support.system import System
 from benchmarks import compare
 from services.launcher.bench.command import measure
 from services.launcher.bench.result import Result
+from services.launcher.folders import Folders
+from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, StepTotals
+from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 _WARM_UP = 0.25  # of a workload's requests, before the measured ones
 
@@ -35,12 +39,13 @@ def main(arguments: list[str]) -> int:
         for name in told.workloads:
             settings = ["--base-url", system.url, "--least", "2", *["--words"] * told.words]
             _run(name, [*settings, "--scale", str(told.scale * _WARM_UP)])
-            before = processor_seconds(system)
+            before, steps_before = processor_seconds(system), step_totals(system)
             result = _run(name, [*settings, "--scale", str(told.scale)])
             spent = {room: s - before[room] for room, s in processor_seconds(system).items()}
             spent["(client)"] = result.client_cpu_s
             print(f"\n{compare.row(name, result)}  {result.requests_per_s:.1f} requests/s")
-            print(table(spent, result), flush=True)
+            print(table(spent, result))
+            print(step_line(steps_before, step_totals(system)), flush=True)
             failed |= bool(result.failed)
     return int(failed)
 
@@ -57,6 +62,24 @@ def table(spent: dict[str, float], result: Result) -> str:
         share = seconds / result.duration_s
         lines.append(f"  {room:<16}{of_token:>12.1f}{of_request:>14.0f}{share:>11.2f}")
     return "\n".join(lines)
+
+
+def step_totals(system: System) -> StepTotals:
+    """What the scheduler has summed up of the steps of the only decoder."""
+    address = f"unix:{Folders(system.folder / 'state').socket('scheduler')}"
+    with grpc.insecure_channel(address) as channel:
+        load = SchedulerServiceStub(channel).GetLoad(GetLoadRequest(), timeout=10)
+    totals: StepTotals = load.decoders[0].totals
+    return totals
+
+
+def step_line(before: StepTotals, after: StepTotals) -> str:
+    """The mean of each part of a step, in milliseconds."""
+    steps = max(1, after.steps - before.steps)
+    parts = [field.name for field in StepTotals.DESCRIPTOR.fields if field.name.endswith("_us")]
+    means = {p: (getattr(after, p) - getattr(before, p)) / steps / 1000 for p in parts}
+    told = "  ".join(f"{part.removesuffix('_us')} {mean:.2f}" for part, mean in means.items())
+    return f"  {steps} steps of {(after.tokens - before.tokens) / steps:.1f} tokens, ms: {told}"
 
 
 def processor_seconds(system: System) -> dict[str, float]:

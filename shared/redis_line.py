@@ -7,11 +7,12 @@ logs in and speaks TLS; what it has connected is then read and written here.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import hiredis
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from shared.errors import Unavailable
@@ -19,16 +20,16 @@ from shared.errors import Unavailable
 Word = str | bytes | int | float
 
 _SILENCE_S = 5.0  # a Redis that owes an answer for so long is taken for dead
-_TRIES = 3
 _NOTHING = object()
+_pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)
 
 
 class ErrorReply(Exception):
     """Redis refused a command; the message begins with its kind, such as NOSCRIPT."""
 
 
-class _Broken(Exception):
-    """The connection ended before the answer came: nobody knows whether the command was executed."""
+def _away(error: Exception) -> Unavailable:
+    return Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}")
 
 
 class RedisLine:
@@ -37,8 +38,8 @@ class RedisLine:
     It is made when it is first needed, and made again when it broke. It ends with its client.
     """
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
         self._wire: _Wire | None = None
         self._connecting = asyncio.Lock()
 
@@ -52,20 +53,14 @@ class RedisLine:
     async def call_all(self, commands: "list[tuple[Word, ...]]") -> list[Any]:
         """The answers to commands that leave together; that of a refused one is a `hiredis.ReplyError`.
 
-        Where the connection breaks all are sent again, so one may be executed twice; who stops waiting does not take
-        them back. Raises Unavailable.
+        Who stops waiting does not take commands back. Raises Unavailable, also where the connection breaks before the
+        answers have come: nobody knows then what was executed.
         """
-        packed = b"".join([hiredis.pack_command(command) for command in commands])
-        broken: _Broken | None = None
-        for _ in range(_TRIES):
-            wire = self._wire
-            if wire is None or wire.closed:
-                wire = await self._connect()
-            try:
-                return await wire.send(packed, len(commands))
-            except _Broken as error:
-                broken = error
-        raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {broken}") from broken
+        packed = b"".join([_pack(command) for command in commands])
+        wire = self._wire
+        if wire is None or wire.closed:
+            wire = await self._connect()
+        return await wire.send(packed, len(commands))
 
     async def _connect(self) -> "_Wire":
         async with self._connecting:
@@ -73,7 +68,7 @@ class RedisLine:
                 await self._wire.give_back()
                 self._wire = None
             if self._wire is None:
-                wire = _Wire(self._redis)
+                wire = _Wire(self._pool)
                 await wire.open()
                 self._wire = wire
             return self._wire
@@ -86,27 +81,27 @@ def line_of(redis: Redis) -> RedisLine:
     """The line of a client, one for each."""
     line = _lines.get(redis)
     if line is None:
-        line = _lines[redis] = RedisLine(redis)
+        line = _lines[redis] = RedisLine(redis.connection_pool)
     return line
 
 
 class _Taken(asyncio.Protocol):
     """A connection out of the client's pool, with its answers delivered to `received`."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self.closed = False
-        self._pool = redis.connection_pool
+        self._pool = pool
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._connection: Any = None
         self._transport: asyncio.Transport
         self._before: asyncio.Protocol
 
     async def open(self) -> None:
-        """Connects and logs in, trying for some seconds. Raises Unavailable."""
+        """Connects and logs in. Raises Unavailable."""
         try:
-            self._connection = await self._pool.get_connection()
+            self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:
-            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+            raise _away(error) from error
         self._transport = cast(asyncio.Transport, self._connection._writer.transport)
         self._before = cast(asyncio.Protocol, self._transport.get_protocol())
         self._transport.set_protocol(self)
@@ -142,8 +137,8 @@ class _Taken(asyncio.Protocol):
 class _Wire(_Taken):
     """The connection of a line, as long as it lasts."""
 
-    def __init__(self, redis: Redis) -> None:
-        super().__init__(redis)
+    def __init__(self, pool: ConnectionPool) -> None:
+        super().__init__(pool)
         self._loop = asyncio.get_running_loop()
         # Of each call under way: who waits, how many answers are due, those that came.
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, list[Any]]] = deque()
@@ -151,7 +146,7 @@ class _Wire(_Taken):
         self._watch: asyncio.TimerHandle | None = None
 
     def send(self, packed: bytes, answers: int) -> "asyncio.Future[list[Any]]":
-        """Writes commands; the future gets their answers, or _Broken."""
+        """Writes commands; the future gets their answers, or Unavailable."""
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         if not self._waiting:
             self._owed_since = self._loop.time()
@@ -179,7 +174,7 @@ class _Wire(_Taken):
             self._watch.cancel()
         for future, _, _ in self._waiting:
             if not future.done():
-                future.set_exception(_Broken(str(error)))
+                future.set_exception(_away(error))
         self._waiting.clear()
 
     def _look(self) -> None:
@@ -196,7 +191,7 @@ class Subscription(_Taken):
     """A connection that only listens to one channel. `open`, `messages` until it raises, `give_back`."""
 
     def __init__(self, redis: Redis, channel: str) -> None:
-        super().__init__(redis)
+        super().__init__(redis.connection_pool)
         self._channel = channel
         self._messages: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -205,13 +200,13 @@ class Subscription(_Taken):
     async def open(self) -> None:
         """Subscribes. Raises Unavailable."""
         await super().open()
-        self._transport.write(hiredis.pack_command(("SUBSCRIBE", self._channel)))
+        self._transport.write(_pack(("SUBSCRIBE", self._channel)))
 
     async def messages(self) -> list[bytes]:
         """Waits for messages; all that have come, in order. Raises Unavailable when the connection broke."""
         while not self._messages:
             if self._error is not None:
-                raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {self._error}")
+                raise _away(self._error)
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         found, self._messages = self._messages, []

@@ -149,6 +149,7 @@ class Exchange:
         assert task is not None
         loop = asyncio.get_running_loop()
         gone = False
+        timer: asyncio.TimerHandle
 
         def leave() -> None:
             nonlocal gone
