@@ -21,10 +21,12 @@ import uvloop
 
 from benchmarks import toy_model
 from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.rooms import QUIET_GRPC
 from shared.keys import Keys, new_instance_id, new_request_id
 from shared.queue import Queue, connect
 from shared.registry import Announcement
 from shared.rpc import RoomServer
+from shared.settings import child_environment
 from shared.token_log import encode_tokens
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import Heartbeat, Hello, StepPlan, StepResult, StepsResponse
@@ -131,7 +133,7 @@ async def _measure(
 def _start_scheduler(redis_url: str, model: Path) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "services.scheduler", "--model", str(model)]
     command += ["--served-model-name", _MODEL, "--redis-url", redis_url, "--log-level", "error"]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=child_environment(**QUIET_GRPC))
 
 
 async def _admit(queue: Queue, keys: Keys, tokens: int) -> None:

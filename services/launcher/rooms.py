@@ -19,7 +19,13 @@ _PORTS_APART = 10  # between one gateway and the next
 _ANSWERS_END_WITHIN_S = 1.0  # after Ctrl-C: nobody waits for them
 
 # Rooms that start processes need no fork handlers of gRPC: those processes never call it.
-QUIET_GRPC = {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "ERROR"}
+# Without the event engine one thread of a process watches all its sockets instead of several that wake each other: half
+# of what gRPC costs beside the event loop for each message (`benchmarks/README.md`).
+QUIET_GRPC = {
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
+    "GRPC_VERBOSITY": "ERROR",
+    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+}
 
 # Which rooms have which of our flags. A flag that is not given leaves each room's own default.
 PASSED_ON: dict[str, tuple[str, ...]] = {
