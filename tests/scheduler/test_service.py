@@ -152,6 +152,9 @@ async def test_it_answers_health_reflection_and_load(bench: Bench, short_tmp: Pa
     async with channel(address) as opened:
         answer = await SchedulerServiceStub(opened).GetLoad(GetLoadRequest())
         assert [d.blocks_total for d in answer.decoders] == [199]
+        totals = answer.decoders[0].totals
+        assert totals.steps == 10 and totals.tokens == 3 + 9
+        assert totals.plan_us > 0 and totals.log_us > 0 and totals.step_us >= totals.steps
         call = opened.unary_unary("/tessera.scheduler.v1.SchedulerService/Nothing")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"")
