@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -60,6 +61,7 @@ def llava(folder: Path) -> None:
         tie_word_embeddings=True,
     )
     _save(folder, _random(LlavaForConditionalGeneration, config, torch.bfloat16), words)
+    _name_as_published(folder / "model.safetensors")
     LlavaProcessor(
         image_processor=SiglipImageProcessorPil(size={"height": 336, "width": 336}),
         tokenizer=words,
@@ -175,3 +177,13 @@ def _save(folder: Path, model: PreTrainedModel, words: PreTrainedTokenizerFast) 
     model.generation_config = GenerationConfig(**ids, do_sample=False)
     model.save_pretrained(folder)
     save_tokenizer(words, folder)
+
+
+def _name_as_published(file: Path) -> None:
+    """Gives the tower's tensors the names that published checkpoints have and every server knows."""
+    tensors = load_file(file)
+    longer = {
+        name.replace("vision_tower.", "vision_tower.vision_model."): t
+        for name, t in tensors.items()
+    }
+    save_file(longer, file, {"format": "pt"})
