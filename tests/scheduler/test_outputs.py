@@ -200,7 +200,6 @@ async def test_what_can_never_run_is_refused_with_a_reason(bench: Bench) -> None
         ({"n": 17}, 17, "TOO_MANY_CHOICES"),
         ({"best_of": 17}, 1, "TOO_MANY_CHOICES"),
         ({"use_beam_search": True, "best_of": 17}, 1, "TOO_MANY_CHOICES"),
-        ({"use_beam_search": True, "best_of": 2, "stop": ["x"]}, 1, "UNSUPPORTED_WITH_BEAM_SEARCH"),
     ]
     for options, n, reason in cases:
         rid = await bench.ask([1, 2, 3], **options)
