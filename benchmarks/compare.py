@@ -94,6 +94,7 @@ def settings_of(name: str, told: argparse.Namespace) -> BenchSettings:
         tokenizer=told.tokenizer,
         prompts="words" if told.words else "auto",
         max_concurrency=streams,
+        seed=told.seed,
         num_prompts=max(told.least, round(streams * rounds * told.scale)),
         num_warmups=min(streams, 2),
         disable_tqdm=not sys.stderr.isatty(),
@@ -134,6 +135,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default="", help="the only one served unless given")
     add("--tokenizer", type=Path, help="checkpoint folder: makes prompts of words exact")
     add("--words", action="store_true", help="for a server that takes no token ids")
+    add("--seed", type=int, default=0, help="another one for prompts that no cache has seen")
     add("--scale", type=float, default=1.0, help="more or fewer requests")
     add("--least", type=int, default=4, help="requests of a workload at least")
     add("--output", type=Path, help="file for the rows as JSON")
