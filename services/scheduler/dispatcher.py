@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence as Items
 
 import structlog
@@ -29,6 +30,7 @@ log = structlog.get_logger(__name__)
 _SWEEP_S = 1.0
 _RENEW_MEDIA_S = 300.0  # raw media expire after 15 minutes
 _RETRY_LEASE_S = 0.2
+_SERVED_S = 1.0  # a link that lasted so long had come about
 _READY_TO_START = 16  # requests beyond those running that are taken at a time; the rest stay in the queue for others
 _NO_LIMIT = 1 << 40
 
@@ -234,8 +236,10 @@ class Dispatcher:
 
     async def _keep(self, member: Member) -> None:
         """Keeps a link to a decoder for as long as it is in the registry."""
+        said = ""
         try:
             while self._taking and member in self._decoders.members:
+                began = time.monotonic()
                 try:
                     lease = await self._queue.lease_decoder(member.instance_id, self._scheduler_id)
                     if lease:
@@ -243,7 +247,12 @@ class Dispatcher:
                 except Superseded as error:
                     log.warning("decoder lost", decoder=member.instance_id, error=error.message)
                 except ServingError as error:
-                    log.warning("decoder failed", decoder=member.instance_id, error=error.message)
+                    # Until its place in the registry ends, a dead one is tried five times a second: that is said once.
+                    if error.message != said or time.monotonic() - began > _SERVED_S:
+                        log.warning(
+                            "decoder failed", decoder=member.instance_id, error=error.message
+                        )
+                    said = error.message
                 await asyncio.sleep(_RETRY_LEASE_S)
         finally:
             self._keepers.pop(member.instance_id, None)
