@@ -6,6 +6,7 @@ logs in and speaks TLS; what it has connected is then read and written here.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -85,7 +86,7 @@ def line_of(redis: Redis) -> RedisLine:
     return line
 
 
-class _Taken(asyncio.Protocol):
+class _Taken(asyncio.Protocol, ABC):
     """A connection out of the client's pool, with its answers delivered to `received`."""
 
     def __init__(self, pool: ConnectionPool) -> None:
@@ -125,13 +126,13 @@ class _Taken(asyncio.Protocol):
         self._before.connection_lost(error)  # somebody may wait there for the end
         self.ended(error or ConnectionError("the connection ended"))
 
+    @abstractmethod
     def received(self, answer: Any) -> None:
         """Takes an answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, error: Exception) -> None:
         """No more will come."""
-        raise NotImplementedError
 
 
 class _Wire(_Taken):

@@ -1,5 +1,5 @@
 // The CPU device's kernels behind a C interface. Compiled once for each instruction set
-// (`build.py`); `library.py` declares the same functions for Python.
+// (`build.py`); `binding.py` declares the same functions for Python.
 //
 // `type` is 0 for float32 and 1 for bfloat16 everywhere.
 

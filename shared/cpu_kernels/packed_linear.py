@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.cpu_kernels import library
+from shared.cpu_kernels import binding
+from shared.cpu_kernels.binding import LANES, PANEL, Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
-from shared.cpu_kernels.library import LANES, PANEL, Kernels
 
 # Element types that the kernels know, by their numbers there.
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -27,43 +27,43 @@ class PackedLinear:
 
 
 def pack(
-    kernels: Kernels, weight: Tensor, bias: Tensor | None, epilogue: int = library.PLAIN
+    kernels: Kernels, weight: Tensor, bias: Tensor | None, epilogue: int = binding.PLAIN
 ) -> PackedLinear:
     """Packs [out, in] of float32 or bfloat16 in panels of 32 outputs, in huge pages (`linear.h`).
 
     epilogue: what becomes of the sums. For SWIGLU the first half of the rows gates the second.
     """
     kind = TYPES[weight.dtype]
-    outputs = weight.shape[0] // (2 if epilogue == library.SWIGLU else 1)
+    outputs = weight.shape[0] // (2 if epilogue == binding.SWIGLU else 1)
     rows, inputs = weight.contiguous(), weight.shape[1]
     whole = inputs + (inputs & kind)  # bfloat16 goes in pairs
     if whole != inputs:
         rows = torch.nn.functional.pad(rows, (0, 1))
-    width = LANES if epilogue == library.SWIGLU else PANEL
+    width = LANES if epilogue == binding.SWIGLU else PANEL
     panels = -(-outputs // width)
     memory = zeros_in_huge_pages((panels, whole * PANEL), weight.dtype, touch=False)
     kernels.pack(kind, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr())
     padded = None
     if bias is not None:
         padded = _pack_bias(bias.float(), epilogue, outputs, panels)
-    layer = library.Linear(
+    layer = binding.Linear(
         memory.data_ptr(),
         None if padded is None else padded.data_ptr(),
         whole,
         outputs,
         epilogue,
-        library.SAME,
+        binding.SAME,
     )
     views = [layer]
-    for result in (library.WIDE, library.LARGEST):
-        view = library.Linear.from_buffer_copy(layer)
+    for result in (binding.WIDE, binding.LARGEST):
+        view = binding.Linear.from_buffer_copy(layer)
         view.result = result
         views.append(view)
     return PackedLinear(memory, padded, inputs, outputs, tuple(map(ctypes.byref, views)))
 
 
 def linear(
-    kernels: Kernels, x: Tensor, layer: PackedLinear, out: Tensor, result: int = library.SAME
+    kernels: Kernels, x: Tensor, layer: PackedLinear, out: Tensor, result: int = binding.SAME
 ) -> Tensor:
     """Fills `out` with what the layer makes of rows [rows, in], of the weight's type and contiguous."""
     kind = TYPES[x.dtype]
@@ -83,7 +83,7 @@ def linear(
 
 def _pack_bias(bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:
     """One number for each column of the panels."""
-    if epilogue != library.SWIGLU:
+    if epilogue != binding.SWIGLU:
         padded = torch.zeros(panels * PANEL)
         padded[:outputs] = bias
         return padded

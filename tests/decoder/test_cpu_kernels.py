@@ -15,7 +15,7 @@ from services.decoder.ops.attention_meta import Heads
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.row_check import rows_are_equal
-from shared.cpu_kernels import build, library
+from shared.cpu_kernels import binding, build
 
 CPU = torch.device("cpu")
 HERE = build.best_instruction_set()
@@ -25,15 +25,15 @@ RUNNABLE = build.INSTRUCTION_SETS[build.INSTRUCTION_SETS.index(HERE) :]
 
 
 @pytest.fixture(scope="module", params=RUNNABLE, ids=lambda known: known.name)
-def kernels(request: pytest.FixtureRequest) -> library.Kernels:
+def kernels(request: pytest.FixtureRequest) -> binding.Kernels:
     known = request.param
     path = build.find(known) or build.compile_library(known)
-    return library.Kernels(ctypes.CDLL(str(path)), known.name, threads=2)
+    return binding.Kernels(ctypes.CDLL(str(path)), known.name, threads=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_instruction_set_computes_the_same(
-    kernels: library.Kernels, dtype: torch.dtype
+    kernels: binding.Kernels, dtype: torch.dtype
 ) -> None:
     ops, plain = cpu.CpuOps(dtype, kernels), BaseOps(CPU, dtype)
     close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}
@@ -73,11 +73,11 @@ def test_a_block_size_that_the_kernels_do_not_know_is_left_to_torch() -> None:
 def test_without_a_compiler_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find", lambda known: None)
     monkeypatch.setenv("PATH", "/nowhere")
-    library.load_kernels.cache_clear()
+    binding.load_kernels.cache_clear()
     try:
         assert isinstance(cpu.make_ops(torch.bfloat16, 1), TorchCpuOps)
     finally:
-        library.load_kernels.cache_clear()
+        binding.load_kernels.cache_clear()
 
 
 def test_a_compiler_that_fails_is_no_reason_to_fail(
@@ -88,11 +88,11 @@ def test_a_compiler_that_fails_is_no_reason_to_fail(
     broken.chmod(0o755)
     monkeypatch.setattr(build, "find", lambda known: None)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    library.load_kernels.cache_clear()
+    binding.load_kernels.cache_clear()
     try:
-        assert library.load_kernels(1) is None
+        assert binding.load_kernels(1) is None
     finally:
-        library.load_kernels.cache_clear()
+        binding.load_kernels.cache_clear()
 
 
 def test_the_script_says_what_there_is() -> None:

@@ -13,7 +13,7 @@ from services.decoder.ops.cpu import CpuOps
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.cuda import CudaOps
 from services.decoder.ops.row_check import rows_are_equal
-from shared.cpu_kernels.library import load_kernels
+from shared.cpu_kernels.binding import load_kernels
 
 CPU = torch.device("cpu")
 

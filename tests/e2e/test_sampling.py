@@ -150,6 +150,22 @@ def test_the_best_candidates_are_the_likeliest(client: OpenAI) -> None:
     assert ids(best) == [ids(every)[i] for i in order[:2]]
 
 
+def beams_of(reference: PreTrainedModel, **options: object) -> list[list[int]]:
+    """The outputs of the three best of four beams, without padding (-1)."""
+    with torch.no_grad():
+        found = reference.generate(
+            torch.tensor([PROMPT]),
+            attention_mask=torch.ones(1, len(PROMPT)),
+            max_new_tokens=12,
+            num_beams=4,
+            num_return_sequences=3,
+            do_sample=False,
+            eos_token_id=None,
+            **options,
+        )
+    return [[t for t in row if t >= 0] for row in found[:, len(PROMPT) :].tolist()]
+
+
 @pytest.mark.parametrize("penalty", [1.0, 0.3])
 def test_beams_are_those_of_transformers(
     client: OpenAI, reference: PreTrainedModel, penalty: float
@@ -157,18 +173,7 @@ def test_beams_are_those_of_transformers(
     answer = complete(
         client, n=3, best_of=4, use_beam_search=True, length_penalty=penalty, logprobs=0
     )
-    with torch.no_grad():
-        expected = reference.generate(
-            torch.tensor([PROMPT]),
-            attention_mask=torch.ones(1, len(PROMPT)),
-            max_new_tokens=12,
-            num_beams=4,
-            num_return_sequences=3,
-            length_penalty=penalty,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    assert ids(answer) == expected[:, len(PROMPT) :].tolist()
+    assert ids(answer) == beams_of(reference, length_penalty=penalty)
     for choice in answer.choices:
         scores = scores_of(reference, PROMPT + choice.token_ids)[len(PROMPT) - 1 :]
         own = scores[range(12), choice.token_ids].tolist()
@@ -183,21 +188,9 @@ def test_beams_end_with_stop_strings(
     free = [choice.text for choice in complete(client, **beams).choices]
     stops = [stop for text in free if "\ufffd" not in (stop := text[3:5])][:2] or ["e"]
     answer = complete(client, stop=stops, **beams)
-    with torch.no_grad():
-        expected = reference.generate(
-            torch.tensor([PROMPT]),
-            attention_mask=torch.ones(1, len(PROMPT)),
-            max_new_tokens=12,
-            num_beams=4,
-            num_return_sequences=3,
-            early_stopping="never",
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=-1,
-            stop_strings=stops,
-            tokenizer=words,
-        )
-    outputs = [[t for t in row if t >= 0] for row in expected[:, len(PROMPT) :].tolist()]
+    outputs = beams_of(
+        reference, early_stopping="never", pad_token_id=-1, stop_strings=stops, tokenizer=words
+    )
     assert ids(answer) == outputs
     for choice in answer.choices:
         assert not any(stop in choice.text for stop in stops)

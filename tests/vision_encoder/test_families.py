@@ -19,7 +19,7 @@ from services.vision_encoder import models
 from services.vision_encoder.models import load_vision_model
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
 from shared.checkpoint import Checkpoint
-from shared.cpu_kernels.library import load_kernels
+from shared.cpu_kernels.binding import load_kernels
 from shared.errors import Unavailable
 from shared.pixel_scaling import PixelScaling
 

@@ -24,9 +24,9 @@ from services.decoder.ops.attention_meta import (
 )
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu_torch import TorchCpuOps
-from shared.cpu_kernels import library, packed_linear
+from shared.cpu_kernels import binding, packed_linear
+from shared.cpu_kernels.binding import LANES, PAGE, Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
-from shared.cpu_kernels.library import LANES, PAGE, Kernels
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 
 log = structlog.get_logger(__name__)
@@ -39,7 +39,7 @@ def make_ops(dtype: torch.dtype, threads: int, block_size: int = 0) -> BaseOps:
     """Ops with our kernels, or torch's where those cannot be had or do not know type or block."""
     threads = threads or len(os.sched_getaffinity(0))
     fitting = dtype in TYPES and block_size % PAGE == 0
-    kernels = library.load_kernels(threads) if fitting else None
+    kernels = binding.load_kernels(threads) if fitting else None
     if kernels is None:
         torch.set_num_threads(threads)
         return TorchCpuOps(torch.device("cpu"), dtype)
@@ -67,11 +67,11 @@ class CpuOps(BaseOps):
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
         """In panels of 32 outputs, in huge pages; see `cpu_kernels/linear.h`."""
-        return self._pack(weight, bias, library.PLAIN)
+        return self._pack(weight, bias, binding.PLAIN)
 
     def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
         """Gates beside what they gate, so that one pass does both."""
-        return self._pack(weight, bias, library.SWIGLU)
+        return self._pack(weight, bias, binding.SWIGLU)
 
     def _pack(self, weight: Tensor, bias: Tensor | None, epilogue: int) -> Packed:
         layer = packed_linear.pack(self._kernels, weight.to(self.dtype), bias, epilogue)
@@ -87,12 +87,12 @@ class CpuOps(BaseOps):
         """The sums as they are, in float32."""
         layer = _panels(packed)
         out = torch.empty((x.shape[0], layer.outputs), dtype=torch.float32)
-        return packed_linear.linear(self._kernels, x, layer, out, library.WIDE)
+        return packed_linear.linear(self._kernels, x, layer, out, binding.WIDE)
 
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """As the reference says, without writing the sums anywhere."""
         pairs = torch.empty((x.shape[0], 2), dtype=torch.int32)
-        packed_linear.linear(self._kernels, x, _panels(packed), pairs, library.LARGEST)
+        packed_linear.linear(self._kernels, x, _panels(packed), pairs, binding.LARGEST)
         return pairs[:, 1], pairs[:, 0].view(torch.float32)
 
     def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
@@ -141,7 +141,7 @@ class CpuOps(BaseOps):
         pages, heads = self.block_size // PAGE, spec.num_kv_heads
         size = -(-spec.size // LANES) * LANES
         both = zeros_in_huge_pages((num_blocks, heads, pages, 2, PAGE * size), spec.dtype)
-        cache = library.Cache(both.data_ptr(), pages, heads, size, spec.size)
+        cache = binding.Cache(both.data_ptr(), pages, heads, size, spec.size)
         return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.size, ctypes.byref(cache))
 
     def qkv_rope_write(
@@ -155,7 +155,7 @@ class CpuOps(BaseOps):
         norms: HeadNorms | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norms and rotates queries and keys in place and writes the cache."""
-        call = library.RopeWrite(
+        call = binding.RopeWrite(
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
@@ -246,7 +246,7 @@ class CpuOps(BaseOps):
             out[meta.cu_q[-1] :] = 0
         tasks = _tasks(meta, num_q // own.both.shape[1])
         sinks = None if sinks is None else sinks.float().contiguous()
-        call = library.Attention(
+        call = binding.Attention(
             q.data_ptr(),
             out.data_ptr(),
             q.stride(0),

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared.cpu_kernels import library, packed_linear
-from shared.cpu_kernels.library import LANES, PAGE, Kernels
+from shared.cpu_kernels import binding, packed_linear
+from shared.cpu_kernels.binding import LANES, PAGE, Kernels
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 
 # Queries that one attention task handles: their scores stay in the first caches, and whole register
@@ -18,10 +18,10 @@ _TASK_QUERIES = 108
 
 # transformers' names of what may follow a linear layer.
 ACTIVATIONS = {
-    "gelu": library.GELU,
-    "gelu_pytorch_tanh": library.GELU_TANH,
-    "gelu_new": library.GELU_TANH,
-    "quick_gelu": library.QUICK_GELU,
+    "gelu": binding.GELU,
+    "gelu_pytorch_tanh": binding.GELU_TANH,
+    "gelu_new": binding.GELU_TANH,
+    "quick_gelu": binding.QUICK_GELU,
 }
 
 
@@ -70,7 +70,7 @@ class Segments:
         padded = -(-size // LANES) * LANES
         shape = (int(blocks.sum()), heads, 1, 2, PAGE * padded)
         self._memory = torch.zeros(shape, dtype=dtype)
-        self.cache = ctypes.byref(library.Cache(self._memory.data_ptr(), 1, heads, padded, size))
+        self.cache = ctypes.byref(binding.Cache(self._memory.data_ptr(), 1, heads, padded, size))
 
 
 class TowerOps:
@@ -81,7 +81,7 @@ class TowerOps:
         self._type = TYPES[dtype]
         self.dtype = dtype
 
-    def pack(self, *layers: nn.Module, epilogue: int = library.PLAIN) -> PackedLinear:
+    def pack(self, *layers: nn.Module, epilogue: int = binding.PLAIN) -> PackedLinear:
         """Linear or patch layers that see the same rows as one; takes their weights away from them."""
         weight = torch.cat([layer.get_parameter("weight").flatten(1) for layer in layers])
         biases = [layer.bias for layer in layers]
@@ -123,7 +123,7 @@ class TowerOps:
         """[tokens, 3 * heads * size] to [tokens, heads * size]; rotates the queries in place."""
         tokens, width = qkv.shape[0], qkv.shape[1] // 3
         out = torch.empty((tokens, width), dtype=qkv.dtype)
-        write = library.RopeWrite(
+        write = binding.RopeWrite(
             qkv.data_ptr(),
             None if rotation is None else rotation.cos.data_ptr(),
             None if rotation is None else rotation.sin.data_ptr(),
@@ -136,7 +136,7 @@ class TowerOps:
             1,
         )
         self._kernels.rope_write(self._type, write, segments.cache)
-        call = library.Attention(
+        call = binding.Attention(
             qkv.data_ptr(),
             out.data_ptr(),
             3 * width,

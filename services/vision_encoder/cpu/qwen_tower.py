@@ -11,7 +11,7 @@ from transformers.vision_utils import get_vision_position_ids, get_vision_window
 from services.vision_encoder.cpu.blocks import Block, run_blocks
 from services.vision_encoder.cpu.llava_tower import norm_of
 from services.vision_encoder.cpu.ops import ACTIVATIONS, Rotation, Segments, TowerOps
-from shared.cpu_kernels import library
+from shared.cpu_kernels import binding
 
 Grid = tuple[int, int, int]
 
@@ -34,7 +34,7 @@ class QwenTower:
         self._sees_all = set(tower.fullatt_block_indexes if windowed else everywhere)
         self._blocks = [_block(ops, layer, config.hidden_act) for layer in tower.blocks]
         self._norm = norm_of(tower.merger.ln_q)
-        self._up = ops.pack(tower.merger.mlp[0], epilogue=library.GELU)
+        self._up = ops.pack(tower.merger.mlp[0], epilogue=binding.GELU)
         self._down = ops.pack(tower.merger.mlp[2])
         self._plan = lru_cache(_KNOWN_GRIDS)(self._make_plan)
 
@@ -116,7 +116,7 @@ def _starts(counts: Sequence[int]) -> list[int]:
 def _block(ops: TowerOps, layer: Any, activation: str) -> Block:
     mlp = layer.mlp
     if hasattr(mlp, "gate_proj"):
-        up = ops.pack(mlp.gate_proj, mlp.up_proj, epilogue=library.SWIGLU)
+        up = ops.pack(mlp.gate_proj, mlp.up_proj, epilogue=binding.SWIGLU)
         down = ops.pack(mlp.down_proj)
     else:
         up = ops.pack(mlp.fc1, epilogue=ACTIVATIONS[activation])

@@ -7,7 +7,7 @@ import torch
 from services.vision_encoder.cpu.ops import TowerOps
 from services.vision_encoder.models.vision_model import VisionModel
 from shared.checkpoint import Checkpoint
-from shared.cpu_kernels.library import load_kernels
+from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
 from shared.errors import Unavailable
 
