@@ -1,20 +1,29 @@
 """Every Redis key of Tessera. `m` is the model's tag and the keys' hash tag: all keys of one model live in one slot.
 
     t:{m}                         (never stored) the prefix handed to scripts as KEYS[1]
-    t:{m}:meta                    hash    run_id seen, live_tokens, tokens_per_s, takes
+    t:{m}:meta                    hash    run_id seen, held_for (the run_id that the hold was for), live_tokens,
+                                          tokens_per_s, mean_output (tokens of a request), takes, floor:<prio> (virtual
+                                          time of who was served last), looked_ms and awake_ms (since when Redis has
+                                          been there without a break)
     t:{m}:hold                    str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
     t:{m}:live                    hash    rid -> cost in tokens, for every request reserved, waiting or running
     t:{m}:resv                    zset    rid -> deadline (ms): in preprocessing, door passed, not yet admitted
     t:{m}:tenants:<prio>          zset    tenant -> virtual time, only tenants with waiting work
+    t:{m}:rested:<prio>           zset    the same for those that waited not long ago
+    t:{m}:weights                 hash    tenant -> its share against others, 1 if not named
+    t:{m}:due                     zset    rid -> until when (ms) it may wait: timeouts, follower's deadline
     t:{m}:w:<prio>:<tenant>       zset    rid -> rank (us of arrival): waiting; a returned request keeps its rank
     t:{m}:scheds                  zset    sid -> lease deadline (ms)
     t:{m}:load                    hash    sid -> GetLoadResponse, refreshed with the lease
     t:{m}:own:<sid>               set     rids it owns
     t:{m}:room:<room>             zset    instance id -> deadline (ms)
     t:{m}:at:<room>               hash    instance id -> gRPC address
-    t:{m}:lease:<did>             hash    sid, lease: which scheduler a decoder is bound to
+    t:{m}:leases                  hash    did -> the number of the last lease
+    t:{m}:bound                   hash    did -> sid: which scheduler a decoder is bound to
     t:{m}:r:<rid>                 hash    spec, head, state queued|running|ended, owner, own_at, cancel, arrived_ms,
-                                          timeout_ms, tenant, prio, rank, cost, n, open, prompt_tokens, e0 .. e(n-1)
+                                          taken_ms, first_token_ms, ended_ms, fol_until, timeout_ms, queue_timeout_ms,
+                                          first_token_timeout_ms, tenant, prio, rank, cost, charged, n, open, stride,
+                                          prompt_tokens, media_cost, attempts, idem, e0 .. e(n-1)
     t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/token_log.py)
     t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint
@@ -57,6 +66,7 @@ class Keys:
         self.load = f"{self.prefix}:load"
         self.live = f"{self.prefix}:live"
         self.meta = f"{self.prefix}:meta"
+        self.weights = f"{self.prefix}:weights"
 
     def request(self, request_id: str) -> str:
         """The hash of one request."""

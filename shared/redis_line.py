@@ -17,6 +17,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from shared.errors import Unavailable
+from shared.redis_run import Runs
 
 Word = str | bytes | int | float
 
@@ -40,6 +41,8 @@ class RedisLine:
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
+        self.runs = Runs()
+        self._greeted = True
         self._pool = pool
         self._wire: _Wire | None = None
         self._connecting = asyncio.Lock()
@@ -59,18 +62,35 @@ class RedisLine:
         """
         packed = b"".join([_pack(command) for command in commands])
         wire = self._wire
-        if wire is None or wire.closed:
+        if wire is None or wire.closed or not self._greeted:
             wire = await self._connect()
         return await wire.send(packed, len(commands))
+
+    def watch(self, prefix: str, greeting: str) -> None:
+        """From now on, greets Redis with this script before anything else is said about keys with this prefix."""
+        if self.runs.watch(prefix, greeting):
+            self._greeted = False
+
+    def hang_up(self) -> None:
+        """Ends the connection: the next command is sent on another."""
+        if self._wire is not None:
+            self._wire.hang_up()
 
     async def _connect(self) -> "_Wire":
         async with self._connecting:
             if self._wire is not None and self._wire.closed:
                 await self._wire.give_back()
                 self._wire = None
-            if self._wire is None:
-                wire = _Wire(self._pool)
-                await wire.open()
+            if self._wire is None or not self._greeted:
+                self._greeted = True
+                wire = self._wire or _Wire(self._pool)
+                try:
+                    await wire.open()
+                    await self.runs.greet(wire.ask)
+                except BaseException:
+                    self._wire, self._greeted = None, False
+                    await wire.give_back()
+                    raise
                 self._wire = wire
             return self._wire
 
@@ -100,12 +120,19 @@ class _Taken(asyncio.Protocol, ABC):
     async def open(self) -> None:
         """Connects and logs in. Raises Unavailable."""
         try:
-            self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
-        except (RedisError, OSError) as error:
+            # A frozen server takes connections and says nothing.
+            async with asyncio.timeout(_SILENCE_S):
+                self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
+                await self._begin(self._connection)
+        except (RedisError, OSError, TimeoutError) as error:
+            await self.give_back()
             raise _away(error) from error
         self._transport = cast(asyncio.Transport, self._connection._writer.transport)
         self._before = cast(asyncio.Protocol, self._transport.get_protocol())
         self._transport.set_protocol(self)
+
+    async def _begin(self, connection: Any) -> None:
+        """What is said while the client library still reads the answers."""
 
     async def give_back(self) -> None:
         """Hangs up."""
@@ -145,6 +172,23 @@ class _Wire(_Taken):
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, list[Any]]] = deque()
         self._owed_since = 0.0
         self._watch: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        """Connects, unless it is connected. Raises Unavailable."""
+        if self._connection is None:
+            await super().open()
+
+    async def ask(self, *command: Word) -> Any:
+        """The answer to one command of the connection's own. Raises Unavailable, also where Redis refuses it."""
+        (answer,) = await self.send(_pack(command), 1)
+        if isinstance(answer, hiredis.ReplyError):
+            raise _away(answer)
+        return answer
+
+    def hang_up(self) -> None:
+        """Ends the connection at once."""
+        self.closed = True
+        self._transport.abort()
 
     def send(self, packed: bytes, answers: int) -> "asyncio.Future[list[Any]]":
         """Writes commands; the future gets their answers, or Unavailable."""
@@ -193,6 +237,7 @@ class Subscription(_Taken):
 
     def __init__(self, redis: Redis, channel: str) -> None:
         super().__init__(redis.connection_pool)
+        self._runs = line_of(redis).runs
         self._channel = channel
         self._messages: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -202,6 +247,13 @@ class Subscription(_Taken):
         """Subscribes. Raises Unavailable."""
         await super().open()
         self._transport.write(_pack(("SUBSCRIBE", self._channel)))
+
+    async def _begin(self, connection: Any) -> None:
+        async def ask(*command: Word) -> Any:
+            await connection.send_command(*command)
+            return await connection.read_response()
+
+        await self._runs.greet(ask)
 
     async def messages(self) -> list[bytes]:
         """Waits for messages; all that have come, in order. Raises Unavailable when the connection broke."""

@@ -19,6 +19,7 @@ log = structlog.get_logger(__name__)
 
 _RENEW_S = 0.5
 _TTL_MS = 2_500
+_FORGET_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,13 +75,15 @@ class Announcement(_Loop):
         self._address = address
 
     async def _once(self) -> None:
-        await self._scripts.call("announce", self._room, self._instance_id, self._address, _TTL_MS)
+        await self._scripts.call(
+            "announce", self._room, self._instance_id, self._address, _TTL_MS, _FORGET_MS
+        )
 
     async def withdraw(self) -> None:
         """Leaves the registry now: callers stop coming within half a second."""
         await super().__aexit__()
         with contextlib.suppress(Unavailable):
-            await self._scripts.call("announce", self._room, self._instance_id, "", 0)
+            await self._scripts.call("announce", self._room, self._instance_id, "", 0, 0)
 
     async def __aexit__(self, *_: object) -> None:
         await self.withdraw()

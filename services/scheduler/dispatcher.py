@@ -208,8 +208,9 @@ class Dispatcher:
             waiting = {s.request_id for link in self._links.values() for s in link.core.waiting}
             with contextlib.suppress(Unavailable):
                 silent = {*waiting, *self._ledger.silent_request_ids}
-                for request_id in await self._queue.cancelled(list(silent)):
+                for request_id in await self._queue.forsaken(list(silent)):
                     self._ledger.on_cancel(request_id)
+                await self._queue.sweep()
 
     async def _renew_media(self) -> None:
         """Keeps the raw media of live requests: whoever loses pixels or embeddings begins there."""

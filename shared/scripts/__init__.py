@@ -29,20 +29,27 @@ def _digest(name: str) -> str:
 class Scripts:
     """Calls scripts by their name: EVALSHA, with a reload when Redis has forgotten one."""
 
-    def __init__(self, redis: Redis, prefix: str) -> None:
+    def __init__(self, redis: Redis, prefix: str, *, greets: bool = True) -> None:
+        """`greets`: connections find out first whether Redis has lost something under the prefix."""
         self._line = line_of(redis)
         self._prefix = prefix
+        if greets:
+            self._line.watch(prefix, source("greet"))
 
     async def call(self, name: str, *arguments: str | bytes | int) -> Any:
         """Runs a script. Raises Unavailable when Redis is away or refuses to write."""
         try:
-            return await self._call("EVALSHA", _digest(name), arguments)
-        except ErrorReply as error:
-            if not str(error).startswith("NOSCRIPT"):
-                raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
-        try:
+            try:
+                return await self._call("EVALSHA", _digest(name), arguments)
+            except ErrorReply as error:
+                if not str(error).startswith("NOSCRIPT"):
+                    raise
             return await self._call("EVAL", source(name), arguments)
         except ErrorReply as error:
+            if "READONLY" in str(
+                error
+            ):  # it was the master once: the next connection finds the new one
+                self._line.hang_up()
             raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
 
     async def _call(self, how: str, script: str, arguments: tuple[str | bytes | int, ...]) -> Any:

@@ -1,4 +1,5 @@
--- Says that an instance of a room is alive. ARGV: room, instance id, address ('' withdraws), ttl ms
+-- Says that an instance of a room is alive. ARGV: room, instance id, address ('' withdraws), ttl ms, ms after which one
+-- that died without a word is forgotten
 local members, at = P .. ':room:' .. ARGV[1], P .. ':at:' .. ARGV[1]
 if ARGV[3] == '' then
   redis.call('ZREM', members, ARGV[2])
@@ -8,9 +9,10 @@ end
 local now_ms = math.floor(now_us() / 1000)
 redis.call('ZADD', members, now_ms + tonumber(ARGV[4]), ARGV[2])
 redis.call('HSET', at, ARGV[2], ARGV[3])
--- Whoever died without a word is forgotten after a minute.
-for _, dead in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now_ms - 60000)) do
+for _, dead in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now_ms - tonumber(ARGV[5]))) do
   redis.call('ZREM', members, dead)
   redis.call('HDEL', at, dead)
 end
+redis.call('PEXPIRE', members, ARGV[5])
+redis.call('PEXPIRE', at, ARGV[5])
 return 1

@@ -42,14 +42,19 @@ local function write(rid, choice, start, records, ending, stride)
   local r = request(rid)
   local f = redis.call('HMGET', r, 'owner', 'cancel', 'e' .. choice)
   if f[1] ~= sid then return 1, 0, false, false end
-  local log = P .. ':l:' .. rid .. ':' .. choice
+  local log = log_of(rid, choice)
   local length = redis.call('STRLEN', log) / stride
   if f[3] then return 0, length, false, false end  -- ended before: it was sent twice
   if start > length then return 3, length, false, false end
   local simple = start == length and f[2] ~= '1'
   local fresh = records
   if start < length then fresh = string.sub(records, (length - start) * stride + 1) end
-  if #fresh > 0 then length = redis.call('APPEND', log, fresh) / stride end
+  if #fresh > 0 then
+    if length == 0 and choice ~= 'p' then
+      redis.call('HSETNX', r, 'first_token_ms', int(math.floor(now_us() / 1000)))
+    end
+    length = redis.call('APPEND', log, fresh) / stride
+  end
   if ending ~= '' then
     redis.call('HSET', r, 'e' .. choice, ending)
     if redis.call('HINCRBY', r, 'open', -1) <= 0 then retire(rid, keep_s) end

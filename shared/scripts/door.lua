@@ -1,25 +1,22 @@
 -- Reserves a place before any media work, or says why not.
--- ARGV: rid, cost (upper bound in tokens), max requests, max tokens, reservation ms, idem key or '', fingerprint
+-- ARGV: rid, cost (upper bound in tokens), max requests, max tokens, reservation ms, idem key or '', fingerprint, keep s
 -- Returns {'OK'} | {'FULL', which, retry after s} | {'EXISTS', rid} | {'CONFLICT', rid}
-local rid, cost = ARGV[1], tonumber(ARGV[2])
+local rid, cost, idem = ARGV[1], tonumber(ARGV[2]), ARGV[6]
 local now_ms = math.floor(now_us() / 1000)
-for _, late in ipairs(redis.call('ZRANGEBYSCORE', P .. ':resv', '-inf', now_ms)) do
-  redis.call('ZREM', P .. ':resv', late)
-  forget_live(late)
-end
-local idem = ARGV[6]
+free_late_reservations(now_ms)
 if idem ~= '' then
   local known = redis.call('HMGET', idem, 'rid', 'fingerprint')
   if known[1] and redis.call('HEXISTS', P .. ':live', known[1]) + redis.call('EXISTS', request(known[1])) > 0 then
-    if known[2] ~= ARGV[7] then return {'CONFLICT', known[1]} end
+    -- A key that came back without its body's digest, after Redis had lost it, goes with every body.
+    if known[2] ~= '' and known[2] ~= ARGV[7] then return {'CONFLICT', known[1]} end
     return {'EXISTS', known[1]}
   end
 end
+local live = redis.call('HLEN', P .. ':live')
 local tokens = tonumber(redis.call('HGET', P .. ':meta', 'live_tokens') or 0)
 local rate = math.max(1, tonumber(redis.call('HGET', P .. ':meta', 'tokens_per_s') or 100))
-if redis.call('HLEN', P .. ':live') >= tonumber(ARGV[3]) then
-  local each = tokens / math.max(1, redis.call('HLEN', P .. ':live'))
-  return {'FULL', 'requests', math.max(1, math.ceil(each / rate))}
+if live >= tonumber(ARGV[3]) then
+  return {'FULL', 'requests', math.max(1, math.ceil(tokens / math.max(1, live) / rate))}
 end
 local over = tokens + cost - tonumber(ARGV[4])
 -- A request larger than the whole limit may still run alone.
@@ -28,6 +25,6 @@ set_live(rid, cost)
 redis.call('ZADD', P .. ':resv', now_ms + tonumber(ARGV[5]), rid)
 if idem ~= '' then
   redis.call('HSET', idem, 'rid', rid, 'fingerprint', ARGV[7])
-  redis.call('EXPIRE', idem, 3600)
+  redis.call('EXPIRE', idem, ARGV[8])
 end
 return {'OK'}

@@ -1,6 +1,8 @@
--- A scheduler's orderly end, after give_back. ARGV: sid
-redis.call('ZREM', P .. ':scheds', ARGV[1])
-redis.call('HDEL', P .. ':load', ARGV[1])
-redis.call('DEL', P .. ':own:' .. ARGV[1])
+-- A scheduler's orderly end, after give_back: what it still owns goes back too. ARGV: closing (6), sid
+local close, sid = closing(), ARGV[7]
+for _, rid in ipairs(redis.call('SMEMBERS', P .. ':own:' .. sid)) do put_back(rid, close) end
+redis.call('ZREM', P .. ':scheds', sid)
+redis.call('HDEL', P .. ':load', sid)
+redis.call('DEL', P .. ':own:' .. sid)
 redis.call('PUBLISH', P .. ':ctl', 'q')
 return 1

@@ -1,58 +1,62 @@
 -- Pops the fairest waiting requests and makes the caller their owner.
--- ARGV: sid, max requests, max tokens, cancelled ending, expired ending, keep s
--- Returns {'HOLD'} | {'GONE'} | {'OK', {rid, spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log}, ...}
-local sid, room_requests, room_tokens = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+-- ARGV: closing (6), sid, max requests, max tokens (of prompts, media and expected outputs; the first is taken anyway)
+-- Returns {'HOLD'} | {'GONE'}
+--   | {'OK', {spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log, rank, attempts}, ...}
+local close, sid, room_requests, room_tokens = closing(), ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
 if redis.call('EXISTS', P .. ':hold') == 1 then return {'HOLD'} end
 if not redis.call('ZSCORE', P .. ':scheds', sid) then return {'GONE'} end
 local now = now_us()
+local now_ms = math.floor(now / 1000)
+local awake = awake_ms(now_ms)
+local mean_output = tonumber(redis.call('HGET', P .. ':meta', 'mean_output') or math.huge)
+local turn = tonumber(redis.call('HGET', P .. ':meta', 'takes') or 0)
 local taken = {'OK'}
 
+-- The tenant that was served least, of those who wait; every tenth turn is for batch work.
 local function next_tenant()
-  local turn = redis.call('HINCRBY', P .. ':meta', 'takes', 1)
   local first, second = 'interactive', 'batch'
-  if turn % 10 == 0 then first, second = second, first end
+  if turn % 10 == 9 then first, second = second, first end
   for _, prio in ipairs({first, second}) do
-    local tenant = redis.call('ZRANGE', P .. ':tenants:' .. prio, 0, 0)[1]
-    if tenant then return prio, tenant end
+    local tenant = redis.call('ZRANGE', P .. ':tenants:' .. prio, 0, 0, 'WITHSCORES')
+    if tenant[1] then return prio, tenant[1], tenant[2] end
   end
+end
+
+local function expected_tokens(rid)
+  local f = redis.call('HMGET', request(rid), 'cost', 'prompt_tokens', 'media_cost')
+  return f[2] + f[3] + math.min(f[1] - f[2], mean_output)
+end
+
+local function own(rid)
+  local r = request(rid)
+  local f = redis.call('HMGET', r, 'spec', 'arrived_ms', 'n', 'prio', 'rank', 'taken_ms')
+  redis.call('HSET', r, 'state', 'running', 'owner', sid, 'own_at', int(now))
+  if f[6] == '0' then redis.call('HSET', r, 'taken_ms', int(now_ms)) end
+  redis.call('SADD', P .. ':own:' .. sid, rid)
+  local logs = {}
+  for c = 0, tonumber(f[3]) - 1 do
+    logs[#logs + 1] = redis.call('GET', log_of(rid, c)) or ''
+    logs[#logs + 1] = redis.call('HGET', r, 'e' .. c) or ''
+  end
+  local prompt_log = redis.call('GET', log_of(rid, 'p')) or ''
+  return {f[1], int(now), f[2], logs, f[4], prompt_log, f[5], redis.call('HINCRBY', r, 'attempts', 1)}
 end
 
 while room_requests > 0 do
-  local prio, tenant = next_tenant()
+  local prio, tenant, counter = next_tenant()
   if not prio then break end
-  local waiting = P .. ':w:' .. prio .. ':' .. tenant
-  local rid = redis.call('ZRANGE', waiting, 0, 0)[1]
-  if not rid then
-    redis.call('ZREM', P .. ':tenants:' .. prio, tenant)
-  else
-    local r = request(rid)
-    local f = redis.call('HMGET', r, 'state', 'cancel', 'arrived_ms', 'timeout_ms', 'cost', 'n', 'spec')
-    local timeout = tonumber(f[4] or 0)
-    if f[1] ~= 'queued' then
-      dequeue(rid, prio, tenant)
-    elseif f[2] == '1' then
-      dequeue(rid, prio, tenant)
-      end_all(rid, ARGV[4], ARGV[6])
-    elseif timeout > 0 and now / 1000 > tonumber(f[3]) + timeout then
-      dequeue(rid, prio, tenant)
-      end_all(rid, ARGV[5], ARGV[6])
-    else
-      local cost = tonumber(f[5])
-      if cost > room_tokens and #taken > 1 then break end
-      redis.call('ZINCRBY', P .. ':tenants:' .. prio, cost, tenant)
-      dequeue(rid, prio, tenant)
-      redis.call('HSET', r, 'state', 'running', 'owner', sid, 'own_at', int(now))
-      redis.call('SADD', P .. ':own:' .. sid, rid)
-      local logs = {}
-      for c = 0, tonumber(f[6]) - 1 do
-        logs[#logs + 1] = redis.call('GET', P .. ':l:' .. rid .. ':' .. c) or ''
-        logs[#logs + 1] = redis.call('HGET', r, 'e' .. c) or ''
-      end
-      local prompt_log = redis.call('GET', P .. ':l:' .. rid .. ':p') or ''
-      taken[#taken + 1] = {rid, f[7], int(now), f[3], logs, prio, prompt_log}
-      room_requests = room_requests - 1
-      room_tokens = room_tokens - cost
-    end
+  local rid = redis.call('ZRANGE', P .. ':w:' .. prio .. ':' .. tenant, 0, 0)[1]
+  if not end_if_due(rid, now_ms, awake, close) then
+    local tokens = expected_tokens(rid)
+    if tokens > room_tokens and #taken > 1 then break end
+    redis.call('HSET', P .. ':meta', 'floor:' .. prio, counter)
+    charge(rid, tokens)
+    dequeue(rid)
+    taken[#taken + 1] = own(rid)
+    room_requests = room_requests - 1
+    room_tokens = room_tokens - tokens
+    turn = turn + 1
   end
 end
+if #taken > 1 then redis.call('HSET', P .. ':meta', 'takes', turn) end
 return taken

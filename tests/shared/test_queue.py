@@ -5,64 +5,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.queue_desk import NO_LOAD, STOP, Desk
 
 from shared import token_log
 from shared.errors import Conflict, Overloaded
-from shared.keys import Keys, new_request_id
-from shared.queue import Append, AppendCode, ControlChannel, Queue, TokenChannel, connect
+from shared.queue import Append, AppendCode, ControlChannel, TokenChannel
 from shared.registry import Announcement, Directory
 from tessera.common.v1 import ending_pb2
-from tessera.common.v1.ending_pb2 import Ending
-from tessera.common.v1.sampling_pb2 import SamplingParams
-from tessera.scheduler.v1.queue_pb2 import LogBatch, RequestSpec
-from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
-
-NO_LOAD = GetLoadResponse()
-STOP = Ending(reason=ending_pb2.FINISH_REASON_STOP)
-
-
-class Desk:
-    """A queue with short names for what the tests do again and again."""
-
-    def __init__(self, url: str) -> None:
-        self.keys = Keys("model")
-        self.redis = connect(url)
-        self.queue = Queue(self.redis, self.keys)
-
-    def spec(self, tenant: str = "", timeout_ms: int = 0, n: int = 1) -> RequestSpec:
-        return RequestSpec(
-            request_id=new_request_id(self.keys.tag),
-            prompt=token_log.encode_tokens([1, 2, 3]),
-            sampling=SamplingParams(n=n, max_tokens=5),
-            tenant=tenant,
-            timeout_ms=timeout_ms,
-        )
-
-    async def door(self, rid: str, cost: int = 10, **more: Any) -> str:
-        limits = {"max_requests": 3, "max_tokens": 100, **more}
-        return await self.queue.door(rid, cost=cost, **limits)
-
-    async def admit(self, **more: Any) -> str:
-        options = {"cost": 8, **{k: more.pop(k) for k in ("cost", "prio") if k in more}}
-        spec = self.spec(**more)
-        await self.queue.admit(spec, **options)
-        return spec.request_id
-
-    async def scheduler(self, sid: str) -> str:
-        await self.queue.renew(sid, NO_LOAD, register=True, tokens_per_s=None)
-        return sid
-
-    async def take(self, sid: str, count: int = 10, tokens: int = 1000) -> list[str]:
-        taken = await self.queue.take(sid, max_requests=count, max_tokens=tokens)
-        assert taken is not None
-        return [t.spec.request_id for t in taken]
-
-    async def append(
-        self, sid: str, rid: str, start: int, tokens: list[int], ending: Ending | None = None
-    ) -> tuple[AppendCode, int]:
-        records = token_log.encode_tokens(tokens)
-        (answer,) = await self.queue.append(sid, [Append(rid, 0, start, 4, records, ending)])
-        return answer.code, answer.length
+from tessera.scheduler.v1.queue_pb2 import LogBatch
 
 
 @pytest.fixture
@@ -101,10 +51,8 @@ async def test_a_request_larger_than_the_limit_may_run_alone(desk: Desk) -> None
     await desk.door(desk.spec().request_id, cost=1000)
 
 
-async def test_an_expired_reservation_frees_its_place(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shared.queue.RESERVATION_MS", 1)
+async def test_an_expired_reservation_frees_its_place(desk: Desk) -> None:
+    desk.with_lifetimes(reservation_ms=1)
     for _ in range(3):
         await desk.door(desk.spec().request_id)
     await asyncio.sleep(0.01)
@@ -217,7 +165,7 @@ async def test_cancel_ends_what_waits_and_flags_what_runs(desk: Desk) -> None:
     await asyncio.sleep(0.1)
     assert await desk.queue.cancel(running) == "FLAGGED"
     assert await told == running
-    assert await desk.queue.cancelled([running]) == [running]
+    assert await desk.queue.forsaken([running]) == [running]
     assert await desk.append("a", running, 0, [1]) == (AppendCode.CANCEL, 1)
     assert await desk.queue.give_back("a", [running]) == 1
     found = await desk.queue.read(running, 1)
@@ -232,7 +180,7 @@ async def test_expired_requests_are_not_taken(desk: Desk) -> None:
     assert await desk.take("a") == []
     found = await desk.queue.read(late, 1)
     assert found is not None and found.endings[0] is not None
-    assert found.endings[0].failure.reason == "QUEUE_TIMEOUT"
+    assert found.endings[0].failure.reason == "REQUEST_TIMEOUT"
 
 
 async def test_a_busy_tenant_does_not_starve_another(desk: Desk) -> None:
@@ -251,10 +199,8 @@ async def test_batch_work_gets_every_tenth_turn(desk: Desk) -> None:
     assert batch in await desk.take("a", 10)
 
 
-async def test_a_dead_scheduler_is_fenced_only_after_its_deadline(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shared.queue.LEASE_MS", 100)
+async def test_a_dead_scheduler_is_fenced_only_after_its_deadline(desk: Desk) -> None:
+    desk.with_lifetimes(lease_ms=100)
     rid = await desk.admit()
     await desk.scheduler("dead")
     assert await desk.take("dead") == [rid]
@@ -281,10 +227,8 @@ async def test_nothing_is_taken_or_fenced_while_redis_recovers(desk: Desk) -> No
     assert await desk.queue.fence("a", 0) == -1
 
 
-async def test_decoder_leases_grow_and_belong_to_one_live_scheduler(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shared.queue.LEASE_MS", 100)
+async def test_decoder_leases_grow_and_belong_to_one_live_scheduler(desk: Desk) -> None:
+    desk.with_lifetimes(lease_ms=100)
     await desk.scheduler("a")
     first = await desk.queue.lease_decoder("d", "a")
     assert await desk.queue.lease_decoder("d", "b") == 0

@@ -1,0 +1,54 @@
+"""The request queue and the token log in Redis: verbs for gateways (door, admit, follow, cancel, read), schedulers
+(take, append, renew, fence, give back) and for both when Redis has lost something (restore).
+
+Every verb that writes is one script of `shared/scripts/`: it happens whole or not. All raise Unavailable when Redis is
+away or refuses to write.
+"""
+
+from redis.asyncio import Redis
+
+from shared.queue.channels import ControlChannel, TokenChannel
+from shared.queue.gateway import GatewayVerbs
+from shared.queue.messages import (
+    Append,
+    AppendAnswer,
+    AppendCode,
+    Held,
+    Lifetimes,
+    LogNews,
+    Renewal,
+    RequestLog,
+    RequestState,
+    TakenRequest,
+    cost_of,
+)
+from shared.queue.recovery import RecoveryVerbs
+from shared.queue.scheduler import SchedulerVerbs
+
+__all__ = [
+    "Append",
+    "AppendAnswer",
+    "AppendCode",
+    "ControlChannel",
+    "Held",
+    "Lifetimes",
+    "LogNews",
+    "Queue",
+    "Renewal",
+    "RequestLog",
+    "RequestState",
+    "TakenRequest",
+    "TokenChannel",
+    "connect",
+    "cost_of",
+]
+
+
+class Queue(GatewayVerbs, SchedulerVerbs, RecoveryVerbs):
+    """All the verbs, on one Redis client."""
+
+
+def connect(url: str) -> Redis:
+    """A Redis client for scripts and logs. Values are bytes; connects at the first command."""
+    client: Redis = Redis.from_url(url, socket_connect_timeout=2, health_check_interval=0)
+    return client

@@ -1,0 +1,155 @@
+"""What goes in and out of the queue's verbs."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from shared.errors import Expired
+from tessera.common.v1.ending_pb2 import Ending, FinishReason
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+INTERACTIVE = "interactive"
+BATCH = "batch"
+
+CANCELLED = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
+
+
+def _expired(reason: str, what: str) -> Ending:
+    failure = Expired(reason, what).to_failure()
+    return Ending(reason=FinishReason.FINISH_REASON_ERROR, failure=failure)
+
+
+QUEUE_TIMEOUT = _expired(
+    "QUEUE_TIMEOUT", "the request was not begun within its queue timeout; retry later"
+)
+FIRST_TOKEN_TIMEOUT = _expired(
+    "FIRST_TOKEN_TIMEOUT", "no token came within the first token timeout; retry later"
+)
+REQUEST_TIMEOUT = _expired(
+    "REQUEST_TIMEOUT", "the request did not end within its timeout; allow more time or ask for less"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """How long things last in Redis."""
+
+    lease_ms: int = 1_500  # of a scheduler without renewal
+    reservation_ms: int = 15_000  # between door and admission
+    keep_ended_s: int = 600  # an ended request's log, for late readers
+    grace_ms: int = 10_000  # that followers have to show up after Redis was away
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRequest:
+    """A request that now belongs to the caller, with the log of what was generated before."""
+
+    spec: RequestSpec
+    own_at: int
+    arrived_ms: int
+    logs: tuple[bytes, ...]
+    endings: tuple[Ending | None, ...]
+    prio: str = INTERACTIVE
+    prompt_log: bytes = b""  # log-probabilities of the prompt, as far as they are written
+    rank: int = 0  # its place among the waiting: microseconds
+    attempts: int = 1  # times taken, this one included
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """What one step adds to the log of one choice: `records` from index `start` on, and its ending if it has one."""
+
+    request_id: str
+    choice: int
+    start: int
+    stride: int
+    records: bytes
+    ending: Ending | None = None
+
+
+class AppendCode(IntEnum):
+    """What became of an `Append`."""
+
+    OK = 0
+    REFUSED = 1  # no longer the owner: drop the sequence, never retry
+    CANCEL = 2  # written, and the client has cancelled
+    GAP = 3  # the log is shorter than `start`: send again from the length
+
+
+@dataclass(frozen=True, slots=True)
+class AppendAnswer:
+    """The code and the number of records in the log now."""
+
+    code: AppendCode
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The other schedulers and when their leases end, with the time on Redis's clock (ms)."""
+
+    now_ms: int
+    others: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLog:
+    """The truth about a request: its head (the spec without prompt and media); records and ending of each choice."""
+
+    head: RequestSpec
+    state: str
+    prompt_tokens: int
+    arrived_ms: int
+    records: tuple[bytes, ...]
+    endings: tuple[Ending | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogNews:
+    """What the log of one choice holds from some index on."""
+
+    records: bytes
+    ending: Ending | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    """Where a request stands. Times are ms of Redis TIME, 0 for what has not happened yet."""
+
+    head: RequestSpec
+    state: str  # "queued", "running" or "ended"
+    owner: str  # the scheduler that runs it, or ""
+    arrived_ms: int
+    taken_ms: int  # for the first time
+    first_token_ms: int
+    ended_ms: int
+    prompt_tokens: int
+    tokens: tuple[int, ...]  # of each choice
+    endings: tuple[Ending | None, ...]
+    cancel: bool
+    attempts: int  # times taken
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process knows of a request, to put it back where Redis has lost it.
+
+    An owner gives `own_at`, `rank`, `prio` and `arrived_ms` as it took them. A gateway gives what `admit` returned and
+    was told: `rank` 0 means the place of its arrival.
+    """
+
+    spec: RequestSpec  # whole, with prompt and media
+    logs: tuple[bytes, ...]  # of each choice: all records
+    endings: tuple[Ending | None, ...]
+    own_at: int = 0
+    arrived_ms: int = 0
+    prio: str = INTERACTIVE
+    rank: int = 0
+    prompt_log: bytes = b""
+    idempotency_key: str = ""  # where the spec has not been through `admit`
+    follow_ms: int = 30_000
+
+
+def cost_of(spec: RequestSpec) -> int:
+    """Tokens that a request counts against the limits: its prompt and the most it may generate."""
+    outputs = max(spec.sampling.best_of, spec.sampling.n, 1)
+    return len(spec.prompt) // 4 + outputs * spec.sampling.max_tokens

@@ -1,0 +1,62 @@
+"""The queue's verbs after Redis has come back, with its last writes lost maybe: who knows more puts it back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from shared.queue.base import Verbs, key_digest, request_words
+from shared.queue.messages import Held, cost_of
+
+
+class RecoveryVerbs(Verbs):
+    """What owners and gateways do while Redis recovers."""
+
+    async def recoveries(self) -> AsyncIterator[None]:
+        """Yields once each time Redis has come back as another run: `restore` now, within 3 s.
+
+        Until then nothing is taken, fenced or leased. It is noticed when a connection is made again, so something must
+        be asked of Redis now and then, as every room does.
+        """
+        seen = self._line.runs.count(self._keys.prefix)
+        while True:
+            await self._line.runs.more(self._keys.prefix, seen)
+            seen = self._line.runs.count(self._keys.prefix)
+            yield
+
+    async def restore(self, held: Sequence[Held], scheduler_id: str = "") -> list[bool]:
+        """Puts requests back as far as the caller knows more than Redis, one answer for each.
+
+        With an id: as their owner. A request that is missing or waits becomes the caller's; of two owners the larger
+        `own_at` wins. Without: as a gateway, for all it follows. A missing request waits again; an ended one gets its
+        ending. A log grows only where the shorter is the beginning of the longer.
+        False: refused. Redis does not recover (any more), another owner took the request later, its log is another, or
+        it has ended. An owner drops it then.
+        """
+        if not held:
+            return []
+        # The first call brings the script back too, which Redis has forgotten.
+        first = await self._restore(held[0], scheduler_id)
+        rest = await asyncio.gather(*(self._restore(h, scheduler_id) for h in held[1:]))
+        return [first, *rest]
+
+    async def _restore(self, held: Held, scheduler_id: str) -> bool:
+        spec = held.spec
+        idem = self._idem(spec.tenant, spec.idempotency or key_digest(held.idempotency_key))
+        words = request_words(
+            spec, idem=idem, prio=held.prio, cost=cost_of(spec), follow_ms=held.follow_ms
+        )
+        logs: list[bytes] = []
+        for log, ending in zip(held.logs, held.endings, strict=True):
+            logs += (log, ending.SerializeToString() if ending is not None else b"")
+        answer = await self._scripts.call(
+            "restore",
+            *self._closing,
+            *words,
+            scheduler_id,
+            held.own_at,
+            self._lifetimes.lease_ms,
+            held.arrived_ms,
+            held.rank or held.arrived_ms * 1000,
+            held.prompt_log,
+            *logs,
+        )
+        return bool(answer)

@@ -1,0 +1,128 @@
+"""The queue's verbs for schedulers: leases, ownership, the writing of the log."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shared.log_event import EventWriter
+from shared.queue.base import Verbs, ending_or_none, pairs
+from shared.queue.messages import Append, AppendAnswer, AppendCode, Renewal, TakenRequest
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
+from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
+
+
+class SchedulerVerbs(Verbs):
+    """What schedulers do with the queue."""
+
+    async def renew(
+        self,
+        scheduler_id: str,
+        load: GetLoadResponse,
+        *,
+        register: bool,
+        tokens_per_s: float | None,
+    ) -> Renewal | None:
+        """Renews the lease. None means that others have fenced this scheduler off: stop at once.
+
+        While Redis recovers, a scheduler that it has lost comes back by this.
+        """
+        answer = await self._scripts.call(
+            "renew",
+            scheduler_id,
+            self._lifetimes.lease_ms,
+            int(register),
+            load.SerializeToString(),
+            "" if tokens_per_s is None else f"{tokens_per_s:.1f}",
+        )
+        if answer[0] == b"GONE":
+            return None
+        others = {str(sid, "ascii"): float(deadline) for sid, deadline in pairs(answer[2:])}
+        return Renewal(int(answer[1]), others)
+
+    async def take(
+        self, scheduler_id: str, *, max_requests: int, max_tokens: int
+    ) -> list[TakenRequest] | None:
+        """Becomes the owner of the fairest waiting requests. None means fenced off; empty also while Redis recovers.
+
+        `max_tokens` bounds their prompts, media and expected outputs in all; the first is taken even if it is larger.
+        """
+        answer = await self._scripts.call(
+            "take", *self._closing, scheduler_id, max_requests, max_tokens
+        )
+        if answer[0] == b"GONE":
+            return None
+        return [_taken(item) for item in answer[1:]]
+
+    async def append(self, scheduler_id: str, appends: Sequence[Append]) -> list[AppendAnswer]:
+        """Writes what one step gave, in one call and one message. Answers in the order given."""
+        answers = [
+            AppendAnswer(AppendCode.OK, a.start + len(a.records) // a.stride) for a in appends
+        ]
+        events = [
+            EventWriter(a.request_id, a.choice, a.stride).event(a.start, a.records, a.ending)
+            for a in appends
+        ]
+        for index, answer in await self.append_events(scheduler_id, b"".join(events)):
+            answers[index] = answer
+        return answers
+
+    async def append_events(
+        self, scheduler_id: str, batch: bytes
+    ) -> list[tuple[int, AppendAnswer]]:
+        """The same for a serialized `LogBatch`. Tells only of events that were not simply appended, by index."""
+        keep_s = self._lifetimes.keep_ended_s
+        found = await self._scripts.call("append", scheduler_id, keep_s, batch)
+        triples = zip(found[::3], found[1::3], found[2::3], strict=True)
+        return [(i, AppendAnswer(AppendCode(code), int(length))) for i, code, length in triples]
+
+    async def forsaken(self, request_ids: Sequence[str]) -> list[str]:
+        """Those of the requests that are cancelled, or that nobody follows any more. Ask once a second."""
+        if not request_ids:
+            return []
+        found = await self._scripts.call("forsaken", self._lifetimes.grace_ms, *request_ids)
+        return [str(rid, "ascii") for rid in found]
+
+    async def sweep(self) -> int:
+        """Removes what the dead have left and ends waiting requests whose time is up: how many. Once a second."""
+        return int(await self._scripts.call("sweep", *self._closing))
+
+    async def give_back(self, scheduler_id: str, request_ids: Sequence[str]) -> int:
+        """Puts requests back at the head of the queue with their logs. Returns how many were still owned."""
+        return int(
+            await self._scripts.call("give_back", *self._closing, scheduler_id, *request_ids)
+        )
+
+    async def fence(self, dead_id: str, deadline_ms: float) -> int:
+        """Removes a scheduler whose lease is over and frees its requests; -1 if that turns out untrue."""
+        return int(await self._scripts.call("fence", *self._closing, dead_id, repr(deadline_ms)))
+
+    async def leave(self, scheduler_id: str) -> None:
+        """An orderly end, after `give_back`. What is still owned goes back too."""
+        await self._scripts.call("leave", *self._closing, scheduler_id)
+
+    async def lease_decoder(self, decoder_id: str, scheduler_id: str) -> int:
+        """Binds a decoder: returns the lease, or 0 if another live scheduler has it or Redis recovers."""
+        return int(await self._scripts.call("lease_decoder", decoder_id, scheduler_id, ""))
+
+    async def free_decoder(self, decoder_id: str, scheduler_id: str) -> None:
+        """Lets a decoder go."""
+        await self._scripts.call("lease_decoder", decoder_id, "", scheduler_id)
+
+    async def leases(self) -> dict[str, str]:
+        """Which decoder is bound to which live scheduler."""
+        flat = await self._scripts.call("leases")
+        return {str(did, "ascii"): str(sid, "ascii") for did, sid in pairs(flat)}
+
+
+def _taken(item: Sequence[Any]) -> TakenRequest:
+    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts = item
+    return TakenRequest(
+        spec=RequestSpec.FromString(spec),
+        own_at=int(own_at),
+        arrived_ms=int(arrived_ms),
+        logs=tuple(logs[::2]),
+        endings=tuple(map(ending_or_none, logs[1::2])),
+        prio=prio.decode(),
+        prompt_log=prompt_log,
+        rank=int(rank),
+        attempts=int(attempts),
+    )

@@ -1,0 +1,11 @@
+-- Ends those of the given requests that wait and whose time is up. ARGV: closing (6), rids ...  Returns their rids
+local close = closing()
+local now_ms = math.floor(now_us() / 1000)
+local awake = awake_ms(now_ms)
+local ended = {}
+for i = 7, #ARGV do
+  if redis.call('HGET', request(ARGV[i]), 'state') == 'queued' and end_if_due(ARGV[i], now_ms, awake, close) then
+    ended[#ended + 1] = ARGV[i]
+  end
+end
+return ended

@@ -1,0 +1,13 @@
+-- The first words on every connection: finds out whether Redis has come back as another run, with its last writes lost
+-- maybe. Then nothing is taken, fenced or leased for a while, so that those who know more can put it back.
+-- ARGV: the run that this process knew, or '', hold ms.  Returns the run's id
+local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local meta = redis.call('HMGET', P .. ':meta', 'run_id', 'held_for')
+local function is_other(known) return known and known ~= '' and known ~= run_id end
+if meta[1] ~= run_id then redis.call('HSET', P .. ':meta', 'run_id', run_id) end
+-- Where everything was lost, only who had known another run can tell that there was one.
+if meta[2] ~= run_id and (is_other(meta[1]) or is_other(ARGV[1])) then
+  redis.call('HSET', P .. ':meta', 'held_for', run_id, 'awake_ms', int(math.floor(now_us() / 1000)))
+  redis.call('SET', P .. ':hold', run_id, 'PX', ARGV[2])
+end
+return run_id
