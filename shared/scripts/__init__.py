@@ -13,12 +13,29 @@ from shared.redis_line import ErrorReply, line_of
 _FOLDER = Path(__file__).parent
 
 
+# Those that move requests in and out of the queue. The others, `append` above all, need not carry what that takes.
+_MOVES = frozenset(
+    [
+        "admit",
+        "cancel",
+        "door",
+        "expire",
+        "fence",
+        "forsaken",
+        "give_back",
+        "leave",
+        "restore",
+        "sweep",
+        "take",
+    ]
+)
+
+
 @cache
 def source(name: str) -> str:
-    """The text of one script with the prelude before it."""
-    return "\n".join(
-        (_FOLDER / file).read_text(encoding="utf-8") for file in ("prelude.lua", f"{name}.lua")
-    )
+    """The text of one script with what it shares with others before it."""
+    parts = ["prelude", "waiting", name] if name in _MOVES else ["prelude", name]
+    return "\n".join((_FOLDER / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
 
 
 @cache
