@@ -1,7 +1,6 @@
 """The queue's scripts on a real Redis: who may write, what a request costs, and that each ends once."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ from shared.queue import Append, AppendCode, ControlChannel, TokenChannel
 from shared.registry import Announcement, Directory
 from tessera.common.v1 import ending_pb2
 from tessera.scheduler.v1.queue_pb2 import LogBatch
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Desk]:
-    desk = Desk(redis_url)
-    yield desk
-    await desk.redis.aclose()
 
 
 async def test_a_reservation_counts_until_it_is_withdrawn_or_admitted(desk: Desk) -> None:
@@ -171,32 +163,6 @@ async def test_cancel_ends_what_waits_and_flags_what_runs(desk: Desk) -> None:
     found = await desk.queue.read(running, 1)
     assert found is not None and found.endings[0] is not None
     assert found.endings[0].reason == ending_pb2.FINISH_REASON_CANCELLED
-
-
-async def test_expired_requests_are_not_taken(desk: Desk) -> None:
-    late = await desk.admit(timeout_ms=1)
-    await asyncio.sleep(0.02)
-    await desk.scheduler("a")
-    assert await desk.take("a") == []
-    found = await desk.queue.read(late, 1)
-    assert found is not None and found.endings[0] is not None
-    assert found.endings[0].failure.reason == "REQUEST_TIMEOUT"
-
-
-async def test_a_busy_tenant_does_not_starve_another(desk: Desk) -> None:
-    flood = [await desk.admit(tenant="flood") for _ in range(20)]
-    await desk.scheduler("a")
-    assert await desk.take("a", 5) == flood[:5]
-    modest = await desk.admit(tenant="modest")
-    assert modest in await desk.take("a", 2)
-
-
-async def test_batch_work_gets_every_tenth_turn(desk: Desk) -> None:
-    batch = await desk.admit(prio="batch", tenant="b")
-    for _ in range(20):
-        await desk.admit()
-    await desk.scheduler("a")
-    assert batch in await desk.take("a", 10)
 
 
 async def test_a_dead_scheduler_is_fenced_only_after_its_deadline(desk: Desk) -> None:

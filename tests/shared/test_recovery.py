@@ -1,7 +1,6 @@
 """Redis comes back as another run: what it has lost is put back by those who know it, and nothing runs twice."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,13 +11,6 @@ from shared.errors import Unavailable
 from shared.queue import Held, TakenRequest
 from shared.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
-
-
-@pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Desk]:
-    desk = Desk(redis_url)
-    yield desk
-    await desk.redis.aclose()
 
 
 async def hold(desk: Desk) -> None:
