@@ -1,14 +1,18 @@
 """Redis comes back as another run: what it has lost is put back by those who know it, and nothing runs twice."""
 
 import asyncio
+import contextlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.queue_desk import STOP, Desk
+from support.queue_desk import NO_LOAD, STOP, Desk
 
 from services.launcher.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.queue import Held, TakenRequest
+from shared.queue import AppendCode, Held, TakenRequest
+from shared.registry import Announcement, Directory
 from shared.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
 
@@ -106,3 +110,195 @@ async def test_each_process_hears_once_that_redis_was_restarted(
     assert await desks[1].take("a") == [rid]
     for desk in desks:
         await desk.redis.aclose()
+
+
+async def write_all(desk: Desk, taken: TakenRequest, count: int) -> None:
+    """An owner: logs 0, 1, 2 ... as schedulers do, and goes on from where Redis says the log ends."""
+    rid, at = taken.spec.request_id, 0
+    while at < count:
+        with contextlib.suppress(Unavailable):
+            code, length = await desk.append("a", rid, at, list(range(at, min(at + 3, count))))
+            assert code in (AppendCode.OK, AppendCode.GAP)
+            at = length
+        await asyncio.sleep(0)
+
+
+async def test_a_killed_redis_loses_and_doubles_nothing(private_redis: EmbeddedRedis) -> None:
+    owner, other = Desk(private_redis.url), Desk(private_redis.url)
+    rids = [await owner.admit(max_tokens=600) for _ in range(8)]
+    await owner.scheduler("a")
+    taken = await owner.queue.take("a", max_requests=8, max_tokens=10**6)
+    assert taken is not None
+    writers = [asyncio.create_task(write_all(owner, one, 600)) for one in taken]
+    for _ in range(2):
+        while len(await other.tokens(rids[-1])) in (0, 600):
+            await asyncio.sleep(0)
+        private_redis.kill()
+        await asyncio.sleep(0.02)
+        await asyncio.to_thread(private_redis.start)
+        # Everything acknowledged is there; what others hold of it changes nothing.
+        seen = Held(taken[0].spec, (encode_tokens([0, 1]),), (None,), arrived_ms=1)
+        assert await other.queue.restore([seen]) == [True]
+    await asyncio.gather(*writers)
+    for rid in rids:
+        assert await other.tokens(rid) == list(range(600))
+    assert (await other.queue.depth())[0] == 8
+    for desk in (owner, other):
+        await desk.redis.aclose()
+
+
+async def test_a_redis_that_lost_its_tail_gets_it_back(private_redis: EmbeddedRedis) -> None:
+    owner, gateway = Desk(private_redis.url), Desk(private_redis.url)
+    old = await owner.admit(tenant="t")  # running since before
+    before = await take_one(owner, "a")
+    await owner.append("a", old, 0, [1])
+    waits = await owner.admit()  # its taking will be lost
+    ends = await owner.admit()  # its ending will be lost
+    copy = await keep_copy(private_redis)
+
+    await owner.append("a", old, 1, [2, 3])
+    taken = await owner.queue.take("a", max_requests=2, max_tokens=100)
+    assert taken is not None and [t.spec.request_id for t in taken] == [waits, ends]
+    await owner.append("a", waits, 0, [4])
+    await owner.append("a", ends, 0, [5, 6], STOP)
+    unknown = owner.spec()  # its admission will be lost
+    arrived_ms = await gateway.queue.admit(unknown, cost=8)
+    nobodys = await owner.admit()  # lost with everybody who knew of it
+    await owner.queue.cancel(nobodys)
+    depth = await gateway.queue.depth()
+
+    await go_back_to(private_redis, copy)
+    assert await owner.take("a") == []
+    assert await owner.tokens(old) == [1] and await owner.ending(ends) is None
+    # The owner goes on meanwhile: its log is longer than what it says that it holds.
+    assert await owner.append("a", old, 1, [2, 3, 7]) == (AppendCode.OK, 4)
+    knows = [held(before, [1, 2, 3]), held(taken[0], [4]), held(taken[1], [5, 6], STOP)]
+    assert await owner.queue.restore(knows, "a") == [True] * 3
+    seen = Held(unknown, (b"",), (None,), arrived_ms=arrived_ms)
+    assert await gateway.queue.restore([seen]) == [True]
+    assert await gateway.queue.depth() == depth
+    await end_hold(owner)
+    assert await owner.take("a") == [unknown.request_id]
+    for rid, at in ((old, 4), (waits, 1), (unknown.request_id, 0)):
+        assert await owner.append("a", rid, at, [9], STOP) == (AppendCode.OK, at + 1)
+    assert await owner.tokens(old) == [1, 2, 3, 7, 9]
+    assert await owner.tokens(waits) == [4, 9]
+    assert await owner.tokens(ends) == [5, 6] and await owner.ending(ends) == STOP
+    assert await owner.queue.depth() == (0, 0)
+    for desk in (owner, gateway):
+        await desk.redis.aclose()
+
+
+async def test_what_followers_saw_is_not_generated_again(private_redis: EmbeddedRedis) -> None:
+    # The owner is dead or frozen; the gateway alone knows how the log went on.
+    owner, gateway = Desk(private_redis.url), Desk(private_redis.url)
+    rid = await owner.admit(n=2)
+    copy = await keep_copy(private_redis)
+    taken = await take_one(owner, "a")
+    await owner.append("a", rid, 0, [1, 2, 3], STOP)
+    await go_back_to(private_redis, copy)
+    logs = (encode_tokens([1, 2, 3]), encode_tokens([7]))
+    assert await gateway.queue.restore([Held(taken.spec, logs, (STOP, None))]) == [True]
+    wrong = (encode_tokens([1, 9]), b"")
+    assert await gateway.queue.restore([Held(taken.spec, wrong, (None, None))]) == [False]
+    await end_hold(gateway)
+    again = await take_one(gateway, "b")
+    assert again.logs == logs and again.endings == (STOP, None)
+    assert await owner.append("a", rid, 3, [4]) == (AppendCode.REFUSED, 0)
+    for desk in (owner, gateway):
+        await desk.redis.aclose()
+
+
+async def test_of_two_owners_the_later_taking_wins(desk: Desk) -> None:
+    rid = await desk.admit()
+    first = await take_one(desk, "a")
+    await desk.queue.give_back("a", [rid])
+    second = await take_one(desk, "b")
+    await desk.append("b", rid, 0, [1])
+    await hold(desk)
+    assert await desk.queue.restore([held(first, [])], "a") == [False]
+    # The taking of b is lost.
+    await desk.redis.hset(desk.keys.request(rid), mapping={"owner": "a", "own_at": first.own_at})
+    assert await desk.queue.restore([held(second, [1])], "b") == [True]
+    assert await desk.append("a", rid, 1, [2]) == (AppendCode.REFUSED, 0)
+    # Another history under the same owner: it must begin again from what is logged.
+    assert await desk.queue.restore([held(second, [8])], "b") == [False]
+    await end_hold(desk)
+    assert await desk.take("b") == [rid]
+    # It has ended meanwhile, by a cancel while it waited: no owner brings it back.
+    await desk.queue.give_back("b", [rid])
+    assert await desk.queue.cancel(rid) == "CANCELLED"
+    await hold(desk)
+    assert await desk.queue.restore([held(second, [1])], "b") == [False]
+
+
+async def test_an_owner_that_redis_has_forgotten_is_listed_again(desk: Desk) -> None:
+    await desk.admit()
+    taken = await take_one(desk, "a")
+    await desk.redis.flushall()
+    desk.with_lifetimes(lease_ms=30)
+    await hold(desk)
+    assert await desk.queue.restore([held(taken, [1])], "a") == [True]
+    await end_hold(desk)
+    # It dies before it renews: another one finds it, and takes over.
+    renewal = await desk.queue.renew("b", NO_LOAD, register=True, tokens_per_s=None)
+    assert renewal is not None
+    await asyncio.sleep(0.05)
+    assert await desk.queue.fence("a", renewal.others["a"]) == 1
+    assert (await take_one(desk, "b")).logs == (encode_tokens([1]),)
+
+
+async def test_who_alone_had_known_redis_tells_that_all_is_lost(
+    private_redis: EmbeddedRedis,
+) -> None:
+    knows = Desk(private_redis.url)
+    await knows.queue.depth()
+    private_redis.kill()
+    for file in private_redis.folder.rglob("*.aof"):
+        file.unlink()
+    await asyncio.to_thread(private_redis.start)
+    new = Desk(private_redis.url)
+    hold_key = f"{new.keys.prefix}:hold"
+    await new.queue.depth()
+    assert not await new.redis.exists(hold_key)  # an empty database, for all that it knows
+    with contextlib.suppress(Unavailable):
+        await knows.queue.depth()
+    await knows.queue.depth()
+    assert await new.redis.exists(hold_key)
+    for desk in (knows, new):
+        await desk.redis.aclose()
+
+
+async def test_rooms_announce_themselves_again_by_themselves(
+    private_redis: EmbeddedRedis,
+) -> None:
+    desk = Desk(private_redis.url)
+    copy = await keep_copy(private_redis)
+    member = ("decoder", "i1", "unix:/somewhere")
+    async with (
+        Announcement(desk.redis, desk.keys, *member),
+        Directory(desk.redis, desk.keys, "decoder") as directory,
+    ):
+        await directory.wait_for_one(5)
+        await go_back_to(private_redis, copy)
+        async with asyncio.timeout(10):
+            while not await desk.redis.exists(f"{desk.keys.prefix}:room:decoder"):
+                await asyncio.sleep(0.05)
+        assert [m.instance_id for m in directory.members] == ["i1"]
+    await desk.redis.aclose()
+
+
+async def keep_copy(server: EmbeddedRedis) -> Path:
+    """A copy of what Redis has on disk now."""
+    copy = server.folder.with_name("copy")
+    await asyncio.sleep(0.01)
+    shutil.copytree(server.folder, copy)
+    return copy
+
+
+async def go_back_to(server: EmbeddedRedis, copy: Path) -> None:
+    """Redis dies and comes back without what it wrote after the copy, as if its host had died."""
+    server.kill()
+    shutil.rmtree(server.folder)
+    shutil.copytree(copy, server.folder)
+    await asyncio.to_thread(server.start)
