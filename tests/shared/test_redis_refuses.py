@@ -1,0 +1,124 @@
+"""A Redis that cannot write refuses, for as long as that lasts; nothing that it accepted is lost by it."""
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from support.queue_desk import STOP, Desk
+
+from services.launcher.embedded_redis import EmbeddedRedis
+from shared.errors import Unavailable
+from shared.redis_line import line_of
+
+
+class FillableRedis(EmbeddedRedis):
+    """Its file can be kept from growing, as a full disk does."""
+
+    @property
+    def command(self) -> list[str]:
+        # The signal that comes with the limit would end it; a full disk sends none.
+        return ["sh", "-c", "trap '' XFSZ; exec \"$@\"", "sh", *super().command]
+
+    def fill_disk(self) -> None:
+        size = sum(file.stat().st_size for file in self.folder.rglob("*.aof"))
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+
+    def free_disk(self) -> None:
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, unlimited)
+
+
+@pytest.fixture
+def server(short_tmp: Path) -> Iterator[FillableRedis]:
+    with FillableRedis(short_tmp / "redis", short_tmp / "r.sock") as server:
+        yield server
+
+
+@pytest.fixture
+async def full(server: FillableRedis) -> AsyncIterator[Desk]:
+    desk = Desk(server.url)
+    yield desk
+    await desk.redis.aclose()
+
+
+async def test_with_a_full_disk_nothing_accepted_is_lost(server: FillableRedis, full: Desk) -> None:
+    await full.scheduler("a")
+    running = await full.admit(max_tokens=1000)
+    assert await full.take("a") == [running]
+    await full.append("a", running, 0, [0])
+    server.fill_disk()
+    accepted: list[str] = []
+    at = 1
+    with pytest.raises(Unavailable, match="MISCONF"):
+        while True:
+            accepted.append(await full.admit())
+            _, at = await full.append("a", running, at, list(range(at, at + 10)))
+    # All who write are told; reading goes on.
+    for refused in (
+        full.take("a"),
+        full.scheduler("a"),
+        full.admit(),
+        full.queue.cancel(running),
+        full.door("r"),
+    ):
+        with pytest.raises(Unavailable):
+            await refused
+    assert await full.tokens(running) == list(range(at))
+    # A connection that breaks meanwhile is made again.
+    line_of(full.redis).hang_up()
+    assert await full.tokens(running) == list(range(at))
+
+    server.free_disk()
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(Unavailable):
+                await full.scheduler("a")
+                break
+            await asyncio.sleep(0.1)
+    assert await full.append("a", running, at, [at], STOP) == (0, at + 1)
+    # What was acknowledged while the disk was full is on it now.
+    server.kill()
+    await asyncio.to_thread(server.start)
+    with contextlib.suppress(Unavailable):
+        await full.queue.depth()
+    assert await full.tokens(running) == list(range(at + 1))
+    assert await full.ending(running) == STOP
+    await full.redis.delete(f"{full.keys.prefix}:hold")
+    await full.scheduler("a")
+    assert await full.take("a", 1000, 10**6) == accepted
+    assert (await full.queue.depth())[0] == len(accepted)
+
+
+async def test_a_full_memory_refuses_whole_scripts(desk: Desk) -> None:
+    await desk.scheduler("a")
+    running, waiting = await desk.admit(), await desk.admit()
+    assert await desk.take("a", 1) == [running]
+    depth = await desk.queue.depth()
+    await desk.redis.config_set("maxmemory", 1)
+    try:
+        for refused in (desk.append("a", running, 0, [1], STOP), desk.take("a"), desk.door("r")):
+            with pytest.raises(Unavailable, match="OOM"):
+                await refused
+        assert await desk.queue.depth() == depth
+    finally:
+        await desk.redis.config_set("maxmemory", 0)
+    assert await desk.take("a") == [waiting]
+    assert await desk.append("a", running, 0, [1], STOP) == (0, 1)
+    assert await desk.queue.depth() == (1, 8)
+
+
+async def test_a_master_that_was_replaced_is_left(private_redis: EmbeddedRedis) -> None:
+    desk = Desk(private_redis.url)
+    line = line_of(desk.redis)
+    await desk.scheduler("a")
+    before = await line.call("CLIENT", "ID")
+    await desk.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+    with pytest.raises(Unavailable, match="READONLY"):
+        await desk.admit()
+    await desk.redis.execute_command("REPLICAOF", "NO", "ONE")
+    await desk.admit()
+    assert await line.call("CLIENT", "ID") != before
+    await desk.redis.aclose()
