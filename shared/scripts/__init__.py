@@ -67,7 +67,9 @@ class Scripts:
                 error
             ):  # it was the master once: the next connection finds the new one
                 self._line.hang_up()
-            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+            # What a command in a script was refused for stands behind the place in the script.
+            why = str(error).rpartition(": -")[2]
+            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {why}") from error
 
     async def _call(self, how: str, script: str, arguments: tuple[str | bytes | int, ...]) -> Any:
         return await self._line.call(how, script, 1, self._prefix, *arguments)
