@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 _RENEW_S = 0.5
 _TTL_MS = 2_500
 _FORGET_MS = 60_000
+_PATIENCE_S = 2.0  # for the others to announce themselves again after Redis was away
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,13 +91,19 @@ class Announcement(_Loop):
 
 
 class Directory(_Loop):
-    """The live members of one room, refreshed every half second; keeps the last list while Redis is away."""
+    """The live members of one room, refreshed every half second.
+
+    Keeps the last list while Redis is away, and for two seconds longer: nobody could announce himself meanwhile, and
+    what Redis has come back with may be older than those who live.
+    """
 
     def __init__(self, redis: Redis, keys: Keys, room: str) -> None:
         super().__init__()
         self._scripts = Scripts(redis, keys.prefix)
         self._room = room
         self._changed = asyncio.Event()
+        self._read_at = 0.0
+        self._patient_until = 0.0
         self.members: tuple[Member, ...] = ()
 
     async def _once(self) -> None:
@@ -105,6 +112,12 @@ class Directory(_Loop):
             Member(str(i, "ascii"), str(a, "utf-8"))
             for i, a in zip(flat[::2], flat[1::2], strict=True)
         )
+        now = asyncio.get_running_loop().time()
+        if self._read_at and now - self._read_at > 2 * _RENEW_S:
+            self._patient_until = now + _PATIENCE_S
+        self._read_at = now
+        if now < self._patient_until:
+            members = tuple(sorted({*self.members, *members}))
         if members != self.members:
             self.members = members
             self._changed.set()

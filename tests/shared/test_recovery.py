@@ -269,22 +269,27 @@ async def test_who_alone_had_known_redis_tells_that_all_is_lost(
         await desk.redis.aclose()
 
 
-async def test_rooms_announce_themselves_again_by_themselves(
+async def test_rooms_are_known_through_a_restart_and_announce_themselves_again(
     private_redis: EmbeddedRedis,
 ) -> None:
     desk = Desk(private_redis.url)
     copy = await keep_copy(private_redis)
-    member = ("decoder", "i1", "unix:/somewhere")
+    rooms = f"{desk.keys.prefix}:room:decoder"
     async with (
-        Announcement(desk.redis, desk.keys, *member),
+        Announcement(desk.redis, desk.keys, "decoder", "i1", "unix:/somewhere"),
         Directory(desk.redis, desk.keys, "decoder") as directory,
     ):
-        await directory.wait_for_one(5)
+        member = await directory.wait_for_one(5)
+        changes = asyncio.create_task(directory.changed())
+        private_redis.kill()
+        await asyncio.sleep(1.2)
         await go_back_to(private_redis, copy)
         async with asyncio.timeout(10):
-            while not await desk.redis.exists(f"{desk.keys.prefix}:room:decoder"):
-                await asyncio.sleep(0.05)
-        assert [m.instance_id for m in directory.members] == ["i1"]
+            while not await desk.redis.exists(rooms):
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.6)
+        assert not changes.done() and directory.members == (member,)
+        changes.cancel()
     await desk.redis.aclose()
 
 
