@@ -254,8 +254,7 @@ async def test_who_alone_had_known_redis_tells_that_all_is_lost(
     knows = Desk(private_redis.url)
     await knows.queue.depth()
     private_redis.kill()
-    for file in private_redis.folder.rglob("*.aof"):
-        file.unlink()
+    shutil.rmtree(private_redis.folder)
     await asyncio.to_thread(private_redis.start)
     new = Desk(private_redis.url)
     hold_key = f"{new.keys.prefix}:hold"
