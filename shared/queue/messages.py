@@ -146,7 +146,7 @@ class Held:
     rank: int = 0
     prompt_log: bytes = b""
     idempotency_key: str = ""  # where the spec has not been through `admit`
-    follow_ms: int = 30_000
+    follow_ms: int = 30_000  # that it lives on without a follower; at least the spec's keep_ms
 
 
 def cost_of(spec: RequestSpec) -> int:

@@ -41,8 +41,11 @@ class RecoveryVerbs(Verbs):
     async def _restore(self, held: Held, scheduler_id: str) -> bool:
         spec = held.spec
         idem = self._idem(spec.tenant, spec.idempotency or key_digest(held.idempotency_key))
+        if len(held.logs) != spec.sampling.n:
+            raise ValueError(f"{len(held.logs)} logs for {spec.sampling.n} choices")
+        follow_ms = max(held.follow_ms, spec.keep_ms)
         words = request_words(
-            spec, idem=idem, prio=held.prio, cost=cost_of(spec), follow_ms=held.follow_ms
+            spec, idem=idem, prio=held.prio, cost=cost_of(spec), follow_ms=follow_ms
         )
         logs: list[bytes] = []
         for log, ending in zip(held.logs, held.endings, strict=True):

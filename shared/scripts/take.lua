@@ -45,8 +45,13 @@ end
 while room_requests > 0 do
   local prio, tenant, counter = next_tenant()
   if not prio then break end
-  local rid = redis.call('ZRANGE', P .. ':w:' .. prio .. ':' .. tenant, 0, 0)[1]
-  if not end_if_due(rid, now_ms, awake, close) then
+  local waiting = P .. ':w:' .. prio .. ':' .. tenant
+  local rid = redis.call('ZRANGE', waiting, 0, 0)[1]
+  if not rid then
+    redis.call('ZREM', P .. ':tenants:' .. prio, tenant)
+  elseif redis.call('HGET', request(rid), 'state') ~= 'queued' then
+    redis.call('ZREM', waiting, rid)  -- somebody has deleted it by hand: nobody else must wait for that
+  elseif not end_if_due(rid, now_ms, awake, close) then
     local tokens = expected_tokens(rid)
     if tokens > room_tokens and #taken > 1 then break end
     redis.call('HSET', P .. ':meta', 'floor:' .. prio, counter)

@@ -61,6 +61,7 @@ local function may_wait_until(rid, awake, close)
   local f = redis.call('HMGET', request(rid), 'cancel', 'fol_until', 'arrived_ms', 'timeout_ms', 'queue_timeout_ms',
     'taken_ms', 'first_token_timeout_ms', 'first_token_ms')
   if f[1] == '1' then return 0, close.cancelled end
+  if not f[3] then return math.huge end
   local moment, ending = followed_until(f[2], awake, close.grace_ms), close.cancelled
   local function within(ms, what)
     if tonumber(ms) > 0 and f[3] + ms < moment then moment, ending = f[3] + ms, what end

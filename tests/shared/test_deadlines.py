@@ -43,6 +43,11 @@ async def test_each_timeout_has_its_own_ending(desk: Desk) -> None:
         "": await desk.admit(timeout_ms=10_000),
     }
     await asyncio.sleep(0.02)
+    hold = f"{desk.keys.prefix}:hold"
+    await desk.redis.set(hold, "1")  # it might be running, for all that Redis knows
+    assert await desk.queue.expire(list(waiting.values())) == []
+    assert await desk.queue.sweep() == 0
+    await desk.redis.delete(hold)
     ended = await desk.queue.expire(list(waiting.values()))
     assert ended == list(waiting.values())[:3]
     for reason, rid in waiting.items():
@@ -179,3 +184,12 @@ async def test_of_two_with_one_key_the_first_to_be_admitted_goes_on(desk: Desk) 
     assert await desk.queue.depth() == (1, 8)
     assert await desk.queue.cancel(slow.request_id) == "CANCELLED"
     assert await desk.door("third", **key) == "third"
+
+
+async def test_a_request_deleted_by_hand_stops_nobody_else(desk: Desk) -> None:
+    gone, left = await desk.admit(timeout_ms=1), await desk.admit()
+    await desk.redis.delete(desk.keys.request(gone))
+    await asyncio.sleep(0.01)
+    await desk.queue.sweep()
+    await desk.scheduler("a")
+    assert await desk.take("a") == [left]

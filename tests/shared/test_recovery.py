@@ -37,6 +37,11 @@ def held(taken: TakenRequest, tokens: list[int], ending: Ending | None = None) -
     )
 
 
+async def renewed(desk: Desk, sid: str) -> bool:
+    renewal = await desk.queue.renew(sid, NO_LOAD, register=False, tokens_per_s=None)
+    return renewal is not None
+
+
 async def take_one(desk: Desk, sid: str) -> TakenRequest:
     await desk.scheduler(sid)
     taken = await desk.queue.take(sid, max_requests=1, max_tokens=100)
@@ -54,7 +59,9 @@ async def test_everything_is_back_after_all_was_lost(desk: Desk) -> None:
     depth = await desk.queue.depth()
     await desk.redis.flushall()
     assert await desk.queue.restore([held(running, [1, 2, 3])], "a") == [False]  # nothing to mend
+    assert not await renewed(desk, "a")
     await hold(desk)
+    assert await renewed(desk, "a")
     assert await desk.queue.restore([held(running, [1, 2, 3])], "a") == [True]
     seen = Held(running.spec, (encode_tokens([1, 2]),), (None,), arrived_ms=1)
     gone = Held(ended, (encode_tokens([5]),), (STOP,), arrived_ms=2)
