@@ -8,6 +8,10 @@
 The bytes are touched by commands on their own key alone, so a Redis Cluster spreads them. The
 counters live in one slot and change only together, in one script, so the total cannot drift.
 Counting ends after the bytes have expired.
+
+A Redis that comes back without its last writes may have lost raw media whose request is put back by those who run or
+follow it. Who holds its pixels or embeddings goes on with them; where both are gone, too, the request ends with
+MEDIA_EXPIRED. Sent again, the bytes are stored again and counted once.
 """
 
 import asyncio

@@ -1,14 +1,18 @@
 """Raw media: what is stored comes back, the total is bounded and never drifts."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
 from redis.asyncio import Redis
+from support.lost_tail import go_back_to, keep_copy
 
+from services.launcher.embedded_redis import EmbeddedRedis
 from shared import media_store
-from shared.errors import NotFound, Overloaded
+from shared.errors import NotFound, Overloaded, Unavailable
 from shared.media_store import MediaStore, media_digest
+from shared.queue import connect
 
 
 @pytest.fixture
@@ -75,3 +79,24 @@ async def test_bytes_that_expired_early_are_written_again(redis: Redis) -> None:
     await store.put(digest, b"here")
     assert await store.get(digest) == b"here"
     assert await total(redis) == 4
+
+
+async def test_media_that_redis_has_lost_can_be_sent_again(private_redis: EmbeddedRedis) -> None:
+    redis = connect(private_redis.url)
+    store = MediaStore(redis, limit_bytes=25)
+    old, new = b"o" * 10, b"n" * 10
+    await store.put(media_digest(old), old)
+    copy = await keep_copy(private_redis)
+    await store.put(media_digest(new), new)
+    await go_back_to(private_redis, copy)
+    with contextlib.suppress(Unavailable):
+        await store.renew([media_digest(old)])
+    both = [media_digest(old), media_digest(new)]
+    assert await store.renew(both) == both[1:]
+    with pytest.raises(NotFound):
+        await store.get(both[1])
+    for _ in range(2):
+        await store.put(both[1], new)
+    assert await store.get(both[1]) == new and await store.get(both[0]) == old
+    assert await total(redis) == 20
+    await redis.aclose()

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.lost_tail import go_back_to, keep_copy
 from support.queue_desk import NO_LOAD, STOP, Desk
 
 from services.launcher.embedded_redis import EmbeddedRedis
@@ -297,19 +297,3 @@ async def test_rooms_are_known_through_a_restart_and_announce_themselves_again(
         assert not changes.done() and directory.members == (member,)
         changes.cancel()
     await desk.redis.aclose()
-
-
-async def keep_copy(server: EmbeddedRedis) -> Path:
-    """A copy of what Redis has on disk now."""
-    copy = server.folder.with_name("copy")
-    await asyncio.sleep(0.01)
-    shutil.copytree(server.folder, copy)
-    return copy
-
-
-async def go_back_to(server: EmbeddedRedis, copy: Path) -> None:
-    """Redis dies and comes back without what it wrote after the copy, as if its host had died."""
-    server.kill()
-    shutil.rmtree(server.folder)
-    shutil.copytree(copy, server.folder)
-    await asyncio.to_thread(server.start)
