@@ -56,7 +56,9 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             policy=POLICIES[settings.scheduling_policy],
             preemption_mode=PreemptionMode(settings.preemption_mode),
         )
-        ownership = Ownership(queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s)
+        ownership = Ownership(
+            queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s, dispatcher.note_others
+        )
         await ownership.register()
         await stack.enter_async_context(decoders)
         await stack.enter_async_context(encoders)
