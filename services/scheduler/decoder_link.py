@@ -223,7 +223,7 @@ class DecoderLink:
         plan = self.core.plan()
         if plan is None:
             return False
-        self._outbox.put_nowait(convert.plan_message(plan, self.lease))
+        self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.hello.block_size))
         now = self._clock()
         self._sent.append(_Sent(plan, now, now))
         self._totals.plan_s += now - begin

@@ -33,8 +33,8 @@ _MEDIA_EXPIRED = (
 class Encoders:
     """The vision encoders, called by digest.
 
-    Users, each with an id of its own, are the decoders' links. Calls of several for the same item are one, and an encoder is
-    told to let go of an item when the last of them has.
+    Users, each with an id of its own, are the decoders' links. Calls of several for the same item are one, and an
+    encoder is told to let go of an item when the last of them has.
     """
 
     def __init__(self, directory: Directory) -> None:

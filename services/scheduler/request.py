@@ -90,7 +90,7 @@ class Request:
 
     @property
     def taken(self) -> TakenRequest:
-        """What a take would give if everything known of it were logged: to begin it anew, or to put it back in Redis."""
+        """What a take would give if everything known of it were logged: to begin it anew, or to restore it."""
         logs, endings = list(self._taken.logs), list(self._taken.endings)
         for number, writer in self._writers.items():
             logs[number], endings[number] = writer.records(), writer.ending or endings[number]

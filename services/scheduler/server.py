@@ -87,8 +87,8 @@ async def _work(dispatcher: Dispatcher, ownership: Ownership, stop: asyncio.Even
     work = asyncio.create_task(dispatcher.run())
     lease = asyncio.create_task(ownership.run())
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((work, lease, stopped), return_when=asyncio.FIRST_COMPLETED)
     try:
+        await asyncio.wait((work, lease, stopped), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()  # raises what broke it
         if lease.done():

@@ -49,8 +49,8 @@ class Admission:
         return crowded
 
     def _may_pause(self, sequence: Sequence) -> bool:
-        """Whether one that will wait for embeddings halfway may begin: those that hold slots and blocks meanwhile leave half
-        of them to others, however long the embeddings take."""
+        """Whether one that will wait for embeddings halfway may begin: those that hold slots and blocks meanwhile leave
+        half of them to others, however long the embeddings take."""
         state = self._state
         if self._state.holds_slots(sequence):
             return True

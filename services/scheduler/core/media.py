@@ -111,8 +111,8 @@ class MediaState:
             self._fetches.append(artifact)
 
     def ready(self, digest: bytes) -> None:
-        """The decoder has a copy: the encoder may make room for what is still waited for, or two sequences that each need
-        two items might wait for each other."""
+        """The decoder has a copy: the encoder may make room for what is still waited for, or two sequences that each
+        need two items might wait for each other."""
         item = self._items.get(digest)
         if item is not None and item.status is ItemStatus.FETCHING:
             item.status = ItemStatus.READY
