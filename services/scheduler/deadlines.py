@@ -81,5 +81,5 @@ def _limits(request: Request) -> Iterator[tuple[int, Ending]]:
     spec = request.spec
     if spec.timeout_ms:
         yield spec.timeout_ms, REQUEST_TIMEOUT
-    if getattr(spec, "first_token_timeout_ms", 0) and not request.has_begun:
-        yield getattr(spec, "first_token_timeout_ms", 0), FIRST_TOKEN_TIMEOUT
+    if spec.first_token_timeout_ms and not request.has_begun:
+        yield spec.first_token_timeout_ms, FIRST_TOKEN_TIMEOUT

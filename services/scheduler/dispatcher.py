@@ -18,6 +18,7 @@ from services.scheduler.fleet import Fleet
 from services.scheduler.intake import Intake
 from services.scheduler.ledger import Ledger
 from services.scheduler.log_writer import LogWriter
+from services.scheduler.recovery import Recovery
 from services.scheduler.relocation import Relocation, Returns
 from services.scheduler.request import Request
 from shared.errors import Unavailable
@@ -77,10 +78,13 @@ class Dispatcher:
             scheduler_id,
             on_refused=lambda request_id: self._ledger.on_refused(request_id),
             on_cancel=lambda request_id: self._ledger.on_cancel(request_id),
+            is_settled=lambda: self._recovery.is_settled,
+            settled=lambda: self._recovery.settled(),
         )
         self._ledger = Ledger(self._log, self._wake.set, clock)
+        self._recovery = Recovery(queue, scheduler_id, self._ledger)
         self._deadlines = Deadlines(self._ledger.find, self._ledger.end)
-        self._returns = Returns(queue, scheduler_id, self._ledger, self._log)
+        self._returns = Returns(queue, scheduler_id, self._ledger, self._log, self._recovery)
         self._fleet = Fleet(
             queue,
             decoders,
@@ -97,6 +101,7 @@ class Dispatcher:
         """Works until cancelled, and then leaves everything as it is."""
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._recovery.run())
                 group.create_task(self._log.run())
                 group.create_task(self._returns.run())
                 group.create_task(self._relocation.run())
@@ -224,6 +229,8 @@ class Dispatcher:
         """Once a second, looks for what nobody tells."""
         while True:
             await asyncio.sleep(_SWEEP_S)
+            if not self._recovery.is_settled:
+                continue
             with contextlib.suppress(Unavailable):
                 for request_id in await self._queue.forsaken(self._ledger.request_ids):
                     self._ledger.on_cancel(request_id)

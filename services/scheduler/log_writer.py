@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -31,11 +31,16 @@ class LogWriter:
         *,
         on_refused: Callable[[str], None],
         on_cancel: Callable[[str], None],
+        is_settled: Callable[[], bool] = lambda: True,
+        settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`is_settled()` is false while Redis has lost what is being restored; `settled()` waits for it."""
         self._queue = queue
         self._scheduler_id = scheduler_id
         self._on_refused = on_refused
         self._on_cancel = on_cancel
+        self._is_settled = is_settled
+        self._settled = settled
         self._batches: deque[tuple[bytes, list[Choice]]] = deque()
         self._writing: list[Choice] = []  # of the call under way
         self._work = asyncio.Event()
@@ -70,19 +75,32 @@ class LogWriter:
             while self._batches:
                 count, batch, choices = self._next()
                 self._writing = choices
-                try:
-                    answers = await self._queue.append_events(self._scheduler_id, batch)
-                except Unavailable as error:
-                    log.warning("token log is away, holding on", error=error.message)
+                answers = await self._write(batch)
+                self._writing = []
+                if answers is None:
                     self._batches.appendleft((batch, choices))
                     self._num_written += count - 1  # they are one batch from now on
-                    await asyncio.sleep(_RETRY_S)
+                    await self._until_it_makes_sense()
                     continue
-                finally:
-                    self._writing = []
                 self._num_written += count
                 self._react(choices, answers)
                 self._wake()
+
+    async def _write(self, batch: bytes) -> list[tuple[int, AppendAnswer]] | None:
+        """The answers, or None where the same must be written again: what is there already is left out then."""
+        try:
+            answers = await self._queue.append_events(self._scheduler_id, batch)
+        except Unavailable as error:
+            log.warning("token log is away, holding on", error=error.message)
+            return None
+        refused = any(answer.code is AppendCode.REFUSED for _, answer in answers)
+        return None if refused and not self._is_settled() else answers
+
+    async def _until_it_makes_sense(self) -> None:
+        if self._settled is not None and not self._is_settled():
+            await self._settled()
+        else:
+            await asyncio.sleep(_RETRY_S)
 
     def _next(self) -> tuple[int, bytes, list[Choice]]:
         """What one call writes: batches one after the other are one batch with all their events."""

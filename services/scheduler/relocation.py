@@ -10,6 +10,7 @@ from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.fleet import Fleet
 from services.scheduler.ledger import Ledger
 from services.scheduler.log_writer import LogWriter
+from services.scheduler.recovery import Recovery
 from services.scheduler.request import Request
 from shared.errors import Unavailable
 from shared.queue import Queue
@@ -113,8 +114,16 @@ def _catches_up(request: Request) -> bool:
 class Returns:
     """Puts requests back at the head of the queue, with all that they have generated in the log before."""
 
-    def __init__(self, queue: Queue, scheduler_id: str, ledger: Ledger, writer: LogWriter) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        scheduler_id: str,
+        ledger: Ledger,
+        writer: LogWriter,
+        recovery: Recovery,
+    ) -> None:
         self._queue = queue
+        self._recovery = recovery
         self._scheduler_id = scheduler_id
         self._ledger = ledger
         self._writer = writer
@@ -141,6 +150,11 @@ class Returns:
     async def give_back(self, request_ids: list[str]) -> None:
         """Gives orphans back. Raises Unavailable."""
         await self._writer.flush()  # a late append would meet the request under its next owner
+        restarts = self._queue.restarts
         await self._queue.give_back(self._scheduler_id, request_ids)
-        self._ledger.forget(request_ids)
-        log.warning("gave requests back", requests=len(request_ids))
+        if self._recovery.is_settled and restarts == self._queue.restarts:
+            self._ledger.forget(request_ids)
+            log.warning("gave requests back", requests=len(request_ids))
+        else:  # Redis may not have known that they were ours
+            await self._recovery.settled()
+            await self.give_back(request_ids)
