@@ -236,12 +236,14 @@ class Scheduler:
     @property
     def num_ready_to_start(self) -> int:
         """Waiting sequences that lack nothing but room: those that wait for embeddings keep nobody out."""
-        return sum(1 for s in self.waiting if self.media.plannable(s, 0) > 0)
+        return sum(1 for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens to compute of sequences that lack nothing but room or time, prefixes that may be cached included."""
-        waiting = sum(n for s in self.waiting if (n := self.media.plannable(s, 0)) > 0)
+        waiting = sum(
+            s.num_tokens for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens
+        )
         begun = (s.num_tokens - s.num_computed_tokens for s in self.running)
         return waiting + sum(n for n in begun if n > 1)
 
