@@ -82,7 +82,7 @@ def measure_process(running: int, steps: int) -> float:
         plan = in_flight.pop(0)
         progress = scheduler.complete(convert.output_of(plan, answer))
         following = _next(scheduler)
-        convert.plan_message(following, 1).SerializeToString()
+        convert.plan_message(following, 1, 16).SerializeToString()
         ledger.on_step(progress, plan, answer)
         writer.take()
         if step >= _WARM:

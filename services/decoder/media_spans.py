@@ -17,6 +17,7 @@ class MediaSpan:
 
     digest: bytes
     positions: Positions  # ascending
+    end: int  # index after the last token of the span
 
 
 def read_spans(media: Sequence[MediaItem], prompt_len: int) -> tuple[MediaSpan, ...]:
@@ -65,4 +66,4 @@ def _read_span(item: MediaItem, prompt_len: int) -> MediaSpan:
             "MEDIA_MISMATCH",
             f"the prompt has {len(positions)} places for the {item.rows} embedding rows of an item",
         )
-    return MediaSpan(bytes(item.digest), positions + item.offset)
+    return MediaSpan(bytes(item.digest), positions + item.offset, item.offset + item.length)

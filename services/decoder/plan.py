@@ -5,13 +5,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from shared.block_hash import HASH_BYTES
 from shared.errors import InvalidRequest
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
-
-HASH_BYTES = 16
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,13 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
         rpc.settle()
         redis = connect(settings.redis_url)
         keys = Keys(settings.model_name)
-        async with Announcement(redis, keys, "decoder", decoder_id, server.address):
+        async with Announcement(redis, keys, "decoder", decoder_id, server.address) as announcement:
             log.info("ready", address=server.address)
             await stop.wait()
+            log.info("draining")
+            await server.not_ready()
+            await announcement.withdraw()
             await servicer.drain(settings.shutdown_timeout)
-        await server.not_ready()
         await loaded.runner.embeddings.close()
         await redis.aclose()
         executor.stop()

@@ -64,9 +64,17 @@ class Runner:
         self.sealed = SealedBlocks(limits.num_blocks)
         self._sampler = Sampler(limits.max_slots, vocabulary)
         self._prompt_logprobs = PromptLogprobs(model, self.slots)
+        self._has_failed = False  # some row, since the last reset
 
     def reset(self) -> None:
-        """Forgets all sequences; sealed blocks and embeddings stay."""
+        """Forgets all sequences; sealed blocks and embeddings stay.
+
+        The scheduler names blocks when it has heard of their tokens, several at a time; what it had no more time for is
+        done here. Where rows have failed it alone knows what rests on them: then nothing is added.
+        """
+        if not self._has_failed:
+            self.sealed.complete(self.slots)
+        self._has_failed = False
         for slot in np.flatnonzero(self.slots.known).tolist():
             self._forget(slot)
         self.slots.clear()
@@ -86,6 +94,7 @@ class Runner:
         if len(rows.slot):
             with torch.inference_mode():
                 rows = self._run(step, rows, times, watch)
+        self._has_failed = self._has_failed or bool(step.failed)
         for row, error in sorted(step.failed.items()):
             step.result.failed.append(FailedRow(row=row, failure=error.to_failure()))
         step.result.tokens = step.tokens.astype("<i4").tobytes()

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from services.decoder.plan import HASH_BYTES
+from services.decoder.slots import SlotTable
+from shared.block_hash import HASH_BYTES, block_names
 
 Blocks = np.ndarray[tuple[int], np.dtype[np.int32]]
 
@@ -28,3 +29,25 @@ class SealedBlocks:
         """Ids (int32) and hashes, in the same order."""
         blocks = np.flatnonzero(self._valid)
         return blocks.astype("<i4").tobytes(), self._hashes[blocks].tobytes()
+
+    def complete(self, slots: SlotTable) -> None:
+        """Names the full blocks behind the last named one of each sequence: the content of a block is what its tokens
+        say, whether the scheduler has heard of them or not."""
+        for slot in np.flatnonzero(slots.known & ~slots.failed).tolist():
+            size = slots.block_size
+            full = int(slots.computed[slot]) // size
+            if not 0 < full <= slots.table_len[slot]:
+                continue
+            blocks = slots.table[slot, :full]
+            named = np.flatnonzero(self._valid[blocks])
+            begin = int(named[-1]) + 1 if len(named) else 0
+            parent = slots.root_name[slot]
+            if begin:
+                parent = self._hashes[blocks[begin - 1]].tobytes()
+            # Placeholder ids do not tell media apart, and are not always kept as they came.
+            media_end = max((span.end for span in slots.media.get(slot, ())), default=0)
+            if begin == full or not parent or begin * size < media_end:
+                continue
+            ids = slots.tokens[slot, begin * size : full * size].astype("<i4").tobytes()
+            names = block_names(parent, ids, size)
+            self.seal(blocks[begin:], b"".join(names))

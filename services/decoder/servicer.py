@@ -19,6 +19,7 @@ log = structlog.get_logger(__name__)
 
 _OPEN_S = 2.0
 _DRAIN_POLL_S = 0.02
+_EMPTY_S = 0.5  # a scheduler that has heard nothing yet may still have sequences on their way
 
 
 class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
@@ -57,14 +58,28 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
             self._unbind(session)
 
     async def drain(self, timeout_s: float) -> None:
-        """Asks the scheduler to take its sequences away, and waits until it has."""
+        """Binds to nobody any more, asks the scheduler to take its sequences away, and waits until it has closed its
+        stream or left nothing here. When the time is over the stream ends: they go on elsewhere."""
         self._draining = True
         if self._session is not None:
             self._session.announce_draining()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._session is not None and not self._runner.slots.empty:
+                await self._until_empty()
+        if self._session is not None:
+            self._session.end(Unavailable("DECODER_STOPS", "the decoder was told to stop"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EMPTY_S):
+                while self._session is not None:  # it is told
                     await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _until_empty(self) -> None:
+        loop = asyncio.get_running_loop()
+        empty_since = loop.time()
+        while self._session is not None and loop.time() - empty_since < _EMPTY_S:
+            await asyncio.sleep(_DRAIN_POLL_S)
+            if not self._runner.slots.empty:
+                empty_since = loop.time()
 
     async def _bind(self, opening: Open) -> tuple[Session, Hello]:
         """Ends the older stream, lets its running step finish, forgets its sequences."""
@@ -74,6 +89,8 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
                     "WRONG_DECODER",
                     f"this is decoder {self._hello.decoder_id}, not {opening.decoder_id}",
                 )
+            if self._draining:
+                raise Unavailable("DECODER_STOPS", "the decoder was told to stop")
             if opening.lease <= self._largest_lease:
                 raise Precondition(
                     "STALE_LEASE",

@@ -47,6 +47,7 @@ class SlotTable:
         self.table_len = np.zeros(max_slots, np.int32)
         self.media: dict[int, tuple[MediaSpan, ...]] = {}
         self.request_id: dict[int, str] = {}
+        self.root_name: dict[int, bytes] = {}  # parent of the first block in the chain of names
         # Why sequences failed before any of their rows could say so.
         self.unreported: dict[int, ServingError] = {}
         self._max_model_len = max_model_len
@@ -69,6 +70,7 @@ class SlotTable:
         for slot in slots.tolist():
             self.media.pop(slot, None)
             self.request_id.pop(slot, None)
+            self.root_name.pop(slot, None)
             self.unreported.pop(slot, None)
 
     def introduce(self, sequence: NewSequence) -> Slots:
@@ -87,6 +89,7 @@ class SlotTable:
         self.computed[slot] = ANY_START
         self.choice[slot] = sequence.choice
         self.request_id[slot] = sequence.request_id
+        self.root_name[slot] = sequence.root_name
         self.prompt_len[slot] = self.length[slot] = 0
         tokens = np.frombuffer(sequence.tokens, "<i4").astype(np.int64)
         self._check_lengths(sequence, len(tokens))
@@ -134,6 +137,7 @@ class SlotTable:
             self.rotary[:, child] = self.rotary[:, parent]
         self.table[child, :blocks] = self.table[parent, :blocks]
         self.request_id[child] = self.request_id[parent]
+        self.root_name[child] = self.root_name[parent]
         if parent in self.media:
             self.media[child] = self.media[parent]
 

@@ -45,6 +45,11 @@ class Choice:
         """Records so far, where they are kept here."""
         return len(self._records) // self._stride
 
+    @property
+    def ending(self) -> Ending | None:
+        """How it ended, if it has."""
+        return self._ending
+
     def known_tokens(self, log: bytes) -> list[int]:
         """Token ids of a log of this choice."""
         return decode_tokens(log, self._stride)
@@ -56,10 +61,12 @@ class Choice:
         self._ending = ending or self._ending
         return self._writer.event(start, records, ending)
 
+    def records(self, length: int = 0) -> bytes:
+        """All records from an index on, whether they have been written or not."""
+        if self._stride > 4 or self.sequence is None:
+            return bytes(self._records[length * self._stride :])
+        return encode_tokens(self.sequence.output[length:])
+
     def again(self, length: int) -> bytes:
         """Everything from an index on, the ending if there has been one."""
-        if self._stride > 4 or self.sequence is None:
-            records = bytes(self._records[length * self._stride :])
-        else:
-            records = encode_tokens(self.sequence.output[length:])
-        return self._writer.event(length, records, self._ending)
+        return self._writer.event(length, self.records(length), self._ending)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from services.scheduler.core.block_hash import root_of
 from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.scheduler import Capacity
 from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence
@@ -76,12 +77,12 @@ def sealed_of(hello: decoder_pb2.Hello) -> dict[int, bytes]:
     return {block: hashes[16 * i : 16 * i + 16] for i, block in enumerate(blocks)}
 
 
-def plan_message(plan: StepPlan, lease: int) -> decoder_pb2.StepsRequest:
-    """A plan as it goes to the decoder."""
+def plan_message(plan: StepPlan, lease: int, block_size: int) -> decoder_pb2.StepsRequest:
+    """A plan as it goes to a decoder with blocks of that size."""
     message = decoder_pb2.StepPlan(
         lease=lease,
         step=plan.step,
-        new=[_new_sequence(slot, sequence) for slot, sequence in plan.new],
+        new=[_new_sequence(slot, sequence, block_size) for slot, sequence in plan.new],
         fetch=plan.fetch,
         release=plan.release,
         sealed_hashes=b"".join(plan.sealed_hashes),
@@ -124,7 +125,7 @@ def ending_message(ending: Ending | None, cached_tokens: int) -> ending_pb2.Endi
     return message
 
 
-def _new_sequence(slot: int, sequence: Sequence) -> decoder_pb2.NewSequence:
+def _new_sequence(slot: int, sequence: Sequence, block_size: int) -> decoder_pb2.NewSequence:
     request: Request = sequence.payload.request
     return decoder_pb2.NewSequence(
         slot=slot,
@@ -135,4 +136,5 @@ def _new_sequence(slot: int, sequence: Sequence) -> decoder_pb2.NewSequence:
         media=request.spec.media,
         sampling=request.sampling_of(sequence),
         lora_id=sequence.lora_id,
+        root_name=root_of(sequence, block_size),
     )

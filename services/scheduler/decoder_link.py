@@ -65,10 +65,12 @@ class DecoderLink:
         policy: Policy,
         preemption_mode: PreemptionMode,
         on_step: OnStep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.member = member
         self.lease = lease
-        self.draining = False
+        self.wants_to_end = False  # the decoder says so
+        self.is_given_away = False  # another scheduler has none
         self._scheduler_id = scheduler_id
         self._encoders = encoders
         self._lead_s = lead_s
@@ -76,6 +78,7 @@ class DecoderLink:
         self._policy = policy
         self._preemption_mode = preemption_mode
         self._on_step = on_step
+        self._clock = clock
         self._channel = channel(member.address)
         self._call: Any = None
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
@@ -87,11 +90,16 @@ class DecoderLink:
         self._wake: asyncio.TimerHandle | None = None
         self._heard = 0.0
         self._plans_in_flight = 1
-        self._encodes: set[asyncio.Task[None]] = set()
+        self._encodes: dict[asyncio.Task[None], None] = {}
         self._stopped = False
-        self._silent = False
+        self._ended_because: Unavailable | None = None
         self.hello = decoder_pb2.Hello()
         self.core: Scheduler
+
+    @property
+    def draining(self) -> bool:
+        """It gets nothing new and is emptied, for one reason or another."""
+        return self.wants_to_end or self.is_given_away
 
     async def open(self) -> None:
         """Binds the decoder and learns what it is. Raises Unavailable or the decoder's refusal."""
@@ -122,7 +130,7 @@ class DecoderLink:
 
     async def run(self) -> None:
         """Reads results until the stream breaks, then raises why."""
-        self._heard = time.monotonic()
+        self._heard = self._clock()
         writer = asyncio.create_task(self._write())
         watch = asyncio.create_task(self._watch())
         try:
@@ -131,21 +139,28 @@ class DecoderLink:
                     response = await self._call.read()
                     if response is grpc.aio.EOF:
                         raise await self._reason()
-                    self._heard = time.monotonic()
+                    self._heard = self._clock()
                     match response.WhichOneof("message"):
                         case "result":
                             self._on_result(response.result)
                         case "heartbeat":
-                            self.draining = response.heartbeat.draining
+                            self.wants_to_end = response.heartbeat.draining
         except asyncio.CancelledError:
-            if self._silent:
-                raise Unavailable("DECODER_SILENT", "the decoder was silent for 2 s") from None
+            if self._ended_because is not None:
+                raise self._ended_because from None
             raise
         finally:
             self._stopped = True
             if self._wake is not None:
                 self._wake.cancel()
             await tasks.end(writer, watch, *self._encodes)
+            self._encoders.release_all(self.lease)
+
+    def finish(self, reason: str, message: str) -> None:
+        """Ends the stream: `run` raises why."""
+        self._stopped = True
+        self._ended_because = Unavailable(reason, message)
+        self._call.cancel()
 
     async def close(self) -> None:
         """Ends the stream."""
@@ -195,15 +210,21 @@ class DecoderLink:
         """Seconds that a step of so many tokens takes; 0 before any was observed."""
         return self._timer.predict(tokens)
 
+    @property
+    def seconds_for_token(self) -> float:
+        """What a token of a prompt takes in full steps; 0 before any was observed."""
+        full = self.core.capacity.max_batched_tokens
+        return self._timer.predict(full) / full
+
     # Steps
 
     def _send_next(self) -> bool:
-        begin = time.monotonic()
+        begin = self._clock()
         plan = self.core.plan()
         if plan is None:
             return False
-        self._outbox.put_nowait(convert.plan_message(plan, self.lease))
-        now = time.monotonic()
+        self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.hello.block_size))
+        now = self._clock()
         self._sent.append(_Sent(plan, now, now))
         self._totals.plan_s += now - begin
         return True
@@ -213,7 +234,7 @@ class DecoderLink:
         if not running.plan.row_slot:
             return 0.0
         predicted = self._timer.predict(running.plan.num_tokens)
-        return running.began + predicted - self._lead_s - time.monotonic()
+        return running.began + predicted - self._lead_s - self._clock()
 
     def _on_wake(self) -> None:
         self._wake = None
@@ -225,13 +246,13 @@ class DecoderLink:
         plan, progress = None, StepProgress()
         if result.step:  # 0 answers no plan: it only says what became of artifacts
             answered = self._sent.popleft()
-            plan, now = answered.plan, time.monotonic()
+            plan, now = answered.plan, self._clock()
             self._learn(plan, now - answered.began, result.times)
             self._totals.add(plan, now - answered.sent, now - answered.began, result.times)
             if self._sent:  # the next one begins now
                 self._sent[0].began = now
             progress = self.core.complete(convert.output_of(plan, result))
-            self._totals.plan_s += time.monotonic() - now
+            self._totals.plan_s += self._clock() - now
         for digest in result.artifacts_ready:
             self.core.embeddings_ready(digest)
         for digest in result.artifacts_lost:
@@ -240,9 +261,9 @@ class DecoderLink:
             self._wake.cancel()
             self._wake = None
         self.pump()
-        begin = time.monotonic()
+        begin = self._clock()
         self._on_step(progress, plan, result)
-        self._totals.log_s += time.monotonic() - begin
+        self._totals.log_s += self._clock() - begin
 
     def _learn(self, plan: StepPlan, seconds: float, times: decoder_pb2.StepTimes) -> None:
         """Keeps the estimates of how long steps, tokens and moves of blocks take."""
@@ -260,15 +281,15 @@ class DecoderLink:
     def _care_for_media(self) -> None:
         for span in self.core.media.take_wanted():
             task = asyncio.create_task(self._encode(span))
-            self._encodes.add(task)
-            task.add_done_callback(self._encodes.discard)
+            self._encodes[task] = None
+            task.add_done_callback(lambda done: self._encodes.pop(done, None))
         released = self.core.media.take_released()
         if released:
-            self._encoders.release(released)
+            self._encoders.release(released, self.lease)
 
     async def _encode(self, span: MediaSpan) -> None:
         try:
-            artifact = await self._encoders.encode(span.payload)
+            artifact = await self._encoders.encode(span.payload, self.lease)
         except ServingError as error:
             failed = self.core.embeddings_failed(
                 span.digest, Error(error.reason, error.message, status_number(error.status))
@@ -287,13 +308,12 @@ class DecoderLink:
 
     async def _watch(self) -> None:
         """Says that this side is alive, and ends the stream when the other has been silent too long."""
-        while time.monotonic() - self._heard < _SILENCE_S:
+        while self._clock() - self._heard < _SILENCE_S:
             self._outbox.put_nowait(
                 decoder_pb2.StepsRequest(heartbeat=decoder_pb2.Heartbeat(draining=False))
             )
             await asyncio.sleep(_HEARTBEAT_S)
-        self._silent = True
-        self._call.cancel()
+        self.finish("DECODER_SILENT", f"the decoder was silent for {_SILENCE_S:.0f} s")
 
     async def _reason(self) -> ServingError:
         """Why the decoder ended the stream."""

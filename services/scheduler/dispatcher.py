@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Items
 
 import structlog
@@ -10,14 +11,17 @@ import structlog
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.preemption import PreemptionMode
-from services.scheduler.core.router import Router
+from services.scheduler.deadlines import Deadlines
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.encoders import Encoders
+from services.scheduler.fleet import Fleet
+from services.scheduler.intake import Intake
 from services.scheduler.ledger import Ledger
 from services.scheduler.log_writer import LogWriter
+from services.scheduler.recovery import Recovery
+from services.scheduler.relocation import Relocation, Returns
 from services.scheduler.request import Request
-from shared import tasks
-from shared.errors import ServingError, Superseded, Unavailable
+from shared.errors import Unavailable
 from shared.media_store import MediaStore
 from shared.queue import ControlChannel, Queue, TakenRequest
 from shared.registry import Directory, Member
@@ -29,10 +33,7 @@ log = structlog.get_logger(__name__)
 
 _SWEEP_S = 1.0
 _RENEW_MEDIA_S = 300.0  # raw media expire after 15 minutes
-_RETRY_LEASE_S = 0.2
-_SERVED_S = 1.0  # a link that lasted so long had come about
-_READY_TO_START = 16  # requests beyond those running that are taken at a time; the rest stay in the queue for others
-_NO_LIMIT = 1 << 40
+_RETRY_S = 0.2
 
 
 class Dispatcher:
@@ -52,10 +53,11 @@ class Dispatcher:
         encoder_budget: int | None,
         policy: Policy,
         preemption_mode: PreemptionMode,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` is finer than that of the event loop, which a simulation may give in its place."""
         self._queue = queue
         self._control = control
-        self._decoders = decoders
         self._encoders = encoders
         self._media_store = media_store
         self._table = table
@@ -64,54 +66,81 @@ class Dispatcher:
         self._encoder_budget = encoder_budget
         self._policy = policy
         self._preemption_mode = preemption_mode
-        self._links: dict[str, DecoderLink] = {}
-        self._router: Router[DecoderLink] = Router()
-        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._clock = clock
         self._wake = asyncio.Event()
         self._taking = True
-        self._more = False  # the last look at the queue did not see its end
         self._tokens = 0  # committed at the last measurement
         self._measured_at = 0.0
-        self._model: tuple[bytes, int] | None = (
-            None  # fingerprint and block size that all decoders share
-        )
+        self._strays: set[str] = set()  # owned in Redis and unknown here, at the last look
+        self._others: Collection[str] = ()  # the other live schedulers
         self._log = LogWriter(
             queue,
             scheduler_id,
             on_refused=lambda request_id: self._ledger.on_refused(request_id),
             on_cancel=lambda request_id: self._ledger.on_cancel(request_id),
+            is_settled=lambda: self._recovery.is_settled,
+            settled=lambda: self._recovery.settled(),
         )
-        self._ledger = Ledger(self._log, self._wake.set)
+        self._ledger = Ledger(self._log, self._wake.set, clock)
+        self._recovery = Recovery(queue, scheduler_id, self._ledger)
+        self._deadlines = Deadlines(self._ledger.find, self._ledger.end)
+        self._returns = Returns(queue, scheduler_id, self._ledger, self._log, self._recovery)
+        self._fleet = Fleet(
+            queue,
+            decoders,
+            scheduler_id,
+            open_link=self._open_link,
+            on_bound=lambda _: self._wake.set(),
+            on_lost=self._on_lost,
+            clock=clock,
+        )
+        self._relocation = Relocation(self._ledger, self._fleet, self._returns)
+        self._intake = Intake(self._fleet.links)
 
     async def run(self) -> None:
-        """Works until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._log.run())
-            group.create_task(self._follow_decoders())
-            group.create_task(self._follow_control())
-            group.create_task(self._take())
-            group.create_task(self._sweep())
-            group.create_task(self._renew_media())
+        """Works until cancelled, and then leaves everything as it is."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._recovery.run())
+                group.create_task(self._log.run())
+                group.create_task(self._returns.run())
+                group.create_task(self._relocation.run())
+                group.create_task(self._fleet.run())
+                group.create_task(self._follow_control())
+                group.create_task(self._take())
+                group.create_task(self._sweep())
+                group.create_task(self._renew_media())
+        finally:
+            self._taking = False
+            self._deadlines.close()
+            await self._fleet.close()
+            await self._encoders.close()
 
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing more, finishes the steps under way, logs them, and gives the rest back to the queue."""
         self._taking = False
-        links = list(self._links.values())
-        await asyncio.gather(*(link.finish_steps(timeout_s) for link in links))
-        await tasks.end(*self._keepers.values())
+        await self._fleet.finish_steps(timeout_s)
+        decoders = list(self._fleet.links)
+        await self._fleet.close()
         with contextlib.suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(timeout_s):
-                await self._log.flush()
                 if requests := self._ledger.request_ids:
-                    await self._queue.give_back(self._scheduler_id, requests)
-                for link in links:
-                    await self._queue.free_decoder(link.member.instance_id, self._scheduler_id)
+                    self._ledger.orphan(requests)
+                    await self._returns.give_back(requests)
+                await self._log.flush()
+                for decoder in decoders:
+                    await self._queue.free_decoder(decoder, self._scheduler_id)
                 await self._queue.leave(self._scheduler_id)
+
+    def note_others(self, scheduler_ids: Collection[str]) -> None:
+        """These other schedulers are alive."""
+        self._others = scheduler_ids
 
     def load(self) -> GetLoadResponse:
         """What this scheduler holds."""
         return GetLoadResponse(
-            scheduler_id=self._scheduler_id, decoders=[link.load() for link in self._links.values()]
+            scheduler_id=self._scheduler_id,
+            decoders=[link.load() for link in self._fleet.links.values()],
         )
 
     def tokens_per_s(self) -> float | None:
@@ -133,31 +162,20 @@ class Dispatcher:
                 async with asyncio.timeout(_SWEEP_S):
                     await self._wake.wait()
             self._wake.clear()
-            room = self._room()
-            if not self._taking:
-                continue
-            if room <= 0:
-                self._more = True
+            room = self._intake.room()
+            if not self._taking or not room:
                 continue
             try:
                 taken = await self._queue.take(
-                    self._scheduler_id, max_requests=room, max_tokens=_NO_LIMIT
+                    self._scheduler_id, max_requests=room, max_tokens=self._intake.room_tokens()
                 )
             except Unavailable as error:
                 log.warning("queue is away", error=error.message)
                 continue
-            self._more = len(taken or ()) == room
+            self._intake.note(taken or ())
             if taken:
                 self._start(taken)
                 self._wake.set()
-
-    def _room(self) -> int:
-        room = 0
-        for link in self._links.values():
-            if not link.draining:
-                free_slots = link.core.capacity.max_slots - link.core.num_sequences
-                room += max(0, min(free_slots, _READY_TO_START - link.core.num_ready_to_start))
-        return room
 
     def _start(self, taken: Items[TakenRequest]) -> None:
         """Gives requests to decoders. One that cannot be read ends with an error: it must not take others along."""
@@ -170,9 +188,16 @@ class Dispatcher:
                 log.warning("bad request", request=one.spec.request_id, error=str(error))
                 self._ledger.refuse(one, str(error))
                 continue
-            link = self._router.choose(first)
-            self._ledger.accept(link, request)
-            touched.append(link)
+            late = self._deadlines.watch(request)
+            if late is not None:
+                self._ledger.end_untried(request, late)
+            elif not self._fleet.links:  # the last decoder was lost while the answer was on its way
+                self._ledger.hold(request)
+                self._returns.put([request.request_id])
+            else:
+                link = self._fleet.router.choose(first)
+                self._ledger.accept(link, request)
+                touched.append(link)
         for link in dict.fromkeys(touched):
             link.pump()
 
@@ -183,9 +208,8 @@ class Dispatcher:
         result: decoder_pb2.StepResult | None,
     ) -> None:
         self._ledger.on_step(progress, plan, result)
-        if (
-            self._more and self._room() > 0
-        ):  # the step has let some of those in that were taken before
+        # The step has let some of those in that were taken before.
+        if self._intake.more_wait and self._intake.room():
             self._wake.set()
 
     async def _follow_control(self) -> None:
@@ -199,67 +223,49 @@ class Dispatcher:
                         self._ledger.on_cancel(cancelled)
             except Unavailable as error:
                 log.warning("control channel is away", error=error.message)
-                await asyncio.sleep(_RETRY_LEASE_S)
+                await asyncio.sleep(_RETRY_S)
 
     async def _sweep(self) -> None:
-        """Once a second, looks for cancels of requests that log nothing and so would not hear of them."""
+        """Once a second, looks for what nobody tells."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            waiting = {s.request_id for link in self._links.values() for s in link.core.waiting}
+            if not self._recovery.is_settled:
+                continue
             with contextlib.suppress(Unavailable):
-                silent = {*waiting, *self._ledger.silent_request_ids}
-                for request_id in await self._queue.forsaken(list(silent)):
+                for request_id in await self._queue.forsaken(self._ledger.request_ids):
                     self._ledger.on_cancel(request_id)
+                await self._return_strays()
                 await self._queue.sweep()
+                await self._fleet.share(self._others)
+
+    async def _return_strays(self) -> None:
+        """A take whose answer was lost has made this the owner of requests that it does not know: they go back. What is
+        seen twice is not just on its way here."""
+        owned = await self._queue.owned(self._scheduler_id)
+        pending = self._log.pending()
+        strays = [r for r in owned if not self._ledger.has(r) and r not in pending]
+        lost = [r for r in strays if r in self._strays]
+        self._strays = set(strays)
+        if lost:
+            log.warning("giving back what was taken unheard", requests=len(lost))
+            await self._queue.give_back(self._scheduler_id, lost)
 
     async def _renew_media(self) -> None:
         """Keeps the raw media of live requests: whoever loses pixels or embeddings begins there."""
         while True:
             await asyncio.sleep(_RENEW_MEDIA_S)
-            digests = {
+            digests = dict.fromkeys(
                 item.source_digest
-                for link in self._links.values()
-                for sequence in link.core.sequences()
-                for item in sequence.payload.request.spec.media
-            }
+                for request in self._ledger.requests
+                for item in request.spec.media
+            )
             with contextlib.suppress(Unavailable):
                 await self._media_store.renew(digests)
 
     # Decoders
 
-    async def _follow_decoders(self) -> None:
-        while True:
-            for member in self._decoders.members:
-                if member.instance_id not in self._keepers:
-                    keeper = asyncio.create_task(self._keep(member))
-                    self._keepers[member.instance_id] = keeper
-            await self._decoders.changed()
-
-    async def _keep(self, member: Member) -> None:
-        """Keeps a link to a decoder for as long as it is in the registry."""
-        said = ""
-        try:
-            while self._taking and member in self._decoders.members:
-                began = time.monotonic()
-                try:
-                    lease = await self._queue.lease_decoder(member.instance_id, self._scheduler_id)
-                    if lease:
-                        await self._serve(member, lease)
-                except Superseded as error:
-                    log.warning("decoder lost", decoder=member.instance_id, error=error.message)
-                except ServingError as error:
-                    # Until its place in the registry ends, a dead one is tried five times a second: that is said once.
-                    if error.message != said or time.monotonic() - began > _SERVED_S:
-                        log.warning(
-                            "decoder failed", decoder=member.instance_id, error=error.message
-                        )
-                    said = error.message
-                await asyncio.sleep(_RETRY_LEASE_S)
-        finally:
-            self._keepers.pop(member.instance_id, None)
-
-    async def _serve(self, member: Member, lease: int) -> None:
-        link = DecoderLink(
+    def _open_link(self, member: Member, lease: int) -> DecoderLink:
+        return DecoderLink(
             member,
             lease,
             self._scheduler_id,
@@ -269,44 +275,10 @@ class Dispatcher:
             policy=self._policy,
             preemption_mode=self._preemption_mode,
             on_step=self._on_step,
+            clock=self._clock,
         )
-        try:
-            await link.open()
-            self._check_model(link)
-            log.info(
-                "decoder bound",
-                decoder=member.instance_id,
-                host=link.hello.host,
-                blocks=link.hello.num_blocks,
-                max_model_len=link.hello.max_model_len,
-                kept_blocks=len(link.hello.sealed_blocks) // 4,
-            )
-            self._links[member.instance_id] = link
-            self._router.add(link)
-            self._wake.set()
-            await link.run()
-        finally:
-            self._links.pop(member.instance_id, None)
-            self._router.remove(link)
-            await asyncio.shield(self._abandon(link))
 
-    async def _abandon(self, link: DecoderLink) -> None:
+    def _on_lost(self, link: DecoderLink) -> None:
         """What a lost decoder ran goes back to the head of the queue, with everything that it generated logged."""
-        await link.close()
-        orphans = self._ledger.of(link)
-        if not orphans or not self._taking:
-            return
-        await self._log.flush()  # a late append would meet the request under its next owner
-        self._ledger.forget(orphans)
-        log.warning("giving back", requests=len(orphans), decoder=link.member.instance_id)
-        await self._queue.give_back(self._scheduler_id, orphans)
-
-    def _check_model(self, link: DecoderLink) -> None:
-        found = (link.hello.model_fingerprint, link.hello.block_size)
-        if self._model is None or not self._links:
-            self._model = found
-        if found != self._model:
-            raise Unavailable(
-                "DECODERS_DIFFER",
-                "this decoder has another model, dtype or block size than those in service",
-            )
+        if self._taking:
+            self._returns.put([request.request_id for request in self._ledger.of(link)])

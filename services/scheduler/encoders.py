@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
-from shared.errors import NotFound, Overloaded, ServingError, Unavailable
+from shared import tasks
+from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailable
 from shared.registry import Directory, Member
 from shared.rpc import calling, channel
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
@@ -24,56 +25,91 @@ _HOLD_S = 60
 _CALL_TIMEOUT_S = 60
 _BUSY_WAIT_S = 0.05
 _PATIENCE_S = 30.0
+_MEDIA_EXPIRED = (
+    "MEDIA_EXPIRED"  # the raw bytes are gone from the store: nobody can make them again
+)
 
 
 class Encoders:
-    """The vision encoders, called by digest. Calls for the same item from several decoders are one."""
+    """The vision encoders, called by digest.
+
+    Users, each with an id of its own, are the decoders' links. Calls of several for the same item are one, and an
+    encoder is told to let go of an item when the last of them has.
+    """
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._stubs: dict[str, VisionEncoderServiceAsyncStub] = {}
         self._running: dict[bytes, asyncio.Task[ArtifactRef]] = {}
+        self._users: dict[bytes, set[int]] = {}
         self._holders: dict[bytes, Member] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: dict[asyncio.Task[None], None] = {}
 
-    async def encode(self, item: MediaItem) -> ArtifactRef:
+    async def encode(self, item: MediaItem, user: int) -> ArtifactRef:
         """The item's embeddings.
 
-        A full encoder is waited for, a dead one passed over, for up to half a minute. Raises Unavailable when no
-        encoder can be had, or what the encoder said is wrong with the item.
+        A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for for half
+        a minute. Raises Unavailable when no encoder can be had, or what the encoder said is wrong with the item.
         """
+        self._users.setdefault(item.digest, set()).add(user)
         task = self._running.get(item.digest)
         if task is None:
             task = asyncio.create_task(self._encode(item))
             self._running[item.digest] = task
-            task.add_done_callback(lambda _: self._running.pop(item.digest, None))
+            task.add_done_callback(lambda done: self._done(item.digest, done))
         return await asyncio.shield(task)
 
-    def release(self, digests: Iterable[bytes]) -> None:
-        """Tells encoders that nobody waits for these any more. Returns at once; a lost call only costs cache."""
+    def release(self, digests: Iterable[bytes], user: int) -> None:
+        """Its user does not wait for these any more. Work that nobody waits for is not begun, or given up; who holds
+        the result is told. Returns at once; a lost call only costs cache."""
         by_member: dict[Member, list[bytes]] = {}
         for digest in digests:
+            users = self._users.get(digest, set())
+            users.discard(user)
+            if users:
+                continue
+            self._users.pop(digest, None)
+            running = self._running.pop(digest, None)
+            if running is not None:
+                running.cancel()
             holder = self._holders.pop(digest, None)
             if holder is not None:
                 by_member.setdefault(holder, []).append(digest)
         for member, held in by_member.items():
             task = asyncio.create_task(self._release(member, held))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._background[task] = None
+            task.add_done_callback(lambda done: self._background.pop(done))
+
+    def release_all(self, user: int) -> None:
+        """The user is gone."""
+        self.release([digest for digest, users in self._users.items() if user in users], user)
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        await tasks.end(*self._running.values(), *self._background)
+
+    def _done(self, digest: bytes, task: asyncio.Task[ArtifactRef]) -> None:
+        if self._running.get(digest) is task:
+            del self._running[digest]
+        if not task.cancelled():
+            task.exception()  # told to every caller; to nobody when all have gone
 
     async def _encode(self, item: MediaItem) -> ArtifactRef:
         request = EncodeRequest(media=item, hold=Duration(seconds=_HOLD_S))
         problem: ServingError = Unavailable("NO_VISION_ENCODER", "no vision encoder is running")
-        deadline = asyncio.get_running_loop().time() + _PATIENCE_S
-        while asyncio.get_running_loop().time() < deadline:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _PATIENCE_S
+        while loop.time() < deadline:
             for member in self._directory.pick(item.digest):
                 try:
                     with calling("vision_encoder"):
                         answer = await self._stub(member).Encode(request, timeout=_CALL_TIMEOUT_S)
                 except Overloaded as error:
-                    problem = error
+                    problem, deadline = error, loop.time() + _PATIENCE_S
                     break  # the same one again: another would encode what this one has or will have
-                except (Unavailable, NotFound) as error:
+                except (Unavailable, NotFound, Expired) as error:
+                    if error.reason == _MEDIA_EXPIRED:
+                        raise
                     log.warning(
                         "encode failed, trying on", encoder=member.instance_id, error=error.message
                     )

@@ -1,5 +1,7 @@
 """The requests in hand: which decoder runs each, and what of its tokens is logged."""
 
+import time
+from collections import deque
 from collections.abc import Callable
 from itertools import chain, compress
 
@@ -21,14 +23,24 @@ from tessera.decoder.v1 import decoder_pb2
 
 log = structlog.get_logger(__name__)
 
+_REMEMBERED_S = 10.0  # the end of a request, in case Redis forgets it
+
 
 class Ledger:
     """Turns what steps give into events of the token log. `on_end` is called when a request leaves."""
 
-    def __init__(self, writer: LogWriter, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        writer: LogWriter,
+        on_end: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._writer = writer
         self._on_end = on_end
-        self._owners: dict[str, tuple[DecoderLink, Request]] = {}
+        self._clock = clock
+        # Without a link: its decoder is gone and it is on its way back to the queue.
+        self._owners: dict[str, tuple[DecoderLink | None, Request]] = {}
+        self._ended: deque[tuple[float, Request]] = deque()
         self.num_tokens = 0  # committed so far
 
     @property
@@ -37,18 +49,62 @@ class Ledger:
         return list(self._owners)
 
     @property
-    def silent_request_ids(self) -> list[str]:
-        """Those that log nothing until they end, and so do not hear of a cancel by the answers."""
-        return [rid for rid, (_, request) in self._owners.items() if request.collects]
+    def orphans(self) -> list[str]:
+        """Those that no decoder runs."""
+        return [rid for rid, (link, _) in self._owners.items() if link is None]
 
-    def of(self, link: DecoderLink) -> list[str]:
-        """Those that one decoder runs."""
-        return [rid for rid, (owner, _) in self._owners.items() if owner is link]
+    @property
+    def requests(self) -> list[Request]:
+        """All in hand, and those that have ended a short while ago."""
+        self._forget_ended()
+        return [
+            *(request for _, request in self._owners.values()),
+            *(request for _, request in self._ended),
+        ]
+
+    def has(self, request_id: str) -> bool:
+        """Whether it is in hand."""
+        return request_id in self._owners
+
+    def find(self, request_id: str) -> Request | None:
+        """The request, if it is in hand."""
+        return self._owners[request_id][1] if request_id in self._owners else None
+
+    def of(self, link: DecoderLink) -> list[Request]:
+        """Those that one decoder runs, by arrival."""
+        return [request for owner, request in self._owners.values() if owner is link]
+
+    def hold(self, request: Request) -> None:
+        """Keeps a request that no decoder can take now: an orphan from the beginning."""
+        self._owners[request.request_id] = (None, request)
+
+    def end_untried(self, request: Request, ending: Ending) -> None:
+        """Ends a request that it is too late for."""
+        self.hold(request)
+        self.end(request.request_id, ending)
+
+    def orphan(self, request_ids: list[str]) -> None:
+        """No decoder runs these any more; they are kept until the queue has them."""
+        for request_id in request_ids:
+            link, request = self._owners[request_id]
+            self._owners[request_id] = (None, request)
+            if link is not None:
+                link.core.cancel(request_id)
 
     def forget(self, request_ids: list[str]) -> None:
-        """They are in other hands."""
+        """These orphans are in other hands."""
         for request_id in request_ids:
-            self._owners.pop(request_id, None)
+            if request_id in self._owners and self._owners[request_id][0] is None:
+                del self._owners[request_id]
+
+    def move(self, request_id: str, target: DecoderLink) -> Request:
+        """Takes a request from its decoder to another one, where it goes on; tokens under way come again there."""
+        link, request = self._owners[request_id]
+        if link is not None:
+            link.core.cancel(request_id)
+        moved = request.again()
+        self.accept(target, moved)
+        return moved
 
     def accept(self, link: DecoderLink, request: Request) -> None:
         """Gives a request to a decoder, or ends it if it can never run there."""
@@ -56,7 +112,7 @@ class Ledger:
         resumed = [[s] for s in request.sequences if s.num_output_tokens]
         for group in [request.fresh, *resumed] if request.fresh else resumed:
             ending = Ending(EndReason.ERROR, error=request.error) if request.error else None
-            ending = ending or link.core.add(*group)
+            ending = ending or request.over.get(group[0].choice) or link.core.add(*group)
             if ending is not None:
                 progress = StepProgress()
                 for sequence in group:
@@ -157,11 +213,12 @@ class Ledger:
         ending: Ending,
     ) -> None:
         """When the last candidate has ended, the best are logged; when one fails, so does the request."""
-        if request.request_id not in self._owners:
+        if not self.has(request.request_id):
             return
         if ending.reason is EndReason.ERROR:
-            link, _ = self._owners.pop(request.request_id)
-            link.core.cancel(request.request_id)
+            link = self._drop(request)
+            if link is not None:
+                link.core.cancel(request.request_id)
             self._end_all(events, choices, request, ending)
             self._on_end()
         elif self._leave(request, sequence) and request.candidates is not None:
@@ -176,7 +233,7 @@ class Ledger:
         """A search has ended: its best hypotheses are logged at once."""
         first = search.live[0]
         request: Request = first.payload.request
-        self._owners.pop(request.request_id, None)
+        self._drop(request)
         cached = first.num_cached_tokens
         for number in range(request.num_choices):
             choice = request.choice(number)
@@ -205,9 +262,21 @@ class Ledger:
         request.sequences.remove(sequence)
         if request.sequences:
             return False
-        self._owners.pop(request.request_id, None)
+        self._drop(request)
         self._on_end()
         return True
+
+    def _drop(self, request: Request) -> "DecoderLink | None":
+        """It has ended. Returns who ran it."""
+        link, _ = self._owners.pop(request.request_id, (None, request))
+        self._forget_ended()
+        self._ended.append((self._clock(), request))
+        return link
+
+    def _forget_ended(self) -> None:
+        horizon = self._clock() - _REMEMBERED_S
+        while self._ended and self._ended[0][0] < horizon:
+            self._ended.popleft()
 
     def _end_all(
         self, events: list[bytes], choices: list[Choice], request: Request, ending: Ending
@@ -224,15 +293,21 @@ class Ledger:
 
     def on_cancel(self, request_id: str) -> None:
         """Its client wants it no more."""
-        link, request = self._owners.pop(request_id, (None, None))
-        if link is None or request is None:
+        self.end(request_id, Ending(EndReason.CANCELLED))
+
+    def end(self, request_id: str, ending: Ending) -> None:
+        """Ends what has not ended of a request, for a reason that lies outside of it."""
+        if request_id not in self._owners:
             return
-        link.core.cancel(request_id)
+        _, request = self._owners[request_id]
+        link = self._drop(request)
         events: list[bytes] = []
         choices: list[Choice] = []
-        self._end_all(events, choices, request, Ending(EndReason.CANCELLED))
+        self._end_all(events, choices, request, ending)
         self._writer.submit(b"".join(events), choices)
-        link.pump()
+        if link is not None:
+            link.core.cancel(request_id)
+            link.pump()
         self._on_end()
 
     def on_refused(self, request_id: str) -> None:

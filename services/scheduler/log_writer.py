@@ -1,7 +1,8 @@
 """Writes to the token log, off the way of the next plan: one call at a time, with all that has come meanwhile."""
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -12,6 +13,8 @@ from shared.queue import AppendAnswer, AppendCode, Queue
 log = structlog.get_logger(__name__)
 
 _RETRY_S = 0.2
+# What has piled up while Redis was away goes in several calls: a script keeps everybody else waiting.
+_MOST_BYTES = 128 << 10
 
 
 class LogWriter:
@@ -28,28 +31,41 @@ class LogWriter:
         *,
         on_refused: Callable[[str], None],
         on_cancel: Callable[[str], None],
+        is_settled: Callable[[], bool] = lambda: True,
+        settled: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`is_settled()` is false while Redis has lost what is being restored; `settled()` waits for it."""
         self._queue = queue
         self._scheduler_id = scheduler_id
         self._on_refused = on_refused
         self._on_cancel = on_cancel
-        self._batches: list[bytes] = []
-        self._choices: list[Choice] = []
+        self._is_settled = is_settled
+        self._settled = settled
+        self._batches: deque[tuple[bytes, list[Choice]]] = deque()
+        self._writing: list[Choice] = []  # of the call under way
         self._work = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._num_submitted = 0
+        self._num_written = 0
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     def submit(self, batch: bytes, choices: list[Choice]) -> None:
         """Queues what one step gave: a serialized LogBatch, and whose each of its events is. Returns at once."""
         if choices:
-            self._batches.append(batch)
-            self._choices += choices
-            self._idle.clear()
+            self._batches.append((batch, choices))
+            self._num_submitted += 1
             self._work.set()
 
     async def flush(self) -> None:
-        """Waits until all that was submitted is in the log."""
-        await self._idle.wait()
+        """Waits until all that was submitted before is in the log, whatever is submitted meanwhile."""
+        if self._num_written < self._num_submitted:
+            done = asyncio.get_running_loop().create_future()
+            self._waiters.append((self._num_submitted, done))
+            await done
+
+    def pending(self) -> set[str]:
+        """Requests of which something is yet to be written."""
+        batches = [choices for _, choices in self._batches]
+        return {c.request.request_id for some in (self._writing, *batches) for c in some}
 
     async def run(self) -> None:
         """Writes until cancelled."""
@@ -57,20 +73,47 @@ class LogWriter:
             await self._work.wait()
             self._work.clear()
             while self._batches:
-                batches, self._batches = self._batches, []
-                choices, self._choices = self._choices, []
-                try:
-                    # Batches one after the other are one batch with all their events.
-                    batch = b"".join(batches)
-                    answers = await self._queue.append_events(self._scheduler_id, batch)
-                except Unavailable as error:
-                    log.warning("token log is away, holding on", error=error.message)
-                    self._batches = batches + self._batches
-                    self._choices = choices + self._choices
-                    await asyncio.sleep(_RETRY_S)
+                count, batch, choices = self._next()
+                self._writing = choices
+                answers = await self._write(batch)
+                self._writing = []
+                if answers is None:
+                    self._batches.appendleft((batch, choices))
+                    self._num_written += count - 1  # they are one batch from now on
+                    await self._until_it_makes_sense()
                     continue
+                self._num_written += count
                 self._react(choices, answers)
-            self._idle.set()
+                self._wake()
+
+    async def _write(self, batch: bytes) -> list[tuple[int, AppendAnswer]] | None:
+        """The answers, or None where the same must be written again: what is there already is left out then."""
+        try:
+            answers = await self._queue.append_events(self._scheduler_id, batch)
+        except Unavailable as error:
+            log.warning("token log is away, holding on", error=error.message)
+            return None
+        refused = any(answer.code is AppendCode.REFUSED for _, answer in answers)
+        return None if refused and not self._is_settled() else answers
+
+    async def _until_it_makes_sense(self) -> None:
+        if self._settled is not None and not self._is_settled():
+            await self._settled()
+        else:
+            await asyncio.sleep(_RETRY_S)
+
+    def _next(self) -> tuple[int, bytes, list[Choice]]:
+        """What one call writes: batches one after the other are one batch with all their events."""
+        batch, choices = self._batches.popleft()
+        if not self._batches:
+            return 1, batch, choices
+        size, parts, choices = len(batch), [batch], list(choices)
+        while self._batches and size + len(self._batches[0][0]) <= _MOST_BYTES:
+            batch, more = self._batches.popleft()
+            size += len(batch)
+            parts.append(batch)
+            choices += more
+        return len(parts), b"".join(parts), choices
 
     def _react(self, choices: list[Choice], answers: list[tuple[int, AppendAnswer]]) -> None:
         gaps: dict[Choice, int] = {}
@@ -86,3 +129,13 @@ class LogWriter:
         for choice, length in gaps.items():
             log.warning("the log had lost its end", request=choice.request.request_id)
             self.submit(choice.again(length), [choice])
+        if gaps:  # whoever waits for these records waits for their second coming
+            self._waiters = [(self._num_submitted, done) for _, done in self._waiters]
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for goal, done in waiters:
+            if self._num_written < goal:
+                self._waiters.append((goal, done))
+            elif not done.done():
+                done.set_result(None)

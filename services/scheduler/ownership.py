@@ -1,7 +1,7 @@
 """The scheduler's own lease in Redis, and the end of other schedulers' leases."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -13,6 +13,7 @@ log = structlog.get_logger(__name__)
 
 _RENEW_S = 0.4
 _TWO_LOOKS_S = 0.5
+_NEXT_LOOK_S = 0.02  # after the moment from which on there may be something to see
 
 
 class Ownership:
@@ -28,14 +29,16 @@ class Ownership:
         scheduler_id: str,
         load: Callable[[], GetLoadResponse],
         tokens_per_s: Callable[[], float | None],
+        on_others: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
+        """`on_others(ids)` hears after each renewal which other schedulers are alive."""
         self._queue = queue
         self._scheduler_id = scheduler_id
         self._load = load
         self._tokens_per_s = tokens_per_s
-        self._suspects: dict[
-            str, tuple[float, float]
-        ] = {}  # sid -> deadline, when first seen expired
+        self._on_others = on_others
+        # Scheduler -> its deadline, and when that was first seen to have passed.
+        self._suspects: dict[str, tuple[float, float]] = {}
 
     async def register(self) -> None:
         """Takes the lease for the first time, waiting for Redis if need be."""
@@ -51,8 +54,10 @@ class Ownership:
 
     async def run(self) -> None:
         """Renews until cancelled. Returns when this scheduler itself has been fenced off: it must end at once."""
+        wait_s = _RENEW_S
         while True:
-            await asyncio.sleep(_RENEW_S)
+            await asyncio.sleep(wait_s)
+            wait_s = _RENEW_S
             try:
                 renewal = await self._queue.renew(
                     self._scheduler_id,
@@ -63,9 +68,20 @@ class Ownership:
                 if renewal is None:
                     log.error("fenced off: another scheduler has taken over")
                     return
-                await self._fence_the_dead(renewal.now_ms, renewal.others)
+                now_ms, others = renewal.now_ms, renewal.others
+                self._on_others([sid for sid, deadline in others.items() if deadline >= now_ms])
+                await self._fence_the_dead(now_ms, others)
+                wait_s = self._until_next_look(now_ms, others)
             except Unavailable as error:
                 log.warning("lease not renewed", error=error.message)
+
+    def _until_next_look(self, now_ms: int, others: dict[str, float]) -> float:
+        """Not later than a lease that nobody renews can be found to have run out: every moment more is one in which the
+        requests of a dead scheduler stand still."""
+        clock = asyncio.get_running_loop().time()
+        ends = [(deadline - now_ms) / 1000 for deadline in others.values() if deadline >= now_ms]
+        looks = [seen + _TWO_LOOKS_S - clock for _, seen in self._suspects.values()]
+        return max(_NEXT_LOOK_S, min([_RENEW_S, *(s + _NEXT_LOOK_S for s in (*ends, *looks))]))
 
     async def _fence_the_dead(self, now_ms: int, others: dict[str, float]) -> None:
         clock = asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
 """A request in the hands of this scheduler: its sequences for the core, and what of them is logged."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class Request:
         self.candidates = Candidates(sampling.n) if self.collects else None
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
         self._writers: dict[int, Choice] = {}
+        self.over: dict[int, Ending] = {}  # choices whose log is complete but for its ending
         self.prompt_log: Choice | None = None
         if sampling.HasField("prompt_logprobs"):
             self.prompt_log = Choice(self, PROMPT, sampling.prompt_logprobs, taken.prompt_log)
@@ -86,6 +87,35 @@ class Request:
             )
             return Error("TOO_MANY_BEAMS", message, INVALID_ARGUMENT)
         return None
+
+    @property
+    def taken(self) -> TakenRequest:
+        """What a take would give if everything known of it were logged: to begin it anew, or to restore it."""
+        logs, endings = list(self._taken.logs), list(self._taken.endings)
+        for number, writer in self._writers.items():
+            logs[number], endings[number] = writer.records(), writer.ending or endings[number]
+        prompt_log = self.prompt_log.records() if self.prompt_log else b""
+        return replace(self._taken, logs=tuple(logs), endings=tuple(endings), prompt_log=prompt_log)
+
+    @property
+    def arrived_ago_ms(self) -> float:
+        """Its age when it was taken, by the clock of Redis."""
+        return self._taken.own_at / 1000 - self._taken.arrived_ms
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a token of it, from here or from an earlier owner."""
+        if any(self._taken.logs):
+            return True
+        search = self.sequences[0].beams if self.sequences else None
+        live = search.live if search is not None else self.sequences
+        return any(s.num_output_tokens for s in live) or len(self.sequences) < len(
+            self._open_numbers()
+        )
+
+    def again(self) -> "Request":
+        """The same to begin elsewhere, with all that has come of it; candidates and beams begin at the prompt."""
+        return Request(self.taken, self._table)
 
     def choice(self, number: int) -> Choice:
         """What writes the log of one choice."""
@@ -188,7 +218,7 @@ class Request:
             choice=number,
             stop_token_ids=frozenset(sampling.stop_token_ids),
             min_tokens=sampling.min_tokens,
-            stop_search=None if sampling.use_beam_search else self._stop_search(generated),
+            stop_search=None if sampling.use_beam_search else self._stop_search(generated[:-1]),
             media=tuple(
                 MediaSpan(item.digest, item.offset, item.length, item.rows, payload=item)
                 for item in spec.media
@@ -203,6 +233,9 @@ class Request:
         writer = Choice(self, number, self.logprobs) if self.collects else self.choice(number)
         writer.sequence = sequence
         sequence.payload = writer
+        # The last token of a log without an ending is looked at once more: it may be all that was meant to be there.
+        if generated and (ending := sequence.ending_after(generated[-1])) is not None:
+            self.over[number] = ending
         return sequence
 
     def _beam_stops(self) -> BeamStops | None:

@@ -56,7 +56,9 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             policy=POLICIES[settings.scheduling_policy],
             preemption_mode=PreemptionMode(settings.preemption_mode),
         )
-        ownership = Ownership(queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s)
+        ownership = Ownership(
+            queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s, dispatcher.note_others
+        )
         await ownership.register()
         await stack.enter_async_context(decoders)
         await stack.enter_async_context(encoders)
@@ -85,8 +87,8 @@ async def _work(dispatcher: Dispatcher, ownership: Ownership, stop: asyncio.Even
     work = asyncio.create_task(dispatcher.run())
     lease = asyncio.create_task(ownership.run())
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait((work, lease, stopped), return_when=asyncio.FIRST_COMPLETED)
     try:
+        await asyncio.wait((work, lease, stopped), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()  # raises what broke it
         if lease.done():

@@ -10,6 +10,11 @@ from shared.queue.messages import Held, cost_of
 class RecoveryVerbs(Verbs):
     """What owners and gateways do while Redis recovers."""
 
+    @property
+    def restarts(self) -> int:
+        """How often Redis was found to be another run. `recoveries` yields after each."""
+        return self._line.runs.count(self._keys.prefix)
+
     async def recoveries(self) -> AsyncIterator[None]:
         """Yields once each time Redis has come back as another run: `restore` now, within 3 s.
 

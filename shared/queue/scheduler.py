@@ -85,6 +85,11 @@ class SchedulerVerbs(Verbs):
         """Removes what the dead have left and ends waiting requests whose time is up: how many. Once a second."""
         return int(await self._scripts.call("sweep", *self._closing))
 
+    async def owned(self, scheduler_id: str) -> list[str]:
+        """The requests that Redis says are this scheduler's, by id."""
+        (found,) = await self._ask([("SMEMBERS", f"{self._keys.prefix}:own:{scheduler_id}")])
+        return sorted(str(request_id, "ascii") for request_id in found)
+
     async def give_back(self, scheduler_id: str, request_ids: Sequence[str]) -> int:
         """Puts requests back at the head of the queue with their logs. Returns how many were still owned."""
         return int(

@@ -13,11 +13,13 @@ from support.step_stream import (
     Text,
     greedy,
     introduce,
+    ints,
     make_plan,
     read_ints,
     running_decoder,
 )
 
+from shared.block_hash import block_names
 from shared.errors import (
     InvalidRequest,
     Precondition,
@@ -25,6 +27,7 @@ from shared.errors import (
     Superseded,
     Unavailable,
 )
+from tessera.decoder.v1.decoder_pb2 import NewSequence
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -120,6 +123,40 @@ async def test_sealed_blocks_survive_until_they_are_overwritten(decoder: Decoder
         assert read_ints(stream.hello.sealed_blocks) == [1]
 
 
+async def test_full_blocks_are_named_when_the_scheduler_is_lost(decoder: Decoder) -> None:
+    root = b"r" * 16
+    prompt = [3 + i % 50 for i in range(40)]
+    async with StepStream.open(decoder.address, lease=1) as stream:
+        for slot, more in ((0, {}), (1, {"root_name": root}), (2, {"root_name": root})):
+            new = introduce(Text(slot, prompt[slot:], greedy()))
+            new.MergeFrom(NewSequence(**more))
+            plan = first_plan(slot, new=[new], row_count=[40 - slot])
+            plan |= {"edit_len": [3], "edit_blocks": [1 + 3 * slot, 2 + 3 * slot, 3 + 3 * slot]}
+            await stream.run(make_plan(**plan))
+        names = block_names(root, ints(prompt[1:33]), 16)
+        # The second sequence's first block was named in time.
+        await stream.run(make_plan(sealed_blocks=[4], sealed_hashes=names[0]))
+        await stream.run(
+            make_plan(row_slot=[1], row_start=[39], row_count=[1], sample_row=[0], sample_slot=[1])
+        )
+    other = block_names(root, ints(prompt[2:34]), 16)
+    async with StepStream.open(decoder.address, lease=2) as stream:
+        assert read_ints(stream.hello.sealed_blocks) == [4, 5, 7, 8]
+        assert stream.hello.sealed_hashes == b"".join(names + other)
+
+
+async def test_nothing_is_named_that_may_rest_on_a_failed_row(decoder: Decoder) -> None:
+    async with StepStream.open(decoder.address, lease=1) as stream:
+        new = introduce(Text(0, [3] * 20, greedy()))
+        new.root_name = b"r" * 16
+        plan = first_plan(new=[new], row_count=[20]) | {"edit_len": [2], "edit_blocks": [1, 2]}
+        await stream.run(make_plan(**plan))
+        result = await stream.run(make_plan(row_slot=[0], row_start=[3], row_count=[2]))
+        assert len(result.failed) == 1
+    async with StepStream.open(decoder.address, lease=2) as stream:
+        assert not stream.hello.sealed_blocks
+
+
 async def test_an_empty_plan_has_a_result(decoder: Decoder) -> None:
     async with StepStream.open(decoder.address) as stream:
         result = await stream.run(make_plan())
@@ -143,6 +180,19 @@ async def test_a_draining_decoder_says_so_and_waits_for_its_sequences(decoder: D
             await stream.run(make_plan())
         assert not draining.done()
         await stream.run(make_plan(drop=[0]))
+        await draining
+    with pytest.raises(Unavailable):
+        async with StepStream.open(decoder.address, lease=2):
+            pass
+
+
+async def test_a_draining_decoder_ends_the_stream_when_its_time_is_over(decoder: Decoder) -> None:
+    async with StepStream.open(decoder.address) as stream:
+        await stream.run(make_plan(**first_plan()))
+        draining = asyncio.create_task(decoder.servicer.drain(0.1))
+        with pytest.raises(Unavailable) as caught:
+            await stream.result()
+        assert caught.value.reason == "DECODER_STOPS"
         await draining
 
 

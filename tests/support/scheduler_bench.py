@@ -16,6 +16,7 @@ from support.step_stream import DECODER_ID, running_decoder
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
 from shared import token_log
+from shared.errors import Unavailable
 from shared.keys import Keys, new_instance_id, new_request_id
 from shared.log_event import PROMPT
 from shared.queue import Queue, connect
@@ -69,11 +70,16 @@ class PlayedDecoder(DecoderServiceServicer):
         self.logprobs: dict[int, int] = {}
         self.scored: dict[int, tuple[int, list[int]]] = {}  # k and the prompt, where that was asked
         self.stalled = asyncio.Event()
+        self.draining = False
+        self.num_computed = 0  # tokens that rows were made of
+        self.met: set[str] = set()  # requests that were ever introduced
 
     async def Steps(self, requests: Any, context: Any) -> AsyncIterator[decoder_pb2.StepsResponse]:
         first = await anext(aiter(requests))
         assert first.open.decoder_id == self.id
         assert first.open.lease > self.largest_lease
+        if self.draining:
+            raise Unavailable("DECODER_STOPS", "it was told to stop")
         self.largest_lease = first.open.lease
         self.slots.clear()
         yield decoder_pb2.StepsResponse(
@@ -90,7 +96,9 @@ class PlayedDecoder(DecoderServiceServicer):
         )
         async for request in requests:
             if request.WhichOneof("message") == "heartbeat":
-                yield decoder_pb2.StepsResponse(heartbeat=decoder_pb2.Heartbeat())
+                yield decoder_pb2.StepsResponse(
+                    heartbeat=decoder_pb2.Heartbeat(draining=self.draining)
+                )
                 continue
             if self.stalled.is_set():
                 await asyncio.sleep(3600)
@@ -100,6 +108,7 @@ class PlayedDecoder(DecoderServiceServicer):
     def step(self, plan: decoder_pb2.StepPlan) -> decoder_pb2.StepResult:
         """The answer to a plan."""
         self._introduce(plan)
+        self.num_computed += sum(ints(plan.row_count))
         result = decoder_pb2.StepResult(lease=plan.lease, step=plan.step)
         rows = zip(ints(plan.row_slot), ints(plan.row_start), ints(plan.row_count), strict=True)
         for row, (slot, start, count) in enumerate(rows):
@@ -133,6 +142,7 @@ class PlayedDecoder(DecoderServiceServicer):
             self.logprobs.pop(slot, None)
             self.scored.pop(slot, None)
         for new in plan.new:
+            self.met.add(new.request_id)
             self.slots[new.slot] = ints(new.tokens)
             self.choices[new.slot] = new.choice
             if new.sampling.HasField("logprobs"):
@@ -206,7 +216,10 @@ class Bench:
         self.stack.push_async_callback(end)
         return stop, task
 
-    async def ask(self, prompt: list[int], **sampling: Any) -> str:
+    async def ask(
+        self, prompt: list[int], more: dict[str, Any] | None = None, **sampling: Any
+    ) -> str:
+        """Puts a request in the queue; `more` are fields of its spec."""
         rid = new_request_id(self.keys.tag)
         options = {"n": 1, "max_tokens": 10, "repetition_penalty": 1.0, "top_p": 1.0, **sampling}
         options.setdefault("best_of", options["n"])
@@ -216,6 +229,7 @@ class Bench:
             prompt=token_log.encode_tokens(prompt),
             sampling=SamplingParams(**options),
             reply=ReplyFormat(skip_special_tokens=True),
+            **(more or {}),
         )
         await self.queue.admit(spec, cost=len(prompt) + options["max_tokens"])
         return rid

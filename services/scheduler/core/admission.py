@@ -32,8 +32,11 @@ class Admission:
                 continue  # preempted with a token under way: its id is part of what must be computed again
             cached = self._find_cached(sequence)
             start = self._start_of(sequence, cached)
-            count = min(state.media.plannable(sequence, start), budget)
-            if count <= 0:
+            known = state.media.plannable(sequence, start)
+            count = min(known, budget)
+            if count <= 0 or not (
+                start + known == sequence.num_tokens or self._may_pause(sequence)
+            ):
                 continue
             if not self._fits(sequence, cached):
                 crowded = True
@@ -44,6 +47,15 @@ class Admission:
         if admitted:
             state.waiting = [s for s in state.waiting if s.status is SequenceStatus.WAITING]
         return crowded
+
+    def _may_pause(self, sequence: Sequence) -> bool:
+        """Whether one that will wait for embeddings halfway may begin: those that hold slots and blocks meanwhile leave
+        half of them to others, however long the embeddings take."""
+        state = self._state
+        if self._state.holds_slots(sequence):
+            return True
+        many_slots = 2 * len(state.free_slots) > state.capacity.max_slots
+        return many_slots and 2 * state.blocks.num_free > state.blocks.num_total
 
     def _find_cached(self, sequence: Sequence) -> list[int]:
         size = self._state.capacity.block_size

@@ -1,36 +1,40 @@
-"""The name of a block's content: a hash chain, equal in every process and for every decoder of a model."""
+"""The names of a sequence's blocks, by `shared/block_hash.py`."""
 
 import array
-import functools
 import struct
 import sys
 from collections.abc import Sequence as Tokens
-from hashlib import blake2b
 
 from services.scheduler.core.sequence import MediaSpan, Sequence
+from shared.block_hash import block_names, root_name
 
 _SWAP = sys.byteorder == "big"
 
 
 def extend_hashes(sequence: Sequence, block_size: int) -> None:
-    """Appends the hashes of all blocks that have become full of committed tokens.
-
-    A hash is 16 bytes of blake2b over that of the block before, the token ids (little-endian int32) and the rest.
-    """
+    """Appends the hashes of all blocks that have become full of committed tokens."""
     hashes, tokens = sequence.block_hashes, sequence.tokens
     begin = len(hashes) * block_size
     end = len(tokens) // block_size * block_size
     if begin >= end:
         return
+    parent = hashes[-1] if hashes else root_of(sequence, block_size)
     ids = _packed(tokens[begin:end])
-    parent = hashes[-1] if hashes else _root(block_size, sequence.lora_id, sequence.cache_salt)
-    for first in range(begin, end, block_size):
-        at = 4 * (first - begin)
-        content = parent + ids[at : at + 4 * block_size]
-        if sequence.media:
-            content += _media_extra(sequence.media, first, first + block_size)
-        parent = blake2b(content, digest_size=16).digest()
-        hashes.append(parent)
+    media = sequence.media
+    if not media or begin >= media[-1].end:
+        hashes += block_names(parent, ids, block_size)
+        return
+
+    def extra(number: int) -> bytes:
+        first = begin + number * block_size
+        return _media_extra(media, first, first + block_size)
+
+    hashes += block_names(parent, ids, block_size, extra)
+
+
+def root_of(sequence: Sequence, block_size: int) -> bytes:
+    """What stands for the parent of its first block."""
+    return root_name(block_size, sequence.lora_id, sequence.cache_salt)
 
 
 def _packed(tokens: Tokens[int]) -> bytes:
@@ -38,14 +42,6 @@ def _packed(tokens: Tokens[int]) -> bytes:
     if _SWAP:
         ids.byteswap()
     return ids.tobytes()
-
-
-@functools.lru_cache
-def _root(block_size: int, lora_id: str, cache_salt: bytes) -> bytes:
-    """What stands for the parent of a first block."""
-    lora = lora_id.encode()
-    head = struct.pack("<iii", block_size, len(lora), len(cache_salt))
-    return blake2b(head + lora + cache_salt, digest_size=16).digest()
 
 
 def _media_extra(media: tuple[MediaSpan, ...], begin: int, end: int) -> bytes:

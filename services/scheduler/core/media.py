@@ -111,10 +111,12 @@ class MediaState:
             self._fetches.append(artifact)
 
     def ready(self, digest: bytes) -> None:
-        """The decoder has it."""
+        """The decoder has a copy: the encoder may make room for what is still waited for, or two sequences that each
+        need two items might wait for each other."""
         item = self._items.get(digest)
         if item is not None and item.status is ItemStatus.FETCHING:
             item.status = ItemStatus.READY
+            self._released.append(digest)
 
     def lost(self, digest: bytes) -> int:
         """The decoder could not get it, or no longer has it. Returns how often that has happened."""
@@ -154,6 +156,7 @@ class MediaState:
         del self._items[span.digest]
         if item.status is not ItemStatus.WANTED:
             self._rows -= item.span.rows
+        if item.status in (ItemStatus.ENCODING, ItemStatus.FETCHING):
             self._released.append(span.digest)
         if item.status in (ItemStatus.FETCHING, ItemStatus.READY):
             self._releases.append(span.digest)

@@ -36,7 +36,10 @@ class HasCore(Protocol):
     """Something that runs sequences by a `Scheduler`."""
 
     core: Scheduler
-    draining: bool  # it gets no new sequences while others can take them
+
+    @property
+    def draining(self) -> bool:
+        """It gets no new sequences while others can take them."""
 
     def predict(self, tokens: int, /) -> float:
         """Seconds that a step of so many tokens takes there; 0 as long as nothing is known of it."""

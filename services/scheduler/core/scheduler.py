@@ -74,6 +74,9 @@ class Scheduler:
                 one.status = SequenceStatus.ENDED
         if ending is not None:
             return ending
+        if sequence.num_output_tokens and sequence.is_certainly_last:
+            sequence.status = SequenceStatus.ENDED
+            return Ending(EndReason.LENGTH)
         if sequence.beams is not None:
             sequence.beams.live = [sequence]
             sequence.beams.max_tokens = min(sequence.beams.max_tokens, limit)
@@ -233,7 +236,16 @@ class Scheduler:
     @property
     def num_ready_to_start(self) -> int:
         """Waiting sequences that lack nothing but room: those that wait for embeddings keep nobody out."""
-        return sum(1 for s in self.waiting if self.media.plannable(s, 0) > 0)
+        return sum(1 for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens to compute of sequences that lack nothing but room or time, prefixes that may be cached included."""
+        waiting = sum(
+            s.num_tokens for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens
+        )
+        begun = (s.num_tokens - s.num_computed_tokens for s in self.running)
+        return waiting + sum(n for n in begun if n > 1)
 
     def find(self, request_id: str, choice: int = 0) -> Sequence | None:
         """A sequence that has not ended."""

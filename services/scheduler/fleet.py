@@ -1,0 +1,166 @@
+"""The decoders of this scheduler: leased, bound, served, lost, and given to a scheduler that has none."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import structlog
+
+from services.scheduler.core.router import Router
+from services.scheduler.decoder_link import DecoderLink
+from shared import tasks
+from shared.errors import ServingError, Superseded, Unavailable
+from shared.queue import Queue
+from shared.registry import Directory, Member
+
+log = structlog.get_logger(__name__)
+
+_RETRY_LEASE_S = 0.2
+_SERVED_S = 1.0  # a link that lasted so long had come about
+_CEDED_S = 5.0  # how long another scheduler has the first call on what was given to it
+
+
+class Fleet:
+    """A keeper for each decoder in the registry, which tries to lease it and then serves it until the link breaks.
+
+    `open_link(member, lease)` makes a link; `on_bound(link)` hears of a new one, `on_lost(link)` of one that has ended.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        directory: Directory,
+        scheduler_id: str,
+        *,
+        open_link: Callable[[Member, int], DecoderLink],
+        on_bound: Callable[[DecoderLink], None],
+        on_lost: Callable[[DecoderLink], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.links: dict[str, DecoderLink] = {}
+        self.router: Router[DecoderLink] = Router()
+        self._queue = queue
+        self._directory = directory
+        self._scheduler_id = scheduler_id
+        self._open_link = open_link
+        self._on_bound = on_bound
+        self._on_lost = on_lost
+        self._clock = clock
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._closing = False
+        self._ceded: dict[str, float] = {}  # decoder -> until when it is left to others
+        self._without: set[str] = set()  # schedulers that had no decoder at the last look
+        # Fingerprint and block size that all decoders share.
+        self._model: tuple[bytes, int] | None = None
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            for member in self._directory.members:
+                if member.instance_id not in self._keepers:
+                    keeper = asyncio.create_task(self._keep(member))
+                    self._keepers[member.instance_id] = keeper
+            await self._directory.changed()
+
+    async def finish_steps(self, timeout_s: float) -> None:
+        """Leases no more, and lets what is under way come to its end."""
+        self._closing = True
+        links = list(self.links.values())
+        await asyncio.gather(*(link.finish_steps(timeout_s) for link in links))
+
+    async def close(self) -> None:
+        """Ends all links."""
+        self._closing = True
+        await tasks.end(*self._keepers.values())
+
+    async def share(self, others: Collection[str]) -> None:
+        """Where another live scheduler has no decoder and this one has the most, the least loaded one is given away:
+        it is emptied first, and freed then. Called about once a second. Raises Unavailable."""
+        given = [link for link in self.links.values() if link.is_given_away]
+        if not others or (len(self.links) < 2 and not given):
+            self._without = set()
+            return
+        holders = Counter((await self._queue.leases()).values())
+        without = {sid for sid in others if not holders[sid]}
+        if not without:
+            for link in given:
+                link.is_given_away = False
+        elif not given and without & self._without and self._has_most(holders):
+            link = min(self.links.values(), key=lambda link: link.core.num_sequences)
+            log.info("giving a decoder away", decoder=link.member.instance_id)
+            link.is_given_away = True
+        self._without = without
+
+    def _has_most(self, holders: "Counter[str]") -> bool:
+        """Of equal ones the first by name: only one gives."""
+        most = min(holders, key=lambda sid: (-holders[sid], sid), default="")
+        return most == self._scheduler_id and len(self.links) > 1
+
+    async def _keep(self, member: Member) -> None:
+        """Keeps a link to a decoder for as long as it is in the registry."""
+        said = ""
+        try:
+            while not self._closing and member in self._directory.members:
+                began = self._clock()
+                try:
+                    if began >= self._ceded.get(member.instance_id, began):
+                        await self._lease(member)
+                except Superseded as error:
+                    log.warning("decoder lost", decoder=member.instance_id, error=error.message)
+                except ServingError as error:
+                    # Until its place in the registry ends, a dead one is tried five times a second: that is said once.
+                    if error.message != said or self._clock() - began > _SERVED_S:
+                        log.warning(
+                            "decoder failed", decoder=member.instance_id, error=error.message
+                        )
+                    said = error.message
+                await asyncio.sleep(_RETRY_LEASE_S)
+        finally:
+            self._keepers.pop(member.instance_id, None)
+            self._ceded.pop(member.instance_id, None)
+
+    async def _lease(self, member: Member) -> None:
+        lease = await self._queue.lease_decoder(member.instance_id, self._scheduler_id)
+        if not lease:
+            return
+        link = self._open_link(member, lease)
+        try:
+            await self._serve(link)
+        finally:
+            if link.is_given_away and not self._closing:
+                self._ceded[member.instance_id] = self._clock() + _CEDED_S
+                await self._queue.free_decoder(member.instance_id, self._scheduler_id)
+
+    async def _serve(self, link: DecoderLink) -> None:
+        did = link.member.instance_id
+        try:
+            await link.open()
+            self._check_model(link)
+            log.info(
+                "decoder bound",
+                decoder=did,
+                host=link.hello.host,
+                blocks=link.hello.num_blocks,
+                max_model_len=link.hello.max_model_len,
+                kept_blocks=len(link.hello.sealed_blocks) // 4,
+            )
+            self.links[did] = link
+            self.router.add(link)
+            self._on_bound(link)
+            await link.run()
+        finally:
+            self.links.pop(did, None)
+            self.router.remove(link)
+            self._on_lost(link)
+            await asyncio.shield(link.close())
+
+    def _check_model(self, link: DecoderLink) -> None:
+        found = (link.hello.model_fingerprint, link.hello.block_size)
+        if self._model is None or not self.links:
+            self._model = found
+        if found != self._model:
+            raise Unavailable(
+                "DECODERS_DIFFER",
+                "this decoder has another model, dtype or block size than those in service",
+            )

@@ -1,0 +1,76 @@
+"""After Redis has come back with its last writes lost maybe: what this scheduler knows is put back before all else."""
+
+import asyncio
+
+import structlog
+
+from services.scheduler.ledger import Ledger
+from services.scheduler.request import Request
+from shared.errors import Unavailable
+from shared.queue import Held, Queue
+
+log = structlog.get_logger(__name__)
+
+_RETRY_S = 0.1
+
+
+class Recovery:
+    """Restores all requests in hand, and those that have ended a short while ago.
+
+    Until that is done Redis may say of a request that it is nobody's, or not there: what it answers then is not to be
+    acted on. `settled` waits for it.
+    """
+
+    def __init__(self, queue: Queue, scheduler_id: str, ledger: Ledger) -> None:
+        self._queue = queue
+        self._scheduler_id = scheduler_id
+        self._ledger = ledger
+        self._restored = queue.restarts
+        self._done = asyncio.Event()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether Redis knows what it knew before it was away."""
+        return self._restored == self._queue.restarts
+
+    async def settled(self) -> None:
+        """Waits for it."""
+        while not self.is_settled:
+            await self._done.wait()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        async for _ in self._queue.recoveries():
+            while not self.is_settled:
+                await self._try_to_restore()
+
+    async def _try_to_restore(self) -> None:
+        restarts = self._queue.restarts
+        requests = self._ledger.requests
+        try:
+            answers = await self._queue.restore([_held(r) for r in requests], self._scheduler_id)
+        except Unavailable as error:
+            log.warning("not restored yet", error=error.message)
+            await asyncio.sleep(_RETRY_S)
+            return
+        refused = [r for r, kept in zip(requests, answers, strict=True) if not kept]
+        for request in refused:
+            self._ledger.on_refused(request.request_id)
+        log.warning("restored", requests=len(requests), refused=len(refused))
+        self._restored = restarts
+        self._done.set()
+        self._done = asyncio.Event()
+
+
+def _held(request: Request) -> Held:
+    known = request.taken
+    return Held(
+        spec=known.spec,
+        logs=known.logs,
+        endings=known.endings,
+        own_at=known.own_at,
+        arrived_ms=known.arrived_ms,
+        prio=known.prio,
+        rank=known.rank,
+        prompt_log=known.prompt_log,
+    )

@@ -1,0 +1,160 @@
+"""Moves requests off decoders that are to be emptied, and back to the queue where no decoder can take them."""
+
+import asyncio
+from collections.abc import Collection
+
+import structlog
+
+from services.scheduler.core.sequence import SequenceStatus
+from services.scheduler.decoder_link import DecoderLink
+from services.scheduler.fleet import Fleet
+from services.scheduler.ledger import Ledger
+from services.scheduler.log_writer import LogWriter
+from services.scheduler.recovery import Recovery
+from services.scheduler.request import Request
+from shared.errors import Unavailable
+from shared.queue import Queue
+
+log = structlog.get_logger(__name__)
+
+_LOOK_S = 0.05
+_RETRY_S = 0.2
+
+
+class Relocation:
+    """Empties decoders that are leaving, so gently that those who are read along with hardly notice: what a move must
+    compute again is at most one step's budget at a time.
+    """
+
+    def __init__(self, ledger: Ledger, fleet: Fleet, returns: "Returns") -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self._returns = returns
+        self._moved: list[Request] = []  # and not yet as far as they were
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            links = list(self._fleet.links.values())
+            leaving = [link for link in links if link.draining]
+            if leaving:
+                self._step(leaving, [link for link in links if not link.draining])
+
+    def _step(self, leaving: list[DecoderLink], others: list[DecoderLink]) -> None:
+        touched: dict[DecoderLink, None] = {}
+        self._moved = [request for request in self._moved if _catches_up(request)]
+        for link in leaving:
+            for request in self._ledger.of(link):
+                if not _has_slot(request):
+                    self._send_on(request, others, touched)
+                elif self._may_move(request, others):
+                    self._moved.append(self._move(request, touched))
+            if not link.core.num_sequences and not link.core.num_in_flight:
+                link.finish("DECODER_EMPTIED", "it has nothing more to do")
+        for link in touched:
+            link.pump()
+        for link in leaving:
+            link.pump()  # drops what has moved
+
+    def _send_on(
+        self, request: Request, others: list[DecoderLink], touched: dict[DecoderLink, None]
+    ) -> None:
+        """One that has not begun here: nothing of it must be computed again."""
+        if others:
+            self._move(request, touched)
+        else:
+            self._returns.put([request.request_id])
+
+    def _may_move(self, request: Request, others: Collection[DecoderLink]) -> bool:
+        """Candidates and beams would begin at the prompt again: they are let run."""
+        if request.collects:
+            return False
+        cost = _tokens(request)
+        under_way = sum(map(_tokens, self._moved))
+        return any(
+            (not under_way or under_way + cost <= link.core.capacity.max_batched_tokens)
+            and _has_room(link, request, cost)
+            for link in others
+        )
+
+    def _move(self, request: Request, touched: dict[DecoderLink, None]) -> Request:
+        target = self._fleet.router.choose(request.sequences[0])
+        touched[target] = None
+        return self._ledger.move(request.request_id, target)
+
+
+def _has_slot(request: Request) -> bool:
+    return any(s.slot >= 0 for s in request.sequences)
+
+
+def _tokens(request: Request) -> int:
+    """What must be computed again; choices without output share their prompt."""
+    fresh = request.fresh[:1]
+    return sum(len(s.tokens) for s in request.sequences if s not in request.fresh) + sum(
+        len(s.tokens) for s in fresh
+    )
+
+
+def _has_room(link: DecoderLink, request: Request, tokens: int) -> bool:
+    core = link.core
+    if core.num_ready_to_start or core.num_free_slots < len(request.sequences):
+        return False
+    return core.blocks.num_free * core.capacity.block_size > 2 * tokens
+
+
+def _catches_up(request: Request) -> bool:
+    return any(
+        s.status is not SequenceStatus.RUNNING or s.num_tokens - s.num_computed_tokens > 1
+        for s in request.sequences
+        if not s.ended
+    )
+
+
+class Returns:
+    """Puts requests back at the head of the queue, with all that they have generated in the log before."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        scheduler_id: str,
+        ledger: Ledger,
+        writer: LogWriter,
+        recovery: Recovery,
+    ) -> None:
+        self._queue = queue
+        self._recovery = recovery
+        self._scheduler_id = scheduler_id
+        self._ledger = ledger
+        self._writer = writer
+        self._work = asyncio.Event()
+
+    def put(self, request_ids: list[str]) -> None:
+        """These are to go back. They stay in the ledger until the queue has them."""
+        if request_ids:
+            self._ledger.orphan(request_ids)
+            self._work.set()
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while orphans := self._ledger.orphans:
+                try:
+                    await self.give_back(orphans)
+                except Unavailable as error:
+                    log.warning("not given back yet", error=error.message)
+                    await asyncio.sleep(_RETRY_S)
+
+    async def give_back(self, request_ids: list[str]) -> None:
+        """Gives orphans back. Raises Unavailable."""
+        await self._writer.flush()  # a late append would meet the request under its next owner
+        restarts = self._queue.restarts
+        await self._queue.give_back(self._scheduler_id, request_ids)
+        if self._recovery.is_settled and restarts == self._queue.restarts:
+            self._ledger.forget(request_ids)
+            log.warning("gave requests back", requests=len(request_ids))
+        else:  # Redis may not have known that they were ours
+            await self._recovery.settled()
+            await self.give_back(request_ids)

@@ -1,0 +1,34 @@
+"""The name of a KV block's content: a hash chain, equal in every process and for every decoder of a model."""
+
+import functools
+import struct
+from collections.abc import Callable
+from hashlib import blake2b
+
+HASH_BYTES = 16
+
+
+@functools.lru_cache
+def root_name(block_size: int, lora_id: str, cache_salt: bytes) -> bytes:
+    """What stands for the parent of a first block."""
+    lora = lora_id.encode()
+    head = struct.pack("<iii", block_size, len(lora), len(cache_salt))
+    return blake2b(head + lora + cache_salt, digest_size=HASH_BYTES).digest()
+
+
+def block_names(
+    parent: bytes, ids: bytes, block_size: int, extra: Callable[[int], bytes] | None = None
+) -> list[bytes]:
+    """Names of consecutive blocks: 16 bytes of blake2b over the name of the block before, the token ids and the rest.
+
+    ids: little-endian int32, whole blocks; `extra(i)` is what else the content of the i-th of them is made of.
+    """
+    names = []
+    size = 4 * block_size
+    for number, first in enumerate(range(0, len(ids), size)):
+        content = parent + ids[first : first + size]
+        if extra is not None:
+            content += extra(number)
+        parent = blake2b(content, digest_size=HASH_BYTES).digest()
+        names.append(parent)
+    return names
