@@ -141,6 +141,10 @@ class Admission:
             raise
         return [answers[index] for index in range(len(asked))]
 
+    async def settled(self) -> None:
+        """Waits until those whose clients have left are taken back."""
+        await self._cancels.settled()
+
     async def _enter(
         self, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
     ) -> Answer | None:
@@ -195,6 +199,13 @@ class Admission:
         try:
             spec = await self._specify(request, caller, terms, tenant)
             return await self._admit(spec, request, caller, terms)
+        except Conflict as error:
+            # Preparing took longer than the reservation holds, and another gateway was faster.
+            known = error.metadata.get("request_id", "")
+            answer = await self._resumption.join(known, tenant, "", request.reply)
+            if answer is None:
+                raise
+            return answer
         except BaseException:
             self._cancels.add(caller.request_id, tenant, terms.idempotency_key)
             raise
@@ -257,6 +268,7 @@ class Admission:
                 prio=terms.prio,
                 advance_us=advance_us,
                 idempotency_key=terms.idempotency_key,
+                fingerprint=terms.fingerprint,
                 follow_ms=follow_ms(spec.keep_ms),
             )
             arrived_ms = await _to_its_end(_asked_again(admit))

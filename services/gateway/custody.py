@@ -59,6 +59,7 @@ class Holding:
             rank=self.rank,
             prompt_log=follow.prompt.records if follow.prompt is not None else b"",
             idempotency_key=self.idempotency_key,
+            follow_ms=follow_ms(self.spec.keep_ms),
         )
 
     @property
@@ -111,7 +112,7 @@ class Custody:
         keep_ms = self._keep_ms[rid] = max(head.keep_ms, KEEP_S * 1000)
         with contextlib.suppress(Unavailable):
             await self._queue.follow({rid: follow_ms(keep_ms)})
-            spec = await self._queue.whole_spec(rid)
+            spec = await self._queue.spec(rid)
             if spec is not None:  # it has not ended
                 timeouts = Timeouts(
                     spec.queue_timeout_ms, spec.first_token_timeout_ms, spec.timeout_ms

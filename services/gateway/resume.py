@@ -75,7 +75,7 @@ class Resumption:
         says now. None for a request that is not in the queue yet, or no more.
         """
         state = await self._queue.lookup(request_id, tenant)
-        return state and await self._answer(state, after, "Last-Event-ID", reply)
+        return None if state is None else await self._answer(state, after, "Last-Event-ID", reply)
 
     async def _answer(
         self, state: RequestState, after: str, field: str, reply: ReplyFormat | None

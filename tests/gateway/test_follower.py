@@ -267,7 +267,7 @@ def answer_of(head: RequestSpec, table: TokenBytes) -> Answer:
         eos_token_ids=(),
         prompt_ids=None,
         arrived_at=0.0,
-        cancel=lambda: None,
+        leave=lambda: False,
     )
 
 

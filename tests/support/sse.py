@@ -52,7 +52,7 @@ def told(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _add(into: dict[str, Any], name: str, value: Any) -> None:
     if isinstance(value, dict):
-        inner = into.setdefault(name, {})
+        inner = into[name] = into.get(name) or {}
         for key, item in value.items():
             _add(inner, key, item)
     elif isinstance(value, (str, list)) and name in into and into[name] is not None:
