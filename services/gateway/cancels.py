@@ -45,7 +45,7 @@ class Cancels:
             request_id, tenant, key = who
             try:
                 await self._queue.withdraw(request_id, tenant=tenant, idempotency_key=key)
-                await self._queue.cancel(request_id, tenant)
+                await self._queue.cancel(request_id, tenant, unless_joined=True)
             except Unavailable as error:
                 if time.monotonic() > give_up_at:
                     log.warning("not cancelled", request_id=request_id, error=error.message)

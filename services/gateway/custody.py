@@ -111,6 +111,7 @@ class Custody:
         rid = follow.request_id
         keep_ms = self._keep_ms[rid] = max(head.keep_ms, KEEP_S * 1000)
         with contextlib.suppress(Unavailable):
+            await self._queue.join(rid)
             await self._queue.follow({rid: follow_ms(keep_ms)})
             spec = await self._queue.spec(rid)
             if spec is not None:  # it has not ended

@@ -92,7 +92,7 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
                     if part.WhichOneof("part") == "text":
                         ids += self._tokenizer.encode(part.text).ids
                         continue
-                    media.append(MediaItem(digest=b"d" * 16, offset=len(ids), length=IMAGE_TOKENS))
+                    media.append(_picture(len(ids)))
                     ids += [self._tokenizer.token_to_id("<image>")] * IMAGE_TOKENS
         if request.max_prompt_tokens and len(ids) > request.max_prompt_tokens:
             raise InvalidRequest(
@@ -114,6 +114,10 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
             return PrepareResult(prepared=await self.Prepare(prompt, context))
         except ServingError as error:
             return PrepareResult(failure=error.to_failure())
+
+
+def _picture(offset: int) -> MediaItem:
+    return MediaItem(digest=b"d" * 16, offset=offset, length=IMAGE_TOKENS, rows=IMAGE_TOKENS)
 
 
 @dataclass
@@ -151,6 +155,8 @@ class SchedulerPlayer:
         self.queue = Queue(self._redis, self._keys)
         self.id = new_instance_id()
         self.played: dict[str, Played] = {}
+        # "interactive" or "batch", in the order in which they were taken.
+        self.classes: list[str] = []
         self.answer: Callable[[RequestSpec], Iterable[Sequence[int]]] = lambda spec: [[0]]
         self.answer_choice: Callable[[RequestSpec, int], Iterable[Sequence[int]]] | None = None
         self.failure: Failure | None = None
@@ -205,6 +211,7 @@ class SchedulerPlayer:
                 await self.queue.take(self.id, max_requests=64, max_tokens=1 << 20) or []
             ):
                 self.played[request.spec.request_id] = Played(request.spec)
+                self.classes.append(request.prio)
                 self._start(self._run(request))
 
     async def _run(self, request: TakenRequest) -> None:
