@@ -39,6 +39,7 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 # So often a request that came again looks whether the first has been prepared.
 _PREPARED_YET_S = 0.1
+_DOOR_S = 3.0
 _SETTLE_S = 10.0
 _RETRY_S = 0.1
 
@@ -184,7 +185,7 @@ class Admission:
             fingerprint=terms.fingerprint,
         )
         try:
-            known = await _to_its_end(call)
+            known = await _within(call, _DOOR_S)
         except (Overloaded, Conflict):  # nothing was reserved
             raise
         except BaseException:
@@ -293,6 +294,18 @@ class Admission:
             arrived_at=caller.arrived_at or start,
             leave=lambda: self._custody.leave(follow, spec.tenant, terms.idempotency_key),
         )
+
+
+async def _within(call: Coroutine[Any, Any, _T], seconds: float) -> _T:
+    """Awaits a call to Redis, which goes on behind us where it takes longer or we are cancelled. Raises
+    Unavailable when it takes longer: a frozen Redis must not freeze its clients.
+    """
+    task = asyncio.ensure_future(call)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        raise Unavailable("REDIS_UNAVAILABLE", "Redis does not answer; retry later")
+    return task.result()
 
 
 async def _asked_again(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from shared import tasks
-from shared.errors import InvalidRequest, ServingError
+from shared.errors import InvalidRequest, ServingError, Unavailable
 from shared.keys import Keys, new_instance_id
 from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
 from shared.registry import Announcement
@@ -200,16 +200,18 @@ class SchedulerPlayer:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(0.4)
-            await self.queue.renew(self.id, self.load, register=False, tokens_per_s=None)
+            with contextlib.suppress(Unavailable):
+                await self.queue.renew(self.id, self.load, register=False, tokens_per_s=None)
 
     async def _take(self) -> None:
         while True:
             await asyncio.sleep(0.005)
             if not self.taking:
                 continue
-            for request in (
-                await self.queue.take(self.id, max_requests=64, max_tokens=1 << 20) or []
-            ):
+            found = None
+            with contextlib.suppress(Unavailable):
+                found = await self.queue.take(self.id, max_requests=64, max_tokens=1 << 20)
+            for request in found or []:
                 self.played[request.spec.request_id] = Played(request.spec)
                 self.classes.append(request.prio)
                 self._start(self._run(request))
@@ -286,7 +288,12 @@ class SchedulerPlayer:
                 for i, token in enumerate(tokens)
             )
         append = Append(rid, choice, start, size, records, ending)
-        (answer,) = await self.queue.append(self.id, [append])
+        while True:
+            try:
+                (answer,) = await self.queue.append(self.id, [append])
+                break
+            except Unavailable:
+                await asyncio.sleep(0.05)
         if answer.code == AppendCode.CANCEL and ending is None:
             ending = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
             end = Append(rid, choice, start + len(tokens), size, b"", ending)
