@@ -1,9 +1,14 @@
 """Fixtures for every test: a real Redis."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+# Tests start servers while gRPC runs in this process. Its handlers for forks, which nobody here needs, can crash the
+# child before it has become another program.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import pytest
 import redis

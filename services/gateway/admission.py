@@ -4,51 +4,50 @@ exactly once).
 
 import asyncio
 import contextlib
-import hashlib
+import functools
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import structlog
-
 from services.gateway.answer import Answer
+from services.gateway.caller import Caller, tenant_of
+from services.gateway.cancels import Cancels
 from services.gateway.choice_log import LogLayout
+from services.gateway.custody import Custody, Holding, follow_ms
+from services.gateway.data_urls import decode_media
 from services.gateway.follower import Follower
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.preprocess_pool import PreprocessPool
 from services.gateway.request import ValidRequest, make_spec
+from services.gateway.resume import Resumption, shows_prompt_ids
+from services.gateway.terms import NO_TERMS, Terms
 from shared import tasks
-from shared.errors import InvalidRequest, Overloaded, ServingError, Unavailable
+from shared.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    ServingError,
+    Unavailable,
+)
 from shared.queue import Queue
 from shared.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
-log = structlog.get_logger(__name__)
-
-_CANCEL_RETRY_S = 0.5
-_CANCEL_FOR_S = 60.0
+# So often a request that came again looks whether the first has been prepared.
+_PREPARED_YET_S = 0.1
+_DOOR_S = 3.0
+_SETTLE_S = 10.0
+_RETRY_S = 0.1
 
 # What one step of `priority` is worth in waiting time: longer than anybody waits, so that of two
 # requests of one tenant the lower number always goes first.
 _PRIORITY_STEP_US = 3_600_000_000
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks: the request's name, the API key if keys are in use or else whatever bearer token
-    came, the trace, and the arrival by our own clock.
-    """
-
-    request_id: str
-    api_key: str = ""
-    bearer: str = ""
-    traceparent: str = ""
-    arrived_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Limits:
 
 
 class Admission:
-    """Takes requests in, and cancels those whose clients have left."""
+    """Takes requests in."""
 
     def __init__(
         self,
@@ -68,6 +67,9 @@ class Admission:
         queue: Queue,
         pool: PreprocessPool,
         follower: Follower,
+        custody: Custody,
+        cancels: Cancels,
+        resumption: Resumption,
         metrics: Metrics,
         limits: Limits,
     ) -> None:
@@ -75,27 +77,32 @@ class Admission:
         self._queue = queue
         self._pool = pool
         self._follower = follower
+        self._custody = custody
+        self._cancels = cancels
+        self._resumption = resumption
         self._metrics = metrics
         self._limits = limits
-        self._cancels: set[asyncio.Task[None]] = set()
 
-    async def accept(self, request: ValidRequest, caller: Caller) -> Answer:
-        """Brings a request into the queue. The answer must be closed.
+    async def accept(
+        self, request: ValidRequest, caller: Caller, terms: Terms = NO_TERMS
+    ) -> Answer:
+        """Brings a request into the queue, or follows the one that came with its idempotency key
+        before. The answer must be closed.
 
-        Raises Overloaded (the door), whatever preparing raised, InvalidRequest (too long),
-        Unavailable (no Redis, no preprocess). Cancelling the call takes the request back, at any
-        moment.
+        Raises Overloaded (the door), Conflict (the key), whatever preparing raised, InvalidRequest
+        (too long), Unavailable (no Redis, no preprocess). Cancelling the call takes the request
+        back, at any moment.
         """
         tenant = tenant_of(caller, request.user)
         try:
-            await self._enter(request, caller.request_id, tenant)
-            return await self._bring_in(request, caller, tenant)
+            known = await self._enter(request, caller, terms, tenant)
+            return known or await self._bring_in(request, caller, terms, tenant)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise
 
     async def accept_all(
-        self, requests: Sequence[ValidRequest], callers: Sequence[Caller]
+        self, requests: Sequence[ValidRequest], callers: Sequence[Caller], terms: Terms = NO_TERMS
     ) -> list[Answer]:
         """Brings the prompts of one client's request into the queue, each under a name of its own, or
         none of them. Every answer must be closed.
@@ -103,33 +110,70 @@ class Admission:
         Raises what `accept` raises, with the prompt's number where it is about a prompt.
         """
         tenant = tenant_of(callers[0], requests[0].user)
-        answers: list[Answer] = []
+        if terms.last_event_id:
+            raise InvalidRequest(
+                "NO_RESUME_OF_SEVERAL_PROMPTS",
+                "Last-Event-ID is not for several prompts: leave it out to get all from the beginning",
+                field="Last-Event-ID",
+            )
+        every = [terms.of_part(index) for index in range(len(requests))]
+        asked = list(zip(requests, callers, every, strict=True))
+        answers: dict[int, Answer] = {}
         try:
-            for request, caller in zip(requests, callers, strict=True):
-                await self._enter(request, caller.request_id, tenant)
+            for index, (request, caller, own) in enumerate(asked):
+                known = await self._enter(request, caller, own, tenant)
+                if known is not None:
+                    answers[index] = known
+            new = [index for index in range(len(asked)) if index not in answers]
             # Nothing can be refused any more once all are specified.
             specs = await tasks.together(
-                self._specify_one_of(index, request, caller, tenant)
-                for index, (request, caller) in enumerate(zip(requests, callers, strict=True))
+                self._specify_one_of(index, *asked[index], tenant) for index in new
             )
-            for spec, request, caller in zip(specs, requests, callers, strict=True):
-                answers.append(await self._admit(spec, caller, request.priority))
+            for index, spec in zip(new, specs, strict=True):
+                answers[index] = await self._admit(spec, *asked[index])
         except BaseException as error:
-            for answer in answers:
+            for answer in answers.values():
                 answer.close()
-            for caller in callers[len(answers) :]:
-                self._take_back(caller.request_id, tenant)
+            for index, (_, caller, own) in enumerate(asked):
+                if index not in answers:
+                    self._cancels.add(caller.request_id, tenant, own.idempotency_key)
             if isinstance(error, ServingError):
                 self._metrics.rejected(error.reason)
             raise
-        return answers
+        return [answers[index] for index in range(len(asked))]
 
     async def settled(self) -> None:
-        """Waits until every cancellation on its way has arrived."""
-        if self._cancels:
-            await asyncio.wait(self._cancels)
+        """Waits until those whose clients have left are taken back."""
+        await self._cancels.settled()
 
-    async def _enter(self, request: ValidRequest, rid: str, tenant: str) -> None:
+    async def _enter(
+        self, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
+    ) -> Answer | None:
+        """Goes through the door. An answer where a request with the same key is in the queue; one that
+        is still being prepared is waited for, and if its gateway died the door is ours.
+        """
+        is_known = False
+        while True:
+            known = await self._pass_door(request, caller.request_id, terms, tenant)
+            if known == caller.request_id:
+                break
+            if not is_known:
+                is_known = True
+                self._metrics.known_again()
+            answer = await self._resumption.join(known, tenant, terms.last_event_id, request.reply)
+            if answer is not None:
+                return answer
+            await asyncio.sleep(_PREPARED_YET_S)
+        if terms.last_event_id:
+            self._cancels.add(caller.request_id, tenant, terms.idempotency_key)
+            raise NotFound(
+                "REQUEST_NOT_FOUND",
+                "the request of this Idempotency-Key is gone: without Last-Event-ID it runs anew",
+                field="Last-Event-ID",
+            )
+        return None
+
+    async def _pass_door(self, request: ValidRequest, rid: str, terms: Terms, tenant: str) -> str:
         start = time.monotonic()
         call = self._queue.door(
             rid,
@@ -137,31 +181,46 @@ class Admission:
             max_requests=self._limits.max_requests,
             max_tokens=self._limits.max_tokens,
             tenant=tenant,
+            idempotency_key=terms.idempotency_key,
+            fingerprint=terms.fingerprint,
         )
         try:
-            await _to_its_end(call)
-        except Overloaded:  # nothing was reserved
+            known = await _within(call, _DOOR_S)
+        except (Overloaded, Conflict):  # nothing was reserved
             raise
         except BaseException:
-            self._take_back(rid, tenant)
+            self._cancels.add(rid, tenant, terms.idempotency_key)
             raise
         self._metrics.stage("door", time.monotonic() - start)
+        return known
 
-    async def _bring_in(self, request: ValidRequest, caller: Caller, tenant: str) -> Answer:
+    async def _bring_in(
+        self, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
+    ) -> Answer:
         try:
-            spec = await self._specify(request, caller, tenant)
-            return await self._admit(spec, caller, request.priority)
+            spec = await self._specify(request, caller, terms, tenant)
+            return await self._admit(spec, request, caller, terms)
+        except Conflict as error:
+            # Preparing took longer than the reservation holds, and another gateway was faster.
+            known = error.metadata.get("request_id", "")
+            answer = await self._resumption.join(known, tenant, "", request.reply)
+            if answer is None:
+                raise
+            return answer
         except BaseException:
-            self._take_back(caller.request_id, tenant)
+            self._cancels.add(caller.request_id, tenant, terms.idempotency_key)
             raise
 
-    async def _specify(self, request: ValidRequest, caller: Caller, tenant: str) -> RequestSpec:
+    async def _specify(
+        self, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
+    ) -> RequestSpec:
         request.prepare.request_id = caller.request_id
         prepared = await self._prepare(request)
         return make_spec(
             request,
             prepared,
             self._model,
+            terms,
             request_id=caller.request_id,
             tenant=tenant,
             created_unix_s=int(time.time()),
@@ -169,10 +228,10 @@ class Admission:
         )
 
     async def _specify_one_of(
-        self, index: int, request: ValidRequest, caller: Caller, tenant: str
+        self, index: int, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
     ) -> RequestSpec:
         try:
-            return await self._specify(request, caller, tenant)
+            return await self._specify(request, caller, terms, tenant)
         except InvalidRequest as error:
             named = {**error.metadata, "field": f"prompt[{index}]"}
             message = f"prompt[{index}]: {error.message.removeprefix('prompt: ')}"
@@ -182,6 +241,7 @@ class Admission:
         if request.prepare.WhichOneof("input") == "token_ids":
             # Checked at the door already, and there is nothing to render or to tokenize.
             return PrepareResponse(token_ids=request.prepare.token_ids)
+        await decode_media(request.prepare, request.luggage)
         start = time.monotonic()
         prepared = await self._pool.prepare(request.prepare)
         self._metrics.stage("preprocess", time.monotonic() - start)
@@ -192,20 +252,36 @@ class Admission:
             self._metrics.stage("decode_media", times.media_us / 1e6)
         return prepared
 
-    async def _admit(self, spec: RequestSpec, caller: Caller, priority: int) -> Answer:
+    async def _admit(
+        self, spec: RequestSpec, request: ValidRequest, caller: Caller, terms: Terms
+    ) -> Answer:
         start = time.monotonic()
         prompt_tokens = len(spec.prompt) // 4
         # Before admission, so that nothing of it can be missed.
         layout = LogLayout.of(spec.sampling, prompt_tokens)
         follow = self._follower.follow(spec.request_id, new=True, layout=layout)
+        advance_us = -request.priority * _PRIORITY_STEP_US
         try:
-            cost = prompt_tokens + spec.sampling.best_of * spec.sampling.max_tokens
-            advance_us = -priority * _PRIORITY_STEP_US
-            await _to_its_end(self._queue.admit(spec, cost=cost, advance_us=advance_us))
+            admit = functools.partial(
+                self._queue.admit,
+                spec,
+                cost=prompt_tokens + spec.sampling.best_of * spec.sampling.max_tokens,
+                prio=terms.prio,
+                advance_us=advance_us,
+                idempotency_key=terms.idempotency_key,
+                fingerprint=terms.fingerprint,
+                follow_ms=follow_ms(spec.keep_ms),
+            )
+            arrived_ms = await _to_its_end(_asked_again(admit))
         except BaseException:
             follow.close()
             raise
         follow.admitted = True
+        rank = arrived_ms * 1000 - advance_us
+        self._custody.hold(
+            Holding(follow, spec, arrived_ms, terms.prio, rank, terms.idempotency_key),
+            terms.timeouts,
+        )
         self._metrics.stage("admit", time.monotonic() - start)
         return Answer(
             spec,
@@ -216,45 +292,34 @@ class Admission:
             eos_token_ids=self._model.eos_token_ids,
             prompt_ids=decode_tokens(spec.prompt) if shows_prompt_ids(spec) else None,
             arrived_at=caller.arrived_at or start,
-            cancel=lambda: self._take_back(spec.request_id, spec.tenant),
+            leave=lambda: self._custody.leave(follow, spec.tenant, terms.idempotency_key),
         )
 
-    def _take_back(self, request_id: str, tenant: str) -> None:
-        """Withdraws and cancels: whichever of the two the request has come to, in the background."""
-        task = asyncio.create_task(self._cancel(request_id, tenant))
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
 
-    async def _cancel(self, request_id: str, tenant: str) -> None:
-        give_up_at = time.monotonic() + _CANCEL_FOR_S
-        while True:
-            try:
-                await self._queue.withdraw(request_id, tenant=tenant)
-                await self._queue.cancel(request_id, tenant)
-                return
-            except Unavailable as error:
-                if time.monotonic() > give_up_at:
-                    log.warning("not cancelled", request_id=request_id, error=error.message)
-                    return
-            await asyncio.sleep(_CANCEL_RETRY_S)
-
-
-def shows_prompt_ids(spec: RequestSpec) -> bool:
-    """Whether the answer needs the ids of the prompt: to show them, or to name what it scores."""
-    return spec.reply.return_token_ids or spec.sampling.HasField("prompt_logprobs")
-
-
-def tenant_of(caller: Caller, user: str) -> str:
-    """Who pays: a checked API key, else `user`, else an unchecked bearer token, else nobody in
-    particular.
-
-    Keys and names become digests: tenants stand in Redis keys and in logs.
+async def _within(call: Coroutine[Any, Any, _T], seconds: float) -> _T:
+    """Awaits a call to Redis, which goes on behind us where it takes longer or we are cancelled. Raises
+    Unavailable when it takes longer: a frozen Redis must not freeze its clients.
     """
-    names = (("k", caller.api_key), ("u", user), ("b", caller.bearer))
-    for kind, name in names:
-        if name:
-            return kind + hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-    return ""
+    task = asyncio.ensure_future(call)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        raise Unavailable("REDIS_UNAVAILABLE", "Redis does not answer; retry later")
+    return task.result()
+
+
+async def _asked_again(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Calls Redis once more where it went away during the call, and nobody knows whether it had heard
+    it. For calls that may be made twice. Raises Unavailable when it stays away.
+    """
+    give_up_at = time.monotonic() + _SETTLE_S
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            if time.monotonic() > give_up_at:
+                raise
+        await asyncio.sleep(_RETRY_S)
 
 
 async def _to_its_end(call: Coroutine[Any, Any, _T]) -> _T:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from services.gateway.choice_log import PROMPT, News
+from services.gateway.event_id import OPEN, TEXT_TOLD, Progress
 from services.gateway.follower import Follow
 from services.gateway.logprobs import LogprobFold, Scores, TokenLogprob, read_scores
 from services.gateway.metrics import Metrics
@@ -55,7 +56,7 @@ class AnswerFold:
             before = len(reply.prompt_text)
             self._logprobs = LogprobFold(table, reply.skip_special_tokens, before)
         self._prompt_only = reply.prompt_only
-        self._count = 0
+        self.count = 0
 
     def push(self, tokens: list[int], ending: Ending | None, records: bytes = b"") -> Piece:
         """Takes the next tokens, and the ending if they are the last. `records` is their part of
@@ -65,7 +66,7 @@ class AnswerFold:
             return self._nothing(ending)
         push = self._text.push
         text = push(tokens[0]) if len(tokens) == 1 else "".join([push(token) for token in tokens])
-        self._count += len(tokens)
+        self.count += len(tokens)
         held = self._text.held_bytes if self._logprobs is not None else 0
         if ending is not None:
             held = ending.cut
@@ -78,7 +79,7 @@ class AnswerFold:
             for token, scores in zip(tokens, read_scores(records, self._stride), strict=True):
                 self._logprobs.push(token, scores)
             told = self._logprobs.release(held)
-        return Piece(text, tokens, self._count, ending, self._choice, told)
+        return Piece(text, tokens, self.count, ending, self._choice, told)
 
     def _nothing(self, ending: Ending | None) -> Piece:
         """A prompt that was only scored has no answer: it ends at a length of 0."""
@@ -88,8 +89,8 @@ class AnswerFold:
 
 
 class Answer:
-    """One accepted request being answered. `close` is due in any case; before the last ending it
-    cancels the request.
+    """One accepted request being answered, from its beginning or from where a client is already.
+    `close` is due in any case.
     """
 
     def __init__(
@@ -103,10 +104,12 @@ class Answer:
         eos_token_ids: Collection[int],
         prompt_ids: list[int] | None,
         arrived_at: float,
-        cancel: Callable[[], None],
+        leave: Callable[[], bool],
+        progress: Progress | None = None,
     ) -> None:
-        """`prompt_ids` only where the answer names them; `cancel` is called if the client leaves
-        early.
+        """`prompt_ids` only where the answer names them. `leave` is called if the answer is closed
+        before its end: it cancels the request, or says True if the request lives on. `progress` is
+        what the client has; then neither its tokens nor its waiting are counted here.
         """
         self.head = head
         self.prompt_tokens = prompt_tokens
@@ -116,14 +119,24 @@ class Answer:
         # The scores of all prompt tokens but the first; None until they are known.
         self.prompt_scores: list[Scores] | None = None if follow.prompt is not None else []
         self.cached_tokens = 0
+        self.progress = progress or Progress.beginning(len(follow.choices))
         self._folds = [AnswerFold(table, head, choice) for choice in range(len(follow.choices))]
         self._open = len(self._folds)
+        # The choices of which the client has more than is folded here yet.
+        self._behind = {
+            choice
+            for choice, place in enumerate(
+                zip(self.progress.counts, self.progress.ends, strict=True)
+            )
+            if place != (0, OPEN)
+        }
         self._follow = follow
         self._metrics = metrics
         self._arrived_at = arrived_at
         self._last_at = [0.0] * len(self._folds)
-        self._first_at = 0.0
-        self._cancel = cancel
+        self._is_counted = progress is None
+        self._first_at = 0.0 if self._is_counted else arrived_at
+        self._leave = leave
         self._error: ServingError | None = None
         self._closed = False
 
@@ -153,7 +166,8 @@ class Answer:
                 prompt_stride = stride(self.head.sampling.prompt_logprobs)
                 self.prompt_scores = read_scores(news.records, prompt_stride)
                 continue
-            piece = self._fold(news)
+            fold = self._catch_up if news.choice in self._behind else self._fold
+            piece = fold(news)
             if piece is not None:
                 pieces.append(piece)
         if self._error is not None and not pieces:
@@ -161,14 +175,15 @@ class Answer:
         return pieces
 
     def close(self) -> None:
-        """Ends the answer. Cancels the request if it has not ended. May be called again."""
+        """Ends the answer, and lets the request go if it has not ended. May be called again."""
         if self._closed:
             return
         self._closed = True
         self._follow.close()
         endings = [log.ending for log in self._follow.choices]
-        if None in endings:
-            self._cancel()
+        lives_on = None in endings and self._leave()
+        if lives_on or not self._is_counted:
+            return
         self._metrics.ended(
             _worst(endings),
             prompt_tokens=self.prompt_tokens,
@@ -190,6 +205,33 @@ class Answer:
             return None
         return self._folds[news.choice].push(news.tokens, ending, news.records)
 
+    def _catch_up(self, news: News) -> Piece | None:
+        """Folds what the client has in silence, and gives what is more than that."""
+        choice, ending = news.choice, news.ending
+        fold, told = self._folds[choice], self.progress.ends[choice]
+        missing = self.progress.counts[choice] - fold.count
+        size = len(news.records) // max(1, len(news.tokens)) * missing
+        fold.push(news.tokens[:missing], None, news.records[:size])
+        rest = News(choice, news.tokens[missing:], news.records[size:], ending)
+        if fold.count < self.progress.counts[choice]:
+            if ending is None:  # Redis lost its last second; it comes again
+                return None
+            if ending.reason in _GOOD:
+                raise _diverged(self.head.request_id)
+            return self._fold(rest)
+        if told == OPEN:
+            self._behind.discard(choice)
+            return self._fold(rest)
+        if rest.tokens and not self.head.reply.prompt_only:
+            raise _diverged(self.head.request_id)
+        if ending is None:
+            return None
+        self._behind.discard(choice)
+        last = self._fold(rest)
+        if last is None or told != TEXT_TOLD:
+            return None
+        return Piece("", [], last.count, last.ending, choice)
+
     def _time(self, choice: int, tokens: int) -> None:
         now = time.monotonic()
         if self._last_at[choice]:
@@ -198,6 +240,13 @@ class Answer:
             self._first_at = now
             self._metrics.first_token(now - self._arrived_at)
         self._last_at[choice] = now
+
+
+def _diverged(request_id: str) -> Internal:
+    return Internal(
+        "STREAM_DIVERGED",
+        f"the answer to {request_id} is not the one whose end was told before; send it again",
+    )
 
 
 def _error_of(ending: Ending, request_id: str) -> ServingError:

@@ -4,7 +4,7 @@ import hmac
 import time
 from dataclasses import dataclass
 
-from services.gateway.admission import Caller
+from services.gateway.caller import Caller
 from shared.errors import Unauthenticated
 
 

@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from services.gateway.admission import Caller
 from services.gateway.answers import Answers
 from services.gateway.api_keys import ApiKeys
+from services.gateway.caller import Caller
 from services.gateway.http import Exchange, Receive, Scope, Send
 from services.gateway.information import Information
 from services.gateway.openai_errors import MethodNotAllowed, NoRoute, error_event
+from services.gateway.requests_door import Requests
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
 from shared.keys import new_request_id
 
@@ -20,33 +21,37 @@ Handler = Callable[[Exchange, Caller], Awaitable[None]]
 
 # Probes, scrapers and the page itself carry no key.
 _OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/metrics", "/version"})
-_MODELS = "/v1/models/"
 
 
 class App:
     """Finds the handler of a request and answers whatever error it raises."""
 
-    def __init__(self, answers: Answers, information: Information, keys: ApiKeys, tag: str) -> None:
+    def __init__(
+        self,
+        answers: Answers,
+        requests: Requests,
+        information: Information,
+        keys: ApiKeys,
+        tag: str,
+    ) -> None:
         self._keys = keys
         self._tag = tag
-        get: dict[str, Handler] = {
-            "/": information.page,
-            "/health": information.ready,
-            "/health/ready": information.ready,
-            "/health/live": information.live,
-            "/metrics": information.metrics,
-            "/version": information.version,
-            "/v1/models": information.models,
-            _MODELS: information.one_model,
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/": {"GET": information.page},
+            "/health": {"GET": information.ready},
+            "/health/ready": {"GET": information.ready},
+            "/health/live": {"GET": information.live},
+            "/metrics": {"GET": information.metrics},
+            "/version": {"GET": information.version},
+            "/v1/models": {"GET": information.models},
+            "/v1/models/*": {"GET": information.one_model},
+            "/v1/chat/completions": {"POST": answers.chat},
+            "/v1/completions": {"POST": answers.completion},
+            "/v1/requests/*": {"GET": requests.state, "DELETE": requests.cancel},
+            "/v1/requests/*/stream": {"GET": requests.stream},
+            "/tokenize": {"POST": information.tokenize},
+            "/detokenize": {"POST": information.detokenize},
         }
-        post: dict[str, Handler] = {
-            "/v1/chat/completions": answers.chat,
-            "/v1/completions": answers.completion,
-            "/tokenize": information.tokenize,
-            "/detokenize": information.detokenize,
-        }
-        self._routes = {path: ("GET", handler) for path, handler in get.items()}
-        self._routes |= {path: ("POST", handler) for path, handler in post.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one HTTP request."""
@@ -69,24 +74,36 @@ class App:
         handler = self._find(exchange)
         caller = self._keys.caller(
             exchange.request_id,
-            exchange.header(b"authorization"),
-            exchange.header(b"traceparent"),
+            exchange.header("authorization"),
+            exchange.header("traceparent"),
             needed=exchange.path not in _OPEN_PATHS,
         )
         await handler(exchange, caller)
 
     def _find(self, exchange: Exchange) -> Handler:
         path = exchange.path
-        if path.startswith(_MODELS) and len(path) > len(_MODELS):
-            path = _MODELS
-        if path not in self._routes:
+        handlers = self._routes.get(path) or self._routes.get(_pattern(path))
+        if handlers is None:
             raise NoRoute("NO_SUCH_ROUTE", f"there is nothing at {path[:200]}")
-        method, handler = self._routes[path]
-        if exchange.method != method and not (method == "GET" and exchange.method == "HEAD"):
+        method = "GET" if exchange.method == "HEAD" else exchange.method
+        if method not in handlers:
+            allowed = ", ".join(handlers)
             raise MethodNotAllowed(
-                "METHOD_NOT_ALLOWED", f"{path[:200]} takes {method} only", allow=method
+                "METHOD_NOT_ALLOWED", f"{path[:200]} takes {allowed} only", allow=allowed
             )
-        return handler
+        return handlers[method]
+
+
+def _pattern(path: str) -> str:
+    """The path with its third part, which names something, as a star. Names of models may have
+    slashes.
+    """
+    if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
+        return "/v1/models/*"
+    parts = path.split("/")
+    if len(parts) > 3 and parts[3]:
+        parts[3] = "*"
+    return "/".join(parts)
 
 
 async def _answer_error(exchange: Exchange, error: ServingError) -> None:

@@ -59,6 +59,8 @@ class ChoiceLog:
         self._expected = expected
         self._records = bytearray()
         self._given = 0
+        # Redis may have come back with another history: nothing is believed before that is compared.
+        self._doubted = False
 
     @property
     def complete(self) -> bool:
@@ -72,6 +74,23 @@ class ChoiceLog:
         """It ended with an error or a cancel."""
         return self.ending is not None and self.ending.reason not in _GOOD
 
+    @property
+    def cursor(self) -> int:
+        """The index to read from."""
+        return 0 if self._doubted else len(self.tokens)
+
+    @property
+    def records(self) -> bytes:
+        """Everything that is known of the log, as it stands in Redis."""
+        if self.stride == TOKENS_ONLY:
+            return token_log.encode_tokens(self.tokens)
+        return bytes(self._records)
+
+    def doubt(self) -> None:
+        """Redis was away: what is known has to be compared with the log once more."""
+        self._doubted = bool(self.tokens)
+        self.needs_read = True
+
     def offer(self, start: int, records: bytes, ending: Ending | None, *, whole: bool) -> bool:
         """Takes records from index `start` on; True if there is news. `whole` says that nothing can
         be missing before an ending.
@@ -82,6 +101,8 @@ class ChoiceLog:
             fresh = token_log.decode_tokens(records, self.stride)
         known = len(self.tokens)
         end = start + len(fresh)
+        if self._doubted and not self._is_settled(start, fresh, ending, whole):
+            return self.diverged
         if start > known:
             self.needs_read = True
             return False
@@ -90,7 +111,7 @@ class ChoiceLog:
             return True
         if end > known:
             self._take_in(fresh, records, known - start)
-        if ending is not None and whole and end < known:
+        if ending is not None and whole and end < known and ending.reason in _GOOD:
             self.diverged = True
         elif ending is not None:
             # An event of an ending without tokens does not say how long the log is: read it once
@@ -104,14 +125,22 @@ class ChoiceLog:
             return True
         return False
 
+    def _is_settled(self, start: int, fresh: list[int], ending: Ending | None, whole: bool) -> bool:
+        """Whether what came ends the doubt: the log from its beginning, and as long as it was."""
+        if start or not whole:
+            self.needs_read = True
+            return False
+        if ending is None and len(fresh) < len(self.tokens):  # it grows again
+            self.diverged = fresh != self.tokens[: len(fresh)]
+            return False
+        self._doubted = False
+        return True
+
     def take(self) -> News:
         """Everything since the last call."""
-        fresh = self.tokens[self._given :]
-        self._given = len(self.tokens)
-        records = b""
-        if self._records:
-            records = bytes(self._records)
-            self._records.clear()
+        given, self._given = self._given, len(self.tokens)
+        fresh = self.tokens[given:]
+        records = bytes(self._records[given * self.stride :]) if self._records else b""
         return News(self.choice, fresh, records, self.ending)
 
     def _take_in(self, fresh: list[int], records: bytes, overlap: int) -> None:

@@ -2,11 +2,24 @@
 be.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.errors import InvalidRequest
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The JSON object in a request body. Raises InvalidRequest."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest("INVALID_JSON", f"the body is not valid JSON: {detail}") from None
+    if not isinstance(content, dict):
+        raise InvalidRequest("INVALID_JSON", "the body must be a JSON object")
+    return content
 
 
 class Fields:

@@ -50,7 +50,7 @@ class Follow:
         self.heard_at = time.monotonic()
         # Before admission there is nothing to read, and nothing there is no error.
         self.admitted = not new
-        self._was_admitted_here = new
+        self._was_seen = new
         self._missing_since = 0.0
         self._follower = follower
         # Logs with news, in the order in which the news came.
@@ -66,6 +66,11 @@ class Follow:
             assert self.prompt is not None
             logs.append(self.prompt)
         return logs
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether somebody waits for more of it."""
+        return bool(self.open_logs) and self in self._follower
 
     @property
     def has_output(self) -> bool:
@@ -116,7 +121,7 @@ class Follow:
         if found is None:
             self._miss()
             return
-        self._missing_since = 0.0
+        self._missing_since, self._was_seen = 0.0, True
         if log.offer(after, found.records, found.ending, whole=True):
             self._heard(log)
 
@@ -163,7 +168,7 @@ class Follow:
         """
         now = time.monotonic()
         self._missing_since = self._missing_since or now
-        if not self._was_admitted_here or now - self._missing_since > _RESTORE_S:
+        if not self._was_seen or now - self._missing_since > _RESTORE_S:
             self.fail(NotFound("REQUEST_NOT_FOUND", f"the request {self.request_id} is gone"))
 
 
@@ -192,6 +197,16 @@ class Follower:
 
     def __len__(self) -> int:
         return sum(map(len, self._follows.values()))
+
+    def __contains__(self, what: "Follow | str") -> bool:
+        """Whether a follow goes on, or a request is followed at all."""
+        if isinstance(what, str):
+            return what in self._follows
+        return what in self._follows.get(what.request_id, ())
+
+    def open_requests(self) -> list[str]:
+        """The requests that are followed and have not ended."""
+        return list({follow.request_id for follow in self._all() if follow.open_logs})
 
     def follow(self, request_id: str, *, new: bool, layout: LogLayout | None = None) -> Follow:
         """Follows a request from its first token on: one that is about to be admitted, or one
@@ -225,8 +240,10 @@ class Follower:
                 if not away:
                     log.warning("token channel lost", error=error.message)
                 away = True
-            # What was said meanwhile is in the log.
+            # What was said meanwhile is in the log, and if Redis died it may be another log now.
             for follow in self._all():
+                for known in follow.open_logs:
+                    known.doubt()
                 self._want(follow, *follow.open_logs)
             await asyncio.sleep(_RECONNECT_S)
 
@@ -266,7 +283,7 @@ class Follower:
                         await self._read(pairs[start : start + _READ_AT_ONCE], stride)
 
     async def _read(self, wanted: list[tuple[Follow, ChoiceLog]], stride: int) -> None:
-        cursors = [(follow.request_id, o.choice, len(o.tokens)) for follow, o in wanted]
+        cursors = [(follow.request_id, o.choice, o.cursor) for follow, o in wanted]
         # Output is logged after the whole prompt: known before the reading, the prompt must be in it.
         due = [o.choice == PROMPT and follow.has_output for follow, o in wanted]
         news = await self._queue.read_news(cursors, stride=stride)

@@ -11,6 +11,8 @@ from services.gateway.admission import Admission, Limits
 from services.gateway.answers import Answers
 from services.gateway.api_keys import ApiKeys
 from services.gateway.app import App
+from services.gateway.cancels import Cancels
+from services.gateway.custody import Custody
 from services.gateway.follower import Follower
 from services.gateway.grpc_chat import ChatServicer
 from services.gateway.health import Health
@@ -19,7 +21,10 @@ from services.gateway.information import Information
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.preprocess_pool import PreprocessPool
+from services.gateway.requests_door import Requests
+from services.gateway.resume import Resumption
 from services.gateway.settings import GatewaySettings
+from services.gateway.terms import Timeouts
 from shared import rpc
 from shared.keys import Keys, new_instance_id
 from shared.queue import Queue, TokenChannel, connect
@@ -32,6 +37,9 @@ log = structlog.get_logger(__name__)
 _SERVICE = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
 # A body may be this much smaller in bytes than the message made of it.
 _MESSAGE_EXTRA = 1 << 20
+# The servers close what is open at the end of the shutdown timeout; from a little before that on, a
+# closed answer is no client that has left.
+_EARLIER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +99,22 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         stack.push_async_callback(pool.close)
         metrics = Metrics(model.name)
         limits = Limits(settings.max_waiting_requests, settings.max_waiting_tokens)
-        admission = Admission(model, queue, pool, follower, metrics, limits)
-        stack.push_async_callback(admission.settled)
+        cancels = Cancels(queue)
+        stack.push_async_callback(cancels.settled)
+        custody = await stack.enter_async_context(Custody(queue, follower, cancels, metrics))
+        resumption = Resumption(model, queue, follower, custody, metrics)
+        admission = Admission(
+            model, queue, pool, follower, custody, cancels, resumption, metrics, limits
+        )
 
         api_keys = ApiKeys(settings.api_keys)
         body_limit = settings.max_body_bytes
+        timeouts = Timeouts.of_seconds(
+            settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
+        )
         app = App(
-            Answers(model, admission, metrics, body_limit),
+            Answers(model, admission, metrics, body_limit, timeouts),
+            Requests(resumption),
             Information(model, queue, pool, health, metrics, body_limit),
             api_keys,
             keys.tag,
@@ -105,7 +122,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         grpc_server.add(
             _SERVICE,
             chat_pb2_grpc.add_ChatServiceServicer_to_server,
-            ChatServicer(model, admission, metrics, api_keys),
+            ChatServicer(model, admission, resumption, metrics, api_keys, timeouts),
         )
         http_server.start(app)
         await grpc_server.ready()
@@ -119,9 +136,25 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             health.drain()
             await grpc_server.not_ready()
             await instance.withdraw()
-            await asyncio.gather(
-                http_server.stop(), grpc_server.grpc.stop(settings.shutdown_timeout)
-            )
+            await _drain(http_server, grpc_server, custody, settings.shutdown_timeout)
+
+
+async def _drain(
+    http_server: HttpServer, grpc_server: RoomServer, custody: Custody, timeout_s: float
+) -> None:
+    """Lets open answers run for a while, then closes them. Their requests are not cancelled: other
+    gateways go on with them.
+    """
+
+    def close() -> None:
+        custody.is_closing = True
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, timeout_s - _EARLIER_S), close)
+    try:
+        await asyncio.gather(http_server.stop(), grpc_server.grpc.stop(timeout_s))
+    finally:
+        timer.cancel()
+        close()
 
 
 def _join(host: str, port: int) -> str:

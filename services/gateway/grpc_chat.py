@@ -8,25 +8,34 @@ from typing import Any
 import grpc
 
 from services.gateway.admission import Admission
+from services.gateway.answer import Answer
 from services.gateway.api_keys import ApiKeys
+from services.gateway.caller import tenant_of
 from services.gateway.grpc_events import events
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.openai_requests import read_chat, read_completion
 from services.gateway.request import ValidRequest
+from services.gateway.request_status import status_message
+from services.gateway.resume import Resumption
+from services.gateway.terms import Terms, Timeouts, read_terms
 from shared.errors import ServingError
 from shared.keys import model_tag, new_request_id
 from tessera.gateway.v1 import chat_pb2_grpc
 from tessera.gateway.v1.chat_pb2 import (
+    CancelRequestRequest,
     ChatEvent,
     ChatMessage,
     ChatRequest,
     CompleteRequest,
     ContentPart,
+    FollowRequest,
     GenerationOptions,
+    GetRequestRequest,
     ListModelsRequest,
     ListModelsResponse,
     Model,
+    RequestStatus,
 )
 
 _REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_token_ids", "bad_words")
@@ -38,12 +47,20 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     """tessera.gateway.v1.ChatService."""
 
     def __init__(
-        self, model: ServedModel, admission: Admission, metrics: Metrics, keys: ApiKeys
+        self,
+        model: ServedModel,
+        admission: Admission,
+        resumption: Resumption,
+        metrics: Metrics,
+        keys: ApiKeys,
+        timeouts: Timeouts,
     ) -> None:
         self._model = model
         self._admission = admission
+        self._resumption = resumption
         self._metrics = metrics
         self._keys = keys
+        self._timeouts = timeouts
         self._tag = model_tag(model.name)
 
     async def Chat(self, request: ChatRequest, context: Context) -> AsyncIterator[ChatEvent]:
@@ -67,6 +84,24 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         async for event in self._answer(content, context, chat=False):
             yield event
 
+    async def Follow(self, request: FollowRequest, context: Context) -> AsyncIterator[ChatEvent]:
+        """Goes on with an answer."""
+        answer = await self._resumption.follow(
+            request.request_id, self._tenant(request.user, context), request.after, "after"
+        )
+        async for event in _events(answer, context):
+            yield event
+
+    async def GetRequest(self, request: GetRequestRequest, context: Any) -> RequestStatus:
+        """What has become of a request."""
+        tenant = self._tenant(request.user, context)
+        return status_message(await self._resumption.find(request.request_id, tenant))
+
+    async def CancelRequest(self, request: CancelRequestRequest, context: Any) -> RequestStatus:
+        """Cancels a request."""
+        tenant = self._tenant(request.user, context)
+        return status_message(await self._resumption.cancel(request.request_id, tenant))
+
     async def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
         """The one model there is."""
         self._keys.caller("", *_metadata(context))
@@ -77,22 +112,40 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         self, content: Mapping[str, Any], context: Context, *, chat: bool
     ) -> AsyncIterator[ChatEvent]:
         caller = self._keys.caller(new_request_id(self._tag), *_metadata(context))
-        request = self._read(content, chat=chat)
-        answer = await self._admission.accept(request, caller)
-        # gRPC may drop this generator between two events without a word to it.
-        context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]
-        try:
-            async for event in events(answer):
-                yield event
-        finally:
-            answer.close()
+        request, terms = self._read(content, context, chat=chat)
+        answer = await self._admission.accept(request, caller, terms)
+        async for event in _events(answer, context):
+            yield event
 
-    def _read(self, content: Mapping[str, Any], *, chat: bool) -> ValidRequest:
+    def _read(
+        self, content: Mapping[str, Any], context: Context, *, chat: bool
+    ) -> tuple[ValidRequest, Terms]:
+        found = dict(context.invocation_metadata() or ())
         try:
-            return (read_chat if chat else read_completion)(content, self._model)
+            request = (read_chat if chat else read_completion)(content, self._model)
+            terms = read_terms(
+                lambda name: str(found.get(name, "")),
+                content,
+                self._timeouts,
+                "chat" if chat else "complete",
+            )
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise
+        return request, terms
+
+    def _tenant(self, user: str, context: Any) -> str:
+        return tenant_of(self._keys.caller("", *_metadata(context)), user)
+
+
+async def _events(answer: Answer, context: Context) -> AsyncIterator[ChatEvent]:
+    # gRPC may drop this generator between two events without a word to it.
+    context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]
+    try:
+        async for event in events(answer):
+            yield event
+    finally:
+        answer.close()
 
 
 def _metadata(context: Any) -> tuple[str, str]:

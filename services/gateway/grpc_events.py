@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from services.gateway.answer import Answer, Piece
+from services.gateway.event_id import FINISH_TOLD, OPEN, TEXT_TOLD
 from services.gateway.logprobs import TokenLogprob, prompt_entries
 from services.gateway.openai_usage import stop_reason
 from tessera.gateway.v1 import chat_pb2
@@ -10,9 +11,10 @@ from tessera.gateway.v1.chat_pb2 import ChatEvent, Delta, Finished, PromptLogpro
 
 
 async def events(answer: Answer) -> AsyncIterator[ChatEvent]:
-    """All events of one answer; closes it before the last."""
+    """The events of one answer from where the client is; closes it before the last."""
     writer = _EventWriter(answer)
-    yield writer.accepted()
+    for event in writer.accepted():
+        yield event
     begun = False
     while not answer.ended:
         # Nothing on silence: keepalive pings hold the connection.
@@ -31,13 +33,20 @@ async def events(answer: Answer) -> AsyncIterator[ChatEvent]:
 class _EventWriter:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._places = ["0"] * answer.head.sampling.n
+        self._rid = answer.head.request_id
+        self._places = answer.progress.places()
         reply = answer.head.reply
+        # How many events come before any token, and how many of them the client has.
+        self._head_size = 1 + reply.HasField("prompt_logprobs") + reply.echo * len(self._places)
+        had = answer.progress.head_events
+        self._had = self._head_size if had is None else min(had, self._head_size)
+        self._told = 0
         self._with_ids = reply.return_token_ids
         table = answer.table
         self._shown = table.shown_pieces if reply.skip_special_tokens else table.pieces
 
-    def accepted(self) -> ChatEvent:
+    def accepted(self) -> Iterable[ChatEvent]:
+        """That the request is in the queue."""
         answer = self._answer
         shown = answer.prompt_ids if self._with_ids else None
         accepted = chat_pb2.Accepted(
@@ -46,27 +55,36 @@ class _EventWriter:
             prompt_tokens=answer.prompt_tokens,
             prompt_token_ids=shown,
         )
-        return ChatEvent(event_id=self._place(), accepted=accepted)
+        yield from self._head_event(ChatEvent(accepted=accepted))
 
     def prompt(self) -> Iterable[ChatEvent]:
         """What is told of the prompt, once its scores are known."""
         reply, sampling = self._answer.head.reply, self._answer.head.sampling
+        if self._had == self._head_size:
+            return
         if reply.HasField("prompt_logprobs"):
             told = PromptLogprobs(tokens=self._entries(self._prompt(reply.prompt_logprobs)))
-            yield ChatEvent(event_id=self._place(), prompt_logprobs=told)
+            yield from self._head_event(ChatEvent(prompt_logprobs=told))
         if reply.echo:
             asked = sampling.HasField("logprobs")
             logprobs = self._entries(self._prompt(sampling.logprobs)) if asked else None
             for choice in range(sampling.n):
                 delta = Delta(choice=choice, text=reply.prompt_text, logprobs=logprobs)
-                yield ChatEvent(event_id=self._place(), delta=delta)
+                yield from self._head_event(ChatEvent(delta=delta))
+
+    def _head_event(self, event: ChatEvent) -> Iterable[ChatEvent]:
+        """The event with its id, unless the client has it."""
+        self._told += 1
+        if self._told > self._had:
+            is_last = self._told == self._head_size
+            event.event_id = self._place() if is_last else f"{self._rid}/h{self._told}"
+            yield event
 
     def piece(self, piece: Piece) -> Iterable[ChatEvent]:
         """A delta if there is something to tell, and the end of the choice."""
-        self._places[piece.choice] = f"{piece.count}{'' if piece.ending is None else 'e'}"
-        # Text that an ending sets free has no event id of its own: it goes out under that of the
-        # ending.
-        place = self._place()
+        # With the ending all text is told, also what was held back; the ending itself follows.
+        end = OPEN if piece.ending is None else TEXT_TOLD
+        self._places[piece.choice] = f"{piece.count}{end}"
         token_ids = piece.token_ids if self._with_ids else None
         if piece.text or token_ids or piece.logprobs:
             delta = Delta(
@@ -75,14 +93,15 @@ class _EventWriter:
                 token_ids=token_ids,
                 logprobs=self._entries(piece.logprobs),
             )
-            yield ChatEvent(event_id=place, delta=delta)
+            yield ChatEvent(event_id=self._place(), delta=delta)
         if piece.ending is not None:
             ending = piece.ending
             finished = Finished(choice=piece.choice, reason=ending.reason, stop=ending.stop)
             stop = stop_reason(ending, self._answer.eos_token_ids)
             if isinstance(stop, int):
                 finished.stop_token_id = stop
-            yield ChatEvent(event_id=place, finished=finished)
+            self._places[piece.choice] = f"{piece.count}{FINISH_TOLD}"
+            yield ChatEvent(event_id=self._place(), finished=finished)
 
     def usage(self) -> ChatEvent:
         answer = self._answer
@@ -118,7 +137,7 @@ class _EventWriter:
         ]
 
     def _place(self) -> str:
-        return f"{self._answer.head.request_id}/{'.'.join(self._places)}"
+        return f"{self._rid}/{'.'.join(self._places)}"
 
 
 def _piece(pieces: Sequence[bytes], token: int) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
 from services.gateway.openai_errors import (
     BodyTooLarge,
@@ -38,32 +39,38 @@ class Exchange:
         # Since when a chunk waits for the client to read; 0 while none does.
         self.blocked_since = 0.0
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._send = send
         self._complete = False
 
-    def header(self, name: bytes) -> str:
+    def header(self, name: str) -> str:
         """A request header by its lower-case name; empty if absent."""
+        wanted = name.encode()
         for key, value in self._headers:
-            if key == name:
+            if key == wanted:
                 return value.decode("latin-1")
         return ""
+
+    def query(self, name: str) -> str:
+        """The last value of a parameter in the address; empty if absent."""
+        return parse_qs(self._query.decode("latin-1")).get(name, [""])[-1]
 
     async def json_body(self, limit: int) -> bytes:
         """The body of a JSON request. Raises BodyTooLarge, WrongMediaType, Expired, or Cancelled if
         the client left.
         """
-        kind = self.header(b"content-type").partition(";")[0].strip().lower()
+        kind = self.header("content-type").partition(";")[0].strip().lower()
         if kind and kind != "application/json" and not kind.endswith("+json"):
             raise WrongMediaType(
                 "UNSUPPORTED_MEDIA_TYPE", f"the body must be application/json, not {kind[:64]}"
             )
-        if self.header(b"content-encoding").lower() not in ("", "identity"):
+        if self.header("content-encoding").lower() not in ("", "identity"):
             raise WrongMediaType("UNSUPPORTED_MEDIA_TYPE", "the body must not be compressed")
-        declared = self.header(b"content-length")
+        declared = self.header("content-length")
         if declared.isdigit() and int(declared) > limit:
             # Who waits for leave to send is told no; who sends anyway must be heard out a little.
-            if not self.header(b"expect"):
+            if not self.header("expect"):
                 await self._discard(limit)
             raise _too_large(limit)
         try:

@@ -5,13 +5,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from services.gateway.admission import Caller
-from services.gateway.fields import Fields
+from services.gateway.caller import Caller
+from services.gateway.data_urls import decode_media
+from services.gateway.fields import Fields, parse_body
 from services.gateway.health import Health
 from services.gateway.http import Exchange
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
-from services.gateway.openai_requests import parse_body, read_conversation
+from services.gateway.openai_requests import read_conversation
 from services.gateway.preprocess_pool import PreprocessPool
 from services.gateway.unsupported import refuse_unsupported
 from shared.errors import Unavailable
@@ -95,6 +96,7 @@ class Information:
             prepare = PrepareRequest(text=fields.string("prompt"))
         prepare.request_id = caller.request_id
         async with exchange.while_connected():
+            await decode_media(prepare)
             prepared = await self._pool.prepare(prepare)
             tokens = decode_tokens(prepared.token_ids)
             limit = self._model.max_model_len

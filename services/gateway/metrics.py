@@ -65,6 +65,16 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self._resumes = self._counter("tessera_resumes", "Answers that were gone on with.")
+        self._known = self._counter(
+            "tessera_idempotent_hits", "Requests that came again under their idempotency key."
+        )
+        self._restores = Counter(
+            "tessera_restores",
+            "Requests told to a Redis that came back, by whether it took them.",
+            ["model_name", "result"],
+            registry=self.registry,
+        )
         self.first_token = self._ttft.observe
         self.inter_token = self._itl.observe
 
@@ -78,6 +88,19 @@ class Metrics:
     def rejected(self, reason: str) -> None:
         """A request was refused before it was accepted."""
         self._rejections.labels(reason.lower()).inc()
+
+    def resumed(self) -> None:
+        """A client goes on with an answer, or follows it again."""
+        self._resumes.inc()
+
+    def known_again(self) -> None:
+        """A request came whose idempotency key is in use."""
+        self._known.inc()
+
+    def restored(self, taken: int, refused: int) -> None:
+        """Redis came back and was told what this gateway follows."""
+        self._restores.labels(self._model_name, "restored").inc(taken)
+        self._restores.labels(self._model_name, "refused").inc(refused)
 
     def ended(
         self,

@@ -4,6 +4,8 @@ import json
 
 from shared.errors import InvalidRequest, NotFound, ServingError
 
+# What was away is mostly back within seconds.
+_RETRY_S = b"2"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
 
 
@@ -53,6 +55,8 @@ def error_headers(error: ServingError) -> list[tuple[bytes, bytes]]:
         for name, header in names.items()
         if name in error.metadata
     ]
+    if error.http_status == 503 and "retry_after_s" not in error.metadata:
+        headers.append((b"retry-after", _RETRY_S))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

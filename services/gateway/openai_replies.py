@@ -1,9 +1,8 @@
 """OpenAI's replies: whole JSON bodies, and server-sent events made from a template with only the
 text filled in.
 
-Every event carries `id: <request id>/<tokens of each choice folded so far>`, the counts separated
-by dots, with `e` appended to that of a choice that has ended (`r_ab/9.12e`): from there a stream
-can be resumed, because what follows is a pure fold over the logs.
+Every event carries an id (`event_id.py`) from which the stream can be resumed: what follows is a
+pure fold over the logs.
 """
 
 import json
@@ -60,15 +59,19 @@ class EventWriter:
             f'{self._head},"choices":[{{"index":{first_index + index},{self._field}'
             for index in range(answer.head.sampling.n)
         ]
-        self._counts = [0] * answer.head.sampling.n
-        self._places = ["0"] * answer.head.sampling.n
+        progress = answer.progress
+        self._head_events = progress.head_events
+        self._counts = list(progress.counts)
+        self._places = progress.places()
         self._logprobs = _logprobs_writer(answer)
         self._is_plain = not (reply.return_token_ids or reply.continuous_usage or self._logprobs)
 
     def first(self) -> bytes:
         """The events before any token: for each choice its role, or the prompt where it is to be
-        repeated. Due once the prompt's scores are known.
+        repeated. Due once the prompt's scores are known. Nothing for a client that has them.
         """
+        if self._head_events is None:
+            return b""
         ids = ""
         if self._with_ids:
             ids = f',"prompt_token_ids":{_compact(self._answer.prompt_ids)}'
@@ -87,11 +90,13 @@ class EventWriter:
             if scores is not None:
                 inner = f',"prompt_logprobs":{_compact(scores)}'
         events = []
-        for index in range(len(self._counts)):
+        for index in range(self._head_events, len(self._counts)):
             name = self._first_index + index
             choice = f'{{"index":{name},{text},"logprobs":{logprobs},"finish_reason":null{inner}}}'
             tail = f"{self._usage()}{ids if index == 0 else ''}}}\n\n"
-            events.append(f'{self._place()}{self._head},"choices":[{choice}]{tail}')
+            is_last = index == len(self._counts) - 1
+            place = self._place() if is_last else f"{self._id}h{index + 1}"
+            events.append(f'{place}{self._head},"choices":[{choice}]{tail}')
         return "".join(events).encode()
 
     def piece(self, piece: Piece) -> bytes:

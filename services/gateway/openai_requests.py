@@ -15,7 +15,6 @@ from services.gateway.model import ServedModel
 from services.gateway.request import ValidRequest
 from services.gateway.sampling import read_sampling, scores_prompt_only
 from services.gateway.unsupported import NO_TOOLS, refuse_unsupported
-from shared.errors import InvalidRequest
 from shared.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
@@ -30,18 +29,6 @@ _TEMPLATE_TOKENS = 64
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _LONGEST_USER = 512
 _LAST_PRIORITY = 1000
-
-
-def parse_body(body: bytes) -> dict[str, Any]:
-    """The JSON object in a request body. Raises InvalidRequest."""
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequest("INVALID_JSON", f"the body is not valid JSON: {detail}") from None
-    if not isinstance(content, dict):
-        raise InvalidRequest("INVALID_JSON", "the body must be a JSON object")
-    return content
 
 
 def read_chat(content: Mapping[str, Any], model: ServedModel) -> ValidRequest:

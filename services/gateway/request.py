@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from services.gateway.data_urls import Luggage
 from services.gateway.model import ServedModel
+from services.gateway.terms import NO_TERMS, Terms
 from shared.errors import InvalidRequest
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
@@ -25,6 +27,8 @@ class ValidRequest:
     prompt_bound: int
     # Lower goes first.
     priority: int = 0
+    # Where `prepare` has tickets for media.
+    luggage: Luggage | None = None
 
     def cost_bound(self, model: ServedModel) -> int:
         """Tokens that it costs at the very most: one prompt, and an answer for each candidate."""
@@ -37,6 +41,7 @@ def make_spec(
     request: ValidRequest,
     prepared: PrepareResponse,
     model: ServedModel,
+    terms: Terms = NO_TERMS,
     *,
     request_id: str,
     tenant: str,
@@ -73,5 +78,10 @@ def make_spec(
         created_unix_s=created_unix_s,
         reply=request.reply,
         traceparent=traceparent,
+        timeout_ms=terms.timeouts.request_ms,
+        queue_timeout_ms=terms.timeouts.queue_ms,
+        first_token_timeout_ms=terms.timeouts.first_token_ms,
+        keep_ms=terms.keep_ms,
+        media_cost=sum(item.rows for item in prepared.media),
     )
     return spec

@@ -39,6 +39,15 @@ class GatewaySettings(RoomSettings):
     max_logprobs: int = Field(
         20, ge=0, le=1000, description="Most top log-probabilities for each token of one request."
     )
+    queue_timeout: float = Field(
+        0.0, ge=0, le=86400, description="Seconds that a request may wait to be taken; 0 is any."
+    )
+    first_token_timeout: float = Field(
+        0.0, ge=0, le=86400, description="Seconds from arrival to the first token; 0 is any."
+    )
+    request_timeout: float = Field(
+        0.0, ge=0, le=86400, description="Seconds from arrival to the end; 0 is any."
+    )
     shutdown_timeout: float = Field(
         30.0, ge=0, le=86400, description="Seconds that open answers may run on after SIGTERM."
     )

@@ -63,10 +63,11 @@ def key_digest(idempotency_key: str) -> str:
 
 
 def head_of(spec: RequestSpec) -> RequestSpec:
-    """The spec without prompt and media: what late readers need."""
+    """The spec without prompt and media: what late readers need. The prompt stays where the answer shows it."""
     head = RequestSpec()
     head.CopyFrom(spec)
-    head.ClearField("prompt")
+    if not (spec.reply.return_token_ids or spec.sampling.HasField("prompt_logprobs")):
+        head.ClearField("prompt")
     head.ClearField("media")
     return head
 

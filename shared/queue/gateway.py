@@ -135,10 +135,16 @@ class GatewayVerbs(Verbs):
         ended = await self._scripts.call("expire", *self._closing, *request_ids)
         return [str(rid, "ascii") for rid in ended]
 
-    async def cancel(self, request_id: str, tenant: str = "") -> str:
-        """Cancels: "CANCELLED" if it was waiting, "FLAGGED" if its owner must, "ENDED" or "UNKNOWN"."""
-        answer = await self._scripts.call("cancel", *self._closing, request_id, tenant)
-        return str(answer, "ascii")
+    async def join(self, request_id: str) -> None:
+        """Says that a second gateway follows a request: `cancel(unless_joined=True)` leaves it alone from now on."""
+        await self._scripts.call("join", request_id)
+
+    async def cancel(
+        self, request_id: str, tenant: str = "", *, unless_joined: bool = False
+    ) -> str:
+        """Cancels: "CANCELLED" if it was waiting, "FLAGGED" if its owner must, "ENDED", "UNKNOWN" or "FOLLOWED"."""
+        words = (request_id, tenant, int(unless_joined))
+        return str(await self._scripts.call("cancel", *self._closing, *words), "ascii")
 
     async def read(
         self, request_id: str, choices: int, *, after: Sequence[int] | None = None, stride: int = 4

@@ -66,7 +66,7 @@ async def test_event_ids_count_every_choice(stage: Stage) -> None:
     reply = await stage.chat(n=4, stream=True)
     rid = reply.headers["x-request-id"]
     found = event_ids(reply.text)
-    assert found[0] == f"{rid}/0.0.0.0"
+    assert found[:4] == [f"{rid}/h1", f"{rid}/h2", f"{rid}/h3", f"{rid}/0.0.0.0"]
     assert found[-1] == f"{rid}/" + ".".join(f"{len(i)}e" for i in ids)
     assert texts_of(events(reply.text)) == dict(enumerate(TEXTS))
     assert reply.text.count("[DONE]") == 1

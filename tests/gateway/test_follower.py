@@ -256,6 +256,35 @@ async def test_the_channel_is_subscribed_again_after_redis_closed_it(bench: Benc
     assert await all_of(follow) == [2, 3]
 
 
+async def test_a_log_that_came_back_shorter_is_waited_for_and_compared(bench: Bench) -> None:
+    follow = await bench.begin()
+    await bench.append(0, [1, 2, 3])
+    assert await next_of(follow) == [1, 2, 3]
+    log = bench.keys.log(bench.rid, 0)
+    await bench.redis.set(log, encode_tokens([1]))
+    await bench.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    await asyncio.sleep(0.3)
+    await bench.append(1, [2, 3, 4])
+    await bench.append(4, [5], STOP)
+    assert await all_of(follow) == [4, 5]
+
+
+@pytest.mark.parametrize("history", [[1, 9], [1, 9, 3], [1, 9, 3, 4]])
+async def test_a_log_that_came_back_with_another_history_ends_the_stream(
+    bench: Bench, history: list[int]
+) -> None:
+    follow = await bench.begin()
+    await bench.append(0, [1, 2, 3])
+    assert await next_of(follow) == [1, 2, 3]
+    await bench.redis.set(bench.keys.log(bench.rid, 0), encode_tokens(history))
+    await bench.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+    await asyncio.sleep(0.3)
+    await bench.append(len(history), [5])  # said on the channel, but not believed
+    with pytest.raises(Internal) as caught:
+        await asyncio.wait_for(all_of(follow), 5)
+    assert caught.value.reason == "STREAM_DIVERGED"
+
+
 def answer_of(head: RequestSpec, table: TokenBytes) -> Answer:
     """An answer to write events of; nothing is followed."""
     return Answer(
@@ -267,7 +296,7 @@ def answer_of(head: RequestSpec, table: TokenBytes) -> Answer:
         eos_token_ids=(),
         prompt_ids=None,
         arrived_at=0.0,
-        cancel=lambda: None,
+        leave=lambda: False,
     )
 
 

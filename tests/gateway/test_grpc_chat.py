@@ -108,7 +108,7 @@ async def test_choices_and_log_probabilities(stage: Stage, channel: grpc.aio.Cha
     assert kinds[:2] == ["accepted", "prompt_logprobs"]
     assert kinds.count("finished") == 2 and kinds[-1] == "usage"
     rid = events[0].accepted.request_id
-    assert events[0].event_id == f"{rid}/0.0"
+    assert [event.event_id for event in events[:2]] == [f"{rid}/h1", f"{rid}/0.0"]
     assert events[-1].event_id == f"{rid}/{len(ids[0])}e.{len(ids[1])}e"
     assert events[-1].usage.completion_tokens == len(ids[0]) + len(ids[1])
     prompt = events[1].prompt_logprobs.tokens

@@ -9,13 +9,10 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from support.tokenizers import byte_level_tokenizer
 
+from services.gateway.data_urls import decode_media
+from services.gateway.fields import parse_body
 from services.gateway.model import ServedModel
-from services.gateway.openai_requests import (
-    parse_body,
-    read_chat,
-    read_completion,
-    read_completions,
-)
+from services.gateway.openai_requests import read_chat, read_completion, read_completions
 from services.gateway.request import make_spec
 from shared.errors import InvalidRequest, NotFound
 from shared.text import TokenBytes
@@ -202,9 +199,9 @@ HARMLESS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("change", "field"), BAD, ids=lambda v: str(v)[:40])
-def test_bad_values_name_their_field(change: Mapping[str, Any], field: str) -> None:
+async def test_bad_values_name_their_field(change: Mapping[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read_chat(chat(**change), model())
+        await decode_media(read_chat(chat(**change), model()).prepare)
     assert caught.value.metadata["field"] == field
     assert caught.value.message.startswith(field)
 
@@ -386,7 +383,7 @@ def test_the_cost_bound_counts_candidates() -> None:
     assert request.cost_bound(model()) == 2 + 5 * 10
 
 
-def test_conversations_keep_their_order_and_images() -> None:
+async def test_conversations_keep_their_order_and_images() -> None:
     content = [
         {"type": "text", "text": "left"},
         {"type": "image_url", "image_url": {"url": DATA_URL, "detail": "low"}},
@@ -399,7 +396,9 @@ def test_conversations_keep_their_order_and_images() -> None:
         {"role": "assistant", "content": "yes"},
     ]
     body = chat(messages=messages, chat_template_kwargs={"a": 1}, add_generation_prompt=False)
-    conversation = read_chat(body, model()).prepare.conversation
+    prepare = read_chat(body, model()).prepare
+    await decode_media(prepare)
+    conversation = prepare.conversation
     assert [message.role for message in conversation.messages] == ["system", "user", "assistant"]
     parts = conversation.messages[1].content
     assert [part.WhichOneof("part") for part in parts] == ["text", "image", "image", "text"]
@@ -411,17 +410,18 @@ def test_conversations_keep_their_order_and_images() -> None:
     assert not conversation.add_generation_prompt
 
 
-def test_base64_with_line_breaks_or_escapes_is_read() -> None:
+async def test_base64_with_line_breaks_or_escapes_is_read() -> None:
     encoded = base64.b64encode(PIXEL).decode()
     for url in (
         DATA_URL[:40] + "\n" + DATA_URL[40:],
         "data:;base64," + encoded.replace("=", "%3D"),
     ):
         request = read_chat(chat(**image(url)), model())
+        await decode_media(request.prepare)
         assert request.prepare.conversation.messages[0].content[0].image.data == PIXEL
 
 
-def test_videos_are_frames_or_files() -> None:
+async def test_videos_are_frames_or_files() -> None:
     encoded = base64.b64encode(PIXEL).decode()
     frames = f"data:video/jpeg;base64,{encoded},{encoded},{encoded}"
     expected = [
@@ -432,7 +432,9 @@ def test_videos_are_frames_or_files() -> None:
         (video("https://x/a.mp4"), (0, 0.0, b"", "https://x/a.mp4")),
     ]
     for body, (count, pace, data, url) in expected:
-        found = read_chat(chat(**body), model()).prepare.conversation.messages[0].content[0].video
+        prepare = read_chat(chat(**body), model()).prepare
+        await decode_media(prepare)
+        found = prepare.conversation.messages[0].content[0].video
         assert [frame.data for frame in found.frames] == [PIXEL] * count
         assert (found.seconds_per_frame, found.file.data, found.file.url) == (pace, data, url)
         assert found.field == "messages[0].content[0].video_url"

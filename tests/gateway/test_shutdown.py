@@ -44,7 +44,7 @@ async def test_what_outlasts_the_timeout_ends_with_a_marked_error(stage: Stage) 
     assert "[DONE]" not in reply.text
     redis = connect(stage.settings.redis_url)
     flag = await redis.hget(Keys(MODEL).request(played.spec.request_id), "cancel")  # type: ignore[misc]
-    assert flag == b"1"
+    assert flag == b"0", "other gateways go on with it"
     await redis.aclose()
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from shared import tasks
-from shared.errors import InvalidRequest, ServingError
+from shared.errors import InvalidRequest, ServingError, Unavailable
 from shared.keys import Keys, new_instance_id
 from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
 from shared.registry import Announcement
@@ -92,7 +92,7 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
                     if part.WhichOneof("part") == "text":
                         ids += self._tokenizer.encode(part.text).ids
                         continue
-                    media.append(MediaItem(digest=b"d" * 16, offset=len(ids), length=IMAGE_TOKENS))
+                    media.append(_picture(len(ids)))
                     ids += [self._tokenizer.token_to_id("<image>")] * IMAGE_TOKENS
         if request.max_prompt_tokens and len(ids) > request.max_prompt_tokens:
             raise InvalidRequest(
@@ -114,6 +114,10 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
             return PrepareResult(prepared=await self.Prepare(prompt, context))
         except ServingError as error:
             return PrepareResult(failure=error.to_failure())
+
+
+def _picture(offset: int) -> MediaItem:
+    return MediaItem(digest=b"d" * 16, offset=offset, length=IMAGE_TOKENS, rows=IMAGE_TOKENS)
 
 
 @dataclass
@@ -151,6 +155,8 @@ class SchedulerPlayer:
         self.queue = Queue(self._redis, self._keys)
         self.id = new_instance_id()
         self.played: dict[str, Played] = {}
+        # "interactive" or "batch", in the order in which they were taken.
+        self.classes: list[str] = []
         self.answer: Callable[[RequestSpec], Iterable[Sequence[int]]] = lambda spec: [[0]]
         self.answer_choice: Callable[[RequestSpec, int], Iterable[Sequence[int]]] | None = None
         self.failure: Failure | None = None
@@ -194,17 +200,20 @@ class SchedulerPlayer:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(0.4)
-            await self.queue.renew(self.id, self.load, register=False, tokens_per_s=None)
+            with contextlib.suppress(Unavailable):
+                await self.queue.renew(self.id, self.load, register=False, tokens_per_s=None)
 
     async def _take(self) -> None:
         while True:
             await asyncio.sleep(0.005)
             if not self.taking:
                 continue
-            for request in (
-                await self.queue.take(self.id, max_requests=64, max_tokens=1 << 20) or []
-            ):
+            found = None
+            with contextlib.suppress(Unavailable):
+                found = await self.queue.take(self.id, max_requests=64, max_tokens=1 << 20)
+            for request in found or []:
                 self.played[request.spec.request_id] = Played(request.spec)
+                self.classes.append(request.prio)
                 self._start(self._run(request))
 
     async def _run(self, request: TakenRequest) -> None:
@@ -279,7 +288,12 @@ class SchedulerPlayer:
                 for i, token in enumerate(tokens)
             )
         append = Append(rid, choice, start, size, records, ending)
-        (answer,) = await self.queue.append(self.id, [append])
+        while True:
+            try:
+                (answer,) = await self.queue.append(self.id, [append])
+                break
+            except Unavailable:
+                await asyncio.sleep(0.05)
         if answer.code == AppendCode.CANCEL and ending is None:
             ending = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
             end = Append(rid, choice, start + len(tokens), size, b"", ending)

@@ -24,3 +24,38 @@ def texts_of(chunks: list[dict[str, Any]]) -> dict[int, str]:
         told = choice.get("text") or choice.get("delta", {}).get("content") or ""
         texts[choice["index"]] += told
     return dict(texts)
+
+
+def with_ids(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The id and the object of each event, `[DONE]` left out."""
+    found = []
+    for event in text.split("\n\n"):
+        lines = [line for line in event.split("\n") if not line.startswith(":")]
+        fields = dict(line.split(": ", 1) for line in lines if line)
+        if fields.get("data", "[DONE]") != "[DONE]":
+            found.append((fields.get("id", ""), json.loads(fields["data"])))
+    return found
+
+
+def told(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What chunks tell in all, however their tokens are spread over them."""
+    choices: dict[int, dict[str, Any]] = {}
+    rest: dict[str, Any] = {}
+    for chunk in chunks:
+        rest |= {name: value for name, value in chunk.items() if name != "choices"}
+        for choice in chunk["choices"]:
+            into = choices.setdefault(choice["index"], {})
+            for name, value in choice.items():
+                _add(into, name, value)
+    return {"choices": choices, **rest}
+
+
+def _add(into: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(value, dict):
+        inner = into[name] = into.get(name) or {}
+        for key, item in value.items():
+            _add(inner, key, item)
+    elif isinstance(value, (str, list)) and name in into and into[name] is not None:
+        into[name] = into[name] + value
+    elif value is not None or name not in into:
+        into[name] = value

@@ -1,0 +1,55 @@
+"""Takes requests back whose clients have left: in the background, and until Redis has heard it."""
+
+import asyncio
+import time
+
+import structlog
+
+from shared import tasks
+from shared.errors import Unavailable
+from shared.queue import Queue
+
+log = structlog.get_logger(__name__)
+
+_RETRY_S = 0.5
+_FOR_S = 60.0
+_SETTLE_S = 5.0
+
+
+class Cancels:
+    """Those that are on their way. One worker, so that a crowd that leaves while Redis is away costs
+    one attempt at a time.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        # (request id, tenant, idempotency key) -> when to give up
+        self._due: dict[tuple[str, str, str], float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, request_id: str, tenant: str, idempotency_key: str = "") -> None:
+        """Withdraws and cancels: whichever of the two the request has come to."""
+        self._due[request_id, tenant, idempotency_key] = time.monotonic() + _FOR_S
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+
+    async def settled(self) -> None:
+        """Waits until all have arrived, but not for long: without a follower they end by themselves."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_SETTLE_S)
+            await tasks.end(self._task)
+
+    async def _work(self) -> None:
+        while self._due:
+            who, give_up_at = next(iter(self._due.items()))
+            request_id, tenant, key = who
+            try:
+                await self._queue.withdraw(request_id, tenant=tenant, idempotency_key=key)
+                await self._queue.cancel(request_id, tenant, unless_joined=True)
+            except Unavailable as error:
+                if time.monotonic() > give_up_at:
+                    log.warning("not cancelled", request_id=request_id, error=error.message)
+                    self._due.pop(who, None)
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._due.pop(who, None)

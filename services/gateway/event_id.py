@@ -1,0 +1,85 @@
+"""Event ids: what a client has of an answer when it has got an event, and all that comes before.
+
+    r_ab/17        17 tokens of the only choice are folded, and all the text they give is sent
+    r_ab/9.12e     the same for two choices; of the second the finish is sent as well
+    r_ab/9.12f     its text is sent to the end, its finish is not (gRPC, where they are two events)
+    r_ab/h2        the first two of the events that come before any token
+
+What follows an id is a pure fold over the logs: any gateway can go on from there.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.errors import InvalidRequest
+
+_SHAPE = re.compile(
+    r"(r_[0-9a-f]{8}_[0-9a-f]{32})/(?:h(\d{1,4})|(\d{1,9}[ef]?(?:\.\d{1,9}[ef]?)*))"
+)
+
+OPEN, TEXT_TOLD, FINISH_TOLD = "", "f", "e"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a client is. Of each choice the tokens whose text it has, and whether its end was
+    told (OPEN, TEXT_TOLD or FINISH_TOLD).
+    """
+
+    counts: tuple[int, ...]
+    ends: tuple[str, ...]
+    # Of the events before any token, those that it has; None is all of them.
+    head_events: int | None = None
+
+    @classmethod
+    def beginning(cls, choices: int) -> "Progress":
+        """Of a client that has nothing."""
+        return cls((0,) * choices, (OPEN,) * choices, 0)
+
+    def places(self) -> list[str]:
+        """What an event id says of each choice."""
+        return [f"{count}{end}" for count, end in zip(self.counts, self.ends, strict=True)]
+
+
+def read_event_id(after: str, request_id: str, choices: int, field: str = "after") -> Progress:
+    """The progress that an event id of the request `request_id` stands for; "" is the beginning.
+
+    Raises InvalidRequest, naming `field`, for what is no event id of this request.
+    """
+    if not after:
+        return Progress.beginning(choices)
+    shape = _SHAPE.fullmatch(after)
+    if shape is None:
+        raise _wrong(field, f"must be the id of an event, such as {request_id}/17")
+    if shape[1] != request_id:
+        raise _wrong(field, f"is the id of an event of another request, not of {request_id}")
+    if shape[2] is not None:
+        return Progress((0,) * choices, (OPEN,) * choices, int(shape[2]))
+    places = shape[3].split(".")
+    if len(places) != choices:
+        raise _wrong(field, f"names {len(places)} choices; the request {request_id} has {choices}")
+    return Progress(
+        tuple(int(place.rstrip("ef")) for place in places),
+        tuple(place[-1] if place[-1] in "ef" else OPEN for place in places),
+    )
+
+
+def check_progress(
+    progress: Progress, tokens: Sequence[int], ended: Sequence[bool], most: int, field: str
+) -> None:
+    """Compares with what the log holds: `tokens` of each choice, whether it has `ended`, and the
+    `most` that it may have. More than there are yet is allowed: a Redis that came back without its
+    last second catches up.
+
+    Raises InvalidRequest for what can never come true.
+    """
+    for count, end, there, is_whole in zip(
+        progress.counts, progress.ends, tokens, ended, strict=True
+    ):
+        if count > (there if is_whole else most) or (end and is_whole and count != there):
+            raise _wrong(field, "names tokens that this answer does not have")
+
+
+def _wrong(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest("INVALID_EVENT_ID", f"{field} {message}", field=field)

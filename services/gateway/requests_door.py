@@ -1,0 +1,54 @@
+"""/v1/requests/{id}: what has become of a request, going on with its stream, and its end."""
+
+from services.gateway.caller import Caller, tenant_of
+from services.gateway.http import Exchange
+from services.gateway.request_status import status_body
+from services.gateway.resume import Resumption
+from services.gateway.writing import write_stream
+from shared.errors import InvalidRequest
+
+
+class Requests:
+    """The handlers for requests that exist. Another tenant's are not found."""
+
+    def __init__(self, resumption: Resumption) -> None:
+        self._resumption = resumption
+
+    async def state(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v1/requests/{id}."""
+        state = await self._resumption.find(_name(exchange), _tenant(exchange, caller))
+        await exchange.respond(200, status_body(state))
+
+    async def cancel(self, exchange: Exchange, caller: Caller) -> None:
+        """DELETE /v1/requests/{id}."""
+        state = await self._resumption.cancel(_name(exchange), _tenant(exchange, caller))
+        await exchange.respond(200, status_body(state))
+
+    async def stream(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v1/requests/{id}/stream: the events after `after` or `Last-Event-ID`."""
+        last, after = exchange.header("last-event-id"), exchange.query("after")
+        # A browser that reconnects sends both: the header is newer then.
+        field = "Last-Event-ID" if last else "after"
+        async with exchange.while_connected():
+            answer = await self._resumption.follow(
+                _name(exchange), _tenant(exchange, caller), last or after, field
+            )
+            exchange.request_id = answer.head.request_id
+            try:
+                await write_stream(exchange, answer)
+            finally:
+                answer.close()
+
+
+def _name(exchange: Exchange) -> str:
+    return exchange.path.split("/")[3]
+
+
+def _tenant(exchange: Exchange, caller: Caller) -> str:
+    """Whose requests are meant: without API keys, `user` is told again where the request had one."""
+    user = exchange.query("user")
+    if len(user) > 512:
+        raise InvalidRequest(
+            "INVALID_VALUE", "user must not be longer than 512 characters", field="user"
+        )
+    return tenant_of(caller, user)

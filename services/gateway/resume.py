@@ -1,0 +1,121 @@
+"""Going on with a request that is in the queue, or was until ten minutes ago: from any event, at any
+gateway.
+"""
+
+import re
+import time
+
+from services.gateway.answer import Answer
+from services.gateway.choice_log import LogLayout
+from services.gateway.custody import Custody
+from services.gateway.event_id import check_progress, read_event_id
+from services.gateway.follower import Follower
+from services.gateway.metrics import Metrics
+from services.gateway.model import ServedModel
+from shared.errors import NotFound
+from shared.keys import model_tag
+from shared.queue import Queue, RequestState
+from shared.token_log import decode_tokens
+from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
+
+_NAME = re.compile(r"r_[0-9a-f]{8}_[0-9a-f]{32}")
+
+
+class Resumption:
+    """Finds requests by their names, and answers them from the middle."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        queue: Queue,
+        follower: Follower,
+        custody: Custody,
+        metrics: Metrics,
+    ) -> None:
+        self._model = model
+        self._tag = model_tag(model.name)
+        self._queue = queue
+        self._follower = follower
+        self._custody = custody
+        self._metrics = metrics
+
+    async def find(self, request_id: str, tenant: str) -> RequestState:
+        """What Redis has of a request. Raises NotFound, also for another tenant's."""
+        state = None
+        if _NAME.fullmatch(request_id) and request_id[2:10] == self._tag:
+            state = await self._queue.lookup(request_id, tenant)
+        if state is None:
+            raise NotFound(
+                "REQUEST_NOT_FOUND",
+                f"there is no request {request_id[:64]!r} of yours; answers are kept for ten "
+                "minutes after their end",
+                field="request_id",
+            )
+        return state
+
+    async def cancel(self, request_id: str, tenant: str) -> RequestState:
+        """Cancels a request, whoever follows it. Raises NotFound."""
+        await self.find(request_id, tenant)
+        await self._queue.cancel(request_id, tenant)
+        return await self.find(request_id, tenant)
+
+    async def follow(self, request_id: str, tenant: str, after: str, field: str) -> Answer:
+        """The rest of an answer after the event `after`, "" for all of it, written as the request
+        asked for. The answer must be closed.
+
+        Raises NotFound, or InvalidRequest naming `field`.
+        """
+        state = await self.find(request_id, tenant)
+        return await self._answer(state, after, field, None)
+
+    async def join(
+        self, request_id: str, tenant: str, after: str, reply: ReplyFormat
+    ) -> Answer | None:
+        """The same for a client that sent its request again; what a stream tells of usage is as it
+        says now. None for a request that is not in the queue yet, or no more.
+        """
+        state = await self._queue.lookup(request_id, tenant)
+        return None if state is None else await self._answer(state, after, "Last-Event-ID", reply)
+
+    async def _answer(
+        self, state: RequestState, after: str, field: str, reply: ReplyFormat | None
+    ) -> Answer:
+        head = state.head
+        if reply is not None:
+            head.reply.include_usage = reply.include_usage
+            head.reply.continuous_usage = reply.continuous_usage
+        progress = read_event_id(after, head.request_id, head.sampling.n, field)
+        hidden = head.reply.prompt_only
+        check_progress(
+            progress,
+            [0 if hidden else count for count in state.tokens],
+            [ending is not None for ending in state.endings],
+            0 if hidden else head.sampling.max_tokens,
+            field,
+        )
+        layout = LogLayout.of(head.sampling, state.prompt_tokens)
+        follow = self._follower.follow(head.request_id, new=False, layout=layout)
+        self._metrics.resumed()
+        try:
+            if not all(state.endings):
+                await self._custody.join(follow, head, state.arrived_ms)
+        except BaseException:
+            follow.close()
+            raise
+        return Answer(
+            head,
+            state.prompt_tokens,
+            self._model.table,
+            follow,
+            self._metrics,
+            eos_token_ids=self._model.eos_token_ids,
+            prompt_ids=decode_tokens(head.prompt) if shows_prompt_ids(head) else None,
+            arrived_at=time.monotonic(),
+            leave=lambda: self._custody.leave(follow, head.tenant),
+            progress=progress,
+        )
+
+
+def shows_prompt_ids(spec: RequestSpec) -> bool:
+    """Whether the answer needs the ids of the prompt: to show them, or to name what it scores."""
+    return spec.reply.return_token_ids or spec.sampling.HasField("prompt_logprobs")

@@ -1,0 +1,83 @@
+"""Answers onto the wire: streams of events, and whole bodies."""
+
+from collections.abc import Sequence
+
+from services.gateway.answer import Answer, Piece
+from services.gateway.http import Exchange
+from services.gateway.openai_replies import (
+    DONE,
+    HEARTBEAT,
+    EventWriter,
+    event_writers,
+    whole_body,
+    whole_body_of_all,
+)
+from shared import tasks
+
+
+async def write_stream(exchange: Exchange, answer: Answer) -> None:
+    """Server-sent events until `[DONE]`. Accepted requests only: the head of the response goes out
+    first.
+    """
+    writer = EventWriter(answer)
+    await exchange.start_stream()
+    begun = answer.prompt_scores is not None
+    await exchange.write((begun and writer.first()) or HEARTBEAT)
+    while True:
+        pieces = await answer.next()
+        chunk = b""
+        if not begun and answer.prompt_scores is not None:
+            begun, chunk = True, writer.first()
+        chunk += b"".join([writer.piece(piece) for piece in pieces])
+        if answer.ended:
+            answer.close()
+            await exchange.end_stream(chunk + writer.usage() + DONE)
+            return
+        if chunk or not pieces:
+            await exchange.write(chunk or HEARTBEAT)
+
+
+async def write_streams(exchange: Exchange, answers: Sequence[Answer]) -> None:
+    """The events of several prompts as they come, until `[DONE]`. If one fails, all end with its
+    error.
+    """
+    writers = event_writers(answers)
+    await exchange.start_stream()
+    await exchange.write(HEARTBEAT)
+
+    async def write(answer: Answer, writer: EventWriter) -> None:
+        begun = answer.prompt_scores is not None
+        chunk = writer.first() if begun else b""
+        while not answer.ended:
+            if chunk:
+                await exchange.write(chunk)
+            pieces = await answer.next()
+            chunk = b"" if pieces else HEARTBEAT
+            if not begun and answer.prompt_scores is not None:
+                begun, chunk = True, writer.first()
+            chunk += b"".join([writer.piece(piece) for piece in pieces])
+        answer.close()
+        await exchange.write(chunk)
+
+    await tasks.together(map(write, answers, writers))
+    await exchange.end_stream(writers[0].usage() + DONE)
+
+
+async def write_whole(exchange: Exchange, answer: Answer) -> None:
+    """One JSON body at the end."""
+    pieces = await _all_pieces(answer)
+    await exchange.respond(200, whole_body(answer, pieces))
+
+
+async def write_wholes(exchange: Exchange, answers: Sequence[Answer]) -> None:
+    """One JSON body for several prompts."""
+    found = await tasks.together(map(_all_pieces, answers))
+    await exchange.respond(200, whole_body_of_all(answers, found))
+
+
+async def _all_pieces(answer: Answer) -> list[Piece]:
+    pieces: list[Piece] = []
+    while not answer.ended:
+        pieces += await answer.next()
+    answer.close()
+    return pieces

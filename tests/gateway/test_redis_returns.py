@@ -1,0 +1,150 @@
+"""Redis dies and comes back: nobody hangs, streams pause and go on, what it lost is put back."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gateway_stage import ANSWER, Stage, open_stage
+from support.sse import events, texts_of
+from tokenizers import Tokenizer
+
+from services.launcher.embedded_redis import EmbeddedRedis
+from shared.errors import Unavailable
+
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is there?"}]}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def forgetful_redis(short_tmp: Path) -> Iterator[EmbeddedRedis]:
+    """A Redis that has lost everything when it comes back."""
+    with EmbeddedRedis(short_tmp / "redis", short_tmp / "r.sock", persistent=False) as server:
+        yield server
+
+
+@pytest.fixture
+async def kept(
+    private_redis: EmbeddedRedis, model_folder: Path, tokenizer: Tokenizer
+) -> AsyncIterator[Stage]:
+    async with open_stage(private_redis.url, model_folder, tokenizer) as stage:
+        yield stage
+
+
+def pause_at(stage: Stage, step: int) -> asyncio.Event:
+    go = asyncio.Event()
+
+    async def wait(rid: str, index: int) -> None:
+        if index == step:
+            await go.wait()
+
+    stage.scheduler.step = wait
+    return go
+
+
+async def test_without_redis_new_requests_are_refused_at_once(
+    kept: Stage, private_redis: EmbeddedRedis
+) -> None:
+    rid = (await kept.chat()).headers["x-request-id"]
+    private_redis.kill()
+    for _ in range(2):
+        reply = await asyncio.wait_for(kept.chat(), 4)
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "redis_unavailable"
+        assert int(reply.headers["retry-after"]) >= 1
+    for path in (f"/v1/requests/{rid}", f"/v1/requests/{rid}/stream"):
+        assert (await kept.http.get(path)).status_code == 503
+    assert (await kept.http.get("/health/live")).status_code == 200
+    private_redis.start()
+    async with asyncio.timeout(10):
+        while (reply := await kept.chat()).status_code != 200:
+            await asyncio.sleep(0.1)
+    assert reply.json()["choices"][0]["message"]["content"] == ANSWER
+
+
+async def test_a_running_stream_pauses_and_goes_on(
+    kept: Stage, private_redis: EmbeddedRedis
+) -> None:
+    go = pause_at(kept, 5)
+    body = {**BODY, "stream": True, "logprobs": True}
+    async with kept.http.stream("POST", CHAT, json=body) as reply:
+        parts = reply.aiter_text()
+        text = ""
+        while "/5\n" not in text:
+            text += await anext(parts)
+        private_redis.kill()
+        go.set()
+        await asyncio.sleep(0.3)
+        private_redis.start()
+        text += "".join([part async for part in parts])
+    assert texts_of(events(text)) == {0: ANSWER}
+
+
+async def test_what_redis_lost_is_put_back_by_the_gateway(
+    forgetful_redis: EmbeddedRedis, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    async with open_stage(forgetful_redis.url, model_folder, tokenizer) as stage:
+        go = pause_at(stage, 5)
+        running = {**BODY, "n": 2, "logprobs": True, "prompt_logprobs": 1, "stream": True}
+        async with stage.http.stream("POST", CHAT, json=running) as reply:
+            parts = reply.aiter_text()
+            text = ""
+            while text.count("/5.5\n") == 0:
+                text += await anext(parts)
+            stage.scheduler.taking = False
+            waiting = asyncio.create_task(stage.http.post(CHAT, json=BODY))
+            async with asyncio.timeout(5):
+                while (await stage.scheduler.queue.depth())[0] < 2:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            forgetful_redis.kill()
+            forgetful_redis.start()
+            go.set()
+            stage.scheduler.taking = True
+            text += "".join([part async for part in parts])
+        assert texts_of(events(text)) == {0: ANSWER, 1: ANSWER}
+        whole = (await waiting).json()
+        assert whole["choices"][0]["message"]["content"] == ANSWER
+        page = (await stage.http.get("/metrics")).text
+        assert 'tessera_restores_total{model_name="tiny-vl",result="restored"} 2.0' in page
+
+
+async def test_a_request_whose_admission_was_not_answered_is_asked_for_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, lost = stage.gateway.admission._queue, []
+    admit = queue.admit
+
+    async def deaf(*args: Any, **named: Any) -> int:
+        arrived = await admit(*args, **named)
+        if len(lost) < 2:
+            lost.append(arrived)
+            raise Unavailable("REDIS_UNAVAILABLE", "the connection broke")
+        return arrived
+
+    monkeypatch.setattr(queue, "admit", deaf)
+    reply = await stage.chat()
+    assert reply.json()["choices"][0]["message"]["content"] == ANSWER
+    assert len(lost) == 2 and len(stage.scheduler.played) == 1
+
+
+async def test_a_redis_that_lost_other_tokens_ends_the_stream(
+    forgetful_redis: EmbeddedRedis, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    """The owner is alive and says something else: never a silent mix."""
+    async with open_stage(forgetful_redis.url, model_folder, tokenizer) as stage:
+        pause_at(stage, 5)
+        async with stage.http.stream("POST", CHAT, json={**BODY, "stream": True}) as reply:
+            parts = reply.aiter_text()
+            text = ""
+            while "/5\n" not in text:
+                text += await anext(parts)
+            (spec,) = [played.spec for played in stage.scheduler.played.values()]
+            queue = stage.scheduler.queue
+            await queue._line.call("SET", queue._keys.log(spec.request_id, 0), b"\7\0\0\0" * 9)
+            await queue._line.call("CLIENT", "KILL", "TYPE", "pubsub")
+            text += "".join([part async for part in parts])
+    error = json.loads(text.split("\n\n")[-2].removeprefix("data: "))["error"]
+    assert error["code"] == "stream_diverged"

@@ -1,0 +1,125 @@
+"""What headers and fields say about time, turn and keys; and what happens when the time is over."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gateway_stage import Stage, open_stage
+from tokenizers import Tokenizer
+
+from services.gateway.data_urls import read_json
+from services.gateway.terms import Terms, Timeouts, fingerprint, read_terms
+from shared import rpc
+from shared.errors import Expired, InvalidRequest
+from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
+from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+
+NONE = Timeouts()
+SERVER = Timeouts(queue_ms=1000, first_token_ms=2000, request_ms=3000)
+
+
+def terms(body: dict[str, Any] | None = None, limits: Timeouts = NONE, **headers: str) -> Terms:
+    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    return read_terms(lambda name: told.get(name, ""), body or {}, limits)
+
+
+def test_timeouts_come_from_the_body_the_headers_and_the_server() -> None:
+    assert terms().timeouts == NONE
+    assert terms(limits=SERVER).timeouts == SERVER
+    assert terms({"timeout": 1.5}).timeouts.request_ms == 1500
+    asked = terms(
+        x_tessera_queue_timeout="0.5",
+        x_tessera_first_token_timeout="7",
+        x_tessera_request_timeout="9",
+    )
+    assert asked.timeouts == Timeouts(500, 7000, 9000)
+    assert terms({"timeout": 60}, SERVER).timeouts.request_ms == 3000, "the server's is shorter"
+    assert terms({"timeout": 0.25}, SERVER).timeouts.waiting_ms == 250
+
+
+def test_classes_come_from_the_tier_or_the_header() -> None:
+    assert terms().prio == terms({"service_tier": "priority"}).prio == "interactive"
+    assert terms({"service_tier": "flex"}).prio == "batch"
+    assert terms(x_tessera_priority="batch").prio == "batch"
+    assert terms({"service_tier": "flex"}, x_tessera_priority="interactive").prio == "interactive"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "field"),
+    [
+        ({"timeout": 0}, {}, "timeout"),
+        ({"timeout": "1"}, {}, "timeout"),
+        ({"timeout": 1e9}, {}, "timeout"),
+        ({"service_tier": "gold"}, {}, "service_tier"),
+        ({}, {"x_tessera_priority": "high"}, "X-Tessera-Priority"),
+        ({}, {"x_tessera_queue_timeout": "nan"}, "X-Tessera-Queue-Timeout"),
+        ({}, {"x_tessera_first_token_timeout": "-1"}, "X-Tessera-First-Token-Timeout"),
+        ({}, {"x_tessera_request_timeout": "later"}, "X-Tessera-Request-Timeout"),
+    ],
+)
+def test_what_is_wrong_is_named(body: dict[str, Any], headers: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        terms(body, **headers)
+    assert caught.value.metadata["field"] == field
+
+
+def test_a_fingerprint_is_about_the_answer() -> None:
+    def of(body: bytes, route: str = "chat") -> bytes:
+        content, luggage = read_json(body)
+        return fingerprint(content, route, luggage)
+
+    picture = b'{"messages":[{"content":[{"image_url":{"url":"data:image/png;base64,%s"}}]}]%s}'
+    large = picture % (b"A" * 9000, b"")
+    assert of(large) == of(large.replace(b":", b" : ").replace(b"data : ", b"data:"))
+    assert of(large) == of(picture % (b"A" * 9000, b',"stream":true,"stream_options":{}'))
+    assert of(large) != of(picture % (b"A" * 8999 + b"B", b""))
+    assert of(large) != of(picture % (b"A" * 9000, b',"seed":1'))
+    assert of(large) != of(large, "completions")
+    assert of(b'{"a":1,"b":2}') == of(b'{"b":2,"a":1}') != of(b'{"a":2,"b":1}')
+
+
+async def test_terms_reach_the_queue(stage: Stage) -> None:
+    headers = {"X-Tessera-Queue-Timeout": "5", "X-Tessera-First-Token-Timeout": "6"}
+    stage.http.headers.update(headers)
+    await stage.chat(timeout=7, service_tier="flex")
+    (played,) = stage.scheduler.played.values()
+    spec = played.spec
+    assert (spec.queue_timeout_ms, spec.first_token_timeout_ms, spec.timeout_ms) == (
+        5000,
+        6000,
+        7000,
+    )
+    assert stage.scheduler.classes == ["batch"]
+
+
+async def test_encoder_tokens_are_counted(stage: Stage) -> None:
+    part = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    await stage.chat(messages=[{"role": "user", "content": [part, part]}])
+    (played,) = stage.scheduler.played.values()
+    assert played.spec.media_cost == sum(item.rows for item in played.spec.media) > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_nobody_takes_ends_in_time(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, stream: bool
+) -> None:
+    async with open_stage(redis_url, model_folder, tokenizer, queue_timeout=0.2) as stage:
+        stage.scheduler.taking = False
+        reply = await asyncio.wait_for(stage.chat(stream=stream), 10)
+        if stream:
+            assert '"code": "queue_timeout"' in reply.text.split("\n\n")[-2]
+        else:
+            assert (reply.status_code, reply.json()["error"]["code"]) == (504, "queue_timeout")
+        assert await stage.scheduler.queue.depth() == (0, 0)
+
+
+async def test_timeouts_over_grpc(stage: Stage) -> None:
+    stage.scheduler.taking = False
+    message = ChatMessage(role="user", content=[ContentPart(text="hello")])
+    request = ChatRequest(messages=[message], options=GenerationOptions(timeout=0.2))
+    async with rpc.channel(stage.gateway.grpc_address) as channel:
+        with pytest.raises(Expired) as caught, rpc.calling("gateway"):
+            async for _ in ChatServiceStub(channel).Chat(request):
+                pass
+    assert caught.value.reason == "REQUEST_TIMEOUT"
