@@ -129,13 +129,21 @@ class ChatSettings(Settings):
     # Not TESSERA_ alone: TESSERA_MODEL is a folder, which means nothing to a client.
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_CHAT_",)
 
-    url: str = Field("http://127.0.0.1:8000/v1", description="Base URL of the REST door.")
+    url: str = Field(
+        "http://127.0.0.1:8000/v1",
+        description="Base URL of the REST door; several gateways of one system, separated by commas.",
+    )
     model: str = Field("", description="The served model; the only one unless given.")
     image: list[Path] = Field([], description="A picture for the first question; may be repeated.")
     system: str = Field("", description="System message.")
     max_tokens: int | None = Field(None, ge=1, description="Longest answer.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 always takes the likeliest.")
     api_key: str = Field("none", description="The server's key, if it has one.")
+
+    @property
+    def urls(self) -> list[str]:
+        """The gateways, one by one."""
+        return [url for part in self.url.split(",") if (url := part.strip())]
 
 
 class DoctorSettings(Settings):

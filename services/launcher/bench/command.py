@@ -9,13 +9,13 @@ import uvloop
 
 from services.launcher.bench import progress, report
 from services.launcher.bench.errors import BenchError
-from services.launcher.bench.http_client import HttpClient
 from services.launcher.bench.load import Load, Pacing
 from services.launcher.bench.recording import Recording
 from services.launcher.bench.result import Result, summarise
 from services.launcher.bench.server import Server
 from services.launcher.bench.settings import BenchSettings
 from services.launcher.bench.workload import Workload
+from shared.client.http import HttpClient
 
 _USAGE = (
     "usage: tessera bench serve [options]\n\n"
