@@ -16,7 +16,7 @@ from services.launcher.probe import Condition, Probe
 
 log = structlog.get_logger(__name__)
 
-_FIRST_DELAY_S = 0.2
+_SECOND_DELAY_S = 0.2  # the first time it is started again at once
 _LONGEST_DELAY_S = 5.0
 _STEADY_AFTER_S = 10.0  # a run this long starts the delays anew
 _DEATHS_AT_START = 5
@@ -36,6 +36,7 @@ class Program:
     probe: Probe
     socket: Path | None = None  # its unix socket, removed before each start
     end_with: signal.Signals = signal.SIGKILL  # what it gets when the launcher itself is gone
+    room: str = ""  # such as "decoder", "redis"
     quiet: bool = False  # its lines are shown only if it does not come up
 
 
@@ -50,7 +51,7 @@ class GaveUp(Exception):
 class Child:
     """Keeps a program running until it is told to stop.
 
-    A program that dies is started again, after 0.2 s at first and at most 5 s. One that was ready
+    A program that dies is started again: at once, and after 0.2 s and up to 5 s when it keeps dying. One that was ready
     and gives no answer for 5 s is killed. One that has never been ready and dies five times, or
     refuses its settings (status 2), makes `run` raise GaveUp.
     """
@@ -84,7 +85,7 @@ class Child:
 
     async def run(self) -> None:
         """Runs it again and again until `stop`. Raises GaveUp."""
-        delay = _FIRST_DELAY_S
+        delay = 0.0
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
@@ -92,7 +93,7 @@ class Child:
             if self._stopping.is_set():
                 break
             if loop.time() - started >= _STEADY_AFTER_S:
-                delay = _FIRST_DELAY_S
+                delay = 0.0
             self.deaths += 1
             self._give_up_if_hopeless(status)
             log.warning(
@@ -103,7 +104,7 @@ class Child:
             self._on_state(self.name, "restarting")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
-            delay = min(delay * 2, _LONGEST_DELAY_S)
+            delay = min(max(delay * 2, _SECOND_DELAY_S), _LONGEST_DELAY_S)
         self._on_state(self.name, "stopped")
 
     def retire(self) -> None:
@@ -123,7 +124,6 @@ class Child:
 
     async def _run_once(self) -> int:
         """One life of the process; its exit status, negative for a signal."""
-        self._on_state(self.name, "starting")
         if self.program.socket is not None:
             self.program.socket.unlink(missing_ok=True)
         # A pipe of our own: asyncio's `wait` returns only when its pipes are closed at the other
@@ -134,6 +134,7 @@ class Child:
         finally:
             os.close(write_end)
         self._process = process
+        self._on_state(self.name, "starting")
         if self._stopping.is_set():  # asked while it was being started
             self._signal(signal.SIGTERM)
         reading = asyncio.create_task(self._read(read_end))

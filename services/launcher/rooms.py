@@ -16,7 +16,6 @@ from shared.settings import child_environment, python_path
 
 _ROOT = Path(__file__).parents[2]
 _PORTS_APART = 10  # between one gateway and the next
-_ANSWERS_END_WITHIN_S = 1.0  # after Ctrl-C: nobody waits for them
 
 # Rooms that start processes need no fork handlers of gRPC: those processes never call it.
 # Without the event engine one thread of a process watches all its sockets instead of several that wake each other: half
@@ -132,16 +131,17 @@ class Rooms:
                     host=door.host,
                     port=str(door.port),
                     grpc_port=str(door.grpc_port),
-                    shutdown_timeout=str(_ANSWERS_END_WITHIN_S),
+                    shutdown_timeout=str(self._settings.shutdown_timeout),
                 ),
                 HttpProbe(door.probe_host, door.port, "/health/ready"),
+                room="gateway",
             )
             for name, door in zip(names, doors(self._settings), strict=True)
         ]
 
     def schedulers(self) -> list[Program]:
-        """One: it serves all decoders."""
-        return self._inner("scheduler", 1, threads=1)
+        """One serves all decoders; a second one takes over from it, or half of them."""
+        return self._inner("scheduler", self._settings.schedulers, threads=1)
 
     def workers(self) -> list[Program]:
         """Decoders, encoders and preprocessors."""
@@ -151,7 +151,7 @@ class Rooms:
                 "decoder",
                 decoders,
                 threads=_share(decoders),
-                shutdown_timeout=str(_ANSWERS_END_WITHIN_S),
+                shutdown_timeout=str(self._settings.shutdown_timeout),
                 memory_sharers=str(decoders),
             ),
             *self._inner("vision_encoder", encoders, threads=_share(encoders)),
@@ -165,7 +165,9 @@ class Rooms:
             path = self._folders.socket(name)
             listen = f"unix:{path}"
             environment = self._environment(room, threads, listen=listen, advertise=listen, **own)
-            programs.append(Program(name, _command(room), environment, GrpcProbe(listen), path))
+            programs.append(
+                Program(name, _command(room), environment, GrpcProbe(listen), path, room=room)
+            )
         return programs
 
     def _environment(self, room: str, threads: int, **own: str) -> dict[str, str]:

@@ -81,6 +81,19 @@ class ServeSettings(Settings):
         1, ge=1, le=16, description="Gateway processes; the second listens 10 ports further on."
     )
 
+    schedulers: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="Scheduler processes; a second one is there when the first dies.",
+    )
+    shutdown_timeout: float = Field(
+        1.0,
+        ge=0,
+        le=3600,
+        description="Seconds that open answers may run on after Ctrl-C or SIGTERM.",
+    )
+
     redis_url: str = Field(
         "", description="A Redis of your own (redis:// or unix://); one is started unless given."
     )
