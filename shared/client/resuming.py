@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from shared.client.errors import Failed, GaveUp, Refused
 from shared.client.events import Event, EventParser
@@ -66,7 +66,7 @@ class Client:
         `path` is such as "/v1/chat/completions"; `stream` is set in the body. Closing the generator before its end
         cancels the request. Raises ClientError.
         """
-        answer = _Answer(self, path, json.dumps({**body, "stream": True}).encode())
+        answer = _Answer(self, path, body)
         try:
             async for event in answer.events():
                 yield event
@@ -94,10 +94,12 @@ class Client:
 class _Answer:
     """One request and what has come of its stream."""
 
-    def __init__(self, client: Client, path: str, body: bytes) -> None:
+    def __init__(self, client: Client, path: str, body: Mapping[str, Any]) -> None:
         self._client = client
         self._path = path
-        self._body = body
+        self._body = json.dumps({**body, "stream": True}).encode()
+        # Without API keys `user` says whose request it is, also later.
+        self._user = str(body.get("user") or "")
         self._key = secrets.token_urlsafe(16)
         self._last_id = ""
         self._is_over = False
@@ -131,7 +133,7 @@ class _Answer:
         self._is_over = True
         with contextlib.suppress(HttpError, TimeoutError):
             async with asyncio.timeout(_LEAVE_WITHIN_S):
-                path = f"/v1/requests/{self._request_id}"
+                path = f"/v1/requests/{self._request_id}{self._query()}"
                 await self._client.server().request("DELETE", path, b"", bytes)
 
     @property
@@ -163,13 +165,16 @@ class _Answer:
             exchange.cancel()
             await asyncio.gather(exchange, return_exceptions=True)
 
+    def _query(self, **fields: str) -> str:
+        query = urlencode({**fields, **({"user": self._user} if self._user else {})})
+        return f"?{query}" if query else ""
+
     def _request(self) -> tuple[str, str, bytes, str]:
         """Method, path, body and headers of the next attempt."""
         keep = f"X-Tessera-Resume: {max(1, round(self._client.patience_s))}\r\n"
         if not self._last_id:
             return "POST", self._path, self._body, f"{keep}Idempotency-Key: {self._key}\r\n"
-        after = quote(self._last_id, safe="")
-        path = f"/v1/requests/{self._request_id}/stream?after={after}"
+        path = f"/v1/requests/{self._request_id}/stream{self._query(after=self._last_id)}"
         return "GET", path, b"", f"{keep}Last-Event-ID: {self._last_id}\r\n"
 
     def _note(self, event: Event) -> None:

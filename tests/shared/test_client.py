@@ -101,13 +101,13 @@ async def test_a_stream_goes_on_at_another_gateway_behind_its_last_whole_event()
         stream(token(3), token(4), end(4), USAGE, DONE)
     ) as second:  # fmt: skip
         client = Client([first.url, second.url], patience_s=30)
-        events = await read(client)
+        events = await read(client, user="me")
         client.close()
     assert text(events) == "w1 w2 w3 w4 "
     (asked,) = second.asked
     method, path, _ = asked.line.split()
     assert method == "GET"
-    assert unquote(path) == "/v1/requests/r_ab/stream?after=r_ab/2"
+    assert unquote(path) == "/v1/requests/r_ab/stream?after=r_ab/2&user=me"
     assert asked.headers["last-event-id"] == "r_ab/2"
     assert client.reconnects == 1
 
