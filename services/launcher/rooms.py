@@ -31,6 +31,8 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "device": ("decoder", "vision_encoder"),
     "dtype": ("decoder", "vision_encoder"),
     "max_model_len": ("gateway", "preprocess", "decoder"),
+    "max_waiting_requests": ("gateway",),
+    "max_waiting_tokens": ("gateway",),
     "max_num_seqs": ("decoder",),
     "max_num_batched_tokens": ("decoder",),
     "num_host_blocks": ("decoder",),

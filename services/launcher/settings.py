@@ -42,6 +42,12 @@ class ServeSettings(Settings):
     max_logprobs: int | None = Field(
         None, ge=0, le=1000, description="Most top log-probabilities for each token."
     )
+    max_waiting_requests: int | None = Field(
+        None, ge=1, description="Requests in all (preparing, waiting, running) before a 429."
+    )
+    max_waiting_tokens: int | None = Field(
+        None, ge=1, description="Tokens that all those may cost together before a 429."
+    )
     max_num_seqs: int | None = Field(
         None, ge=1, description="Sequences that one decoder runs at once."
     )

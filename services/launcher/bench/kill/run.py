@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from services.launcher.bench.errors import BenchError
 from services.launcher.bench.kill.requests import PATH, Request, draw_requests, shares
 from services.launcher.bench.kill.settings import KillSettings
-from services.launcher.bench.kill.target import Strike, Target
+from services.launcher.bench.kill.target import POLL_S, Strike, Target
 from services.launcher.bench.kill.transcript import Choice, Transcript
 from services.launcher.bench.kill.victims import Victim, order_of_kills
 from shared.client import Client, ClientError
@@ -46,6 +46,7 @@ class KillRun:
             )
             for number in range(len(urls))
         ]
+        self._running: list[Transcript] = []
 
     async def run(self) -> Outcome:
         """Raises BenchError if the system cannot be asked, fails undisturbed, or does not become whole again."""
@@ -96,7 +97,7 @@ class KillRun:
         rounds: Sequence[Sequence[Request]],
         round_s: float,
     ) -> None:
-        """Rounds follow each other as soon as the system is whole; streams of earlier ones may still run."""
+        """A round begins when the system is whole and the last one's streams go on; they may still run."""
         draw = random.Random(f"{self._settings.seed}/moments")
         under_way: list[asyncio.Task[list[Transcript]]] = []
         try:
@@ -107,7 +108,9 @@ class KillRun:
                 )
                 await asyncio.sleep(victim.moment(draw, round_s))
                 strike = await self._target.strike(victim, draw)
+                hit = [t for t in self._running if t.times]
                 await self._target.follow(strike, self._settings.freeze_s)
+                await _gone_on(hit, self._settings.patience)
                 outcome.strikes.append(strike)
                 _say(
                     f"{number:>3}/{len(kills)} {victim.text} ({', '.join(strike.hit)}): "
@@ -135,13 +138,24 @@ class KillRun:
         client = self._clients[number % len(self._clients)]
         choices = [Choice() for _ in range(request.choices)]
         transcript = Transcript(time.perf_counter(), choices)
+        self._running.append(transcript)
         try:
             async for event in client.stream(PATH, request.body):
                 transcript.take(event)
         except ClientError as error:
             transcript.error = f"{type(error).__name__}: {error}"
         transcript.end(time.perf_counter())
+        self._running.remove(transcript)
         return transcript
+
+
+async def _gone_on(hit: Sequence[Transcript], within_s: float) -> None:
+    """Waits until every stream that a kill has hit has a token again: the next kill is not to be its trouble too."""
+    whole = time.perf_counter()
+    while any(not t.ended and t.times[-1] < whole for t in hit):
+        if time.perf_counter() - whole > within_s:
+            return  # it will be counted as what it is
+        await asyncio.sleep(POLL_S)
 
 
 def _say(line: str) -> None:
