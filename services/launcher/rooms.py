@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.launcher.child import Program
 from services.launcher.folders import Folders
+from services.launcher.life import Program
 from services.launcher.probe import GrpcProbe, HttpProbe
 from services.launcher.settings import ServeSettings
 from shared.errors import InvalidRequest
@@ -24,6 +24,13 @@ QUIET_GRPC = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
     "GRPC_VERBOSITY": "ERROR",
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+}
+
+# What rooms set before they import their libraries; a spare process has imported them before it is the room.
+_LIBRARIES = {
+    "GOMP_SPINCOUNT": "10000",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
 }
 
 # Which rooms have which of our flags. A flag that is not given leaves each room's own default.
@@ -137,6 +144,7 @@ class Rooms:
                 ),
                 HttpProbe(door.probe_host, door.port, "/health/ready"),
                 room="gateway",
+                held_command=self._held("gateway"),
             )
             for name, door in zip(names, doors(self._settings), strict=True)
         ]
@@ -168,9 +176,22 @@ class Rooms:
             listen = f"unix:{path}"
             environment = self._environment(room, threads, listen=listen, advertise=listen, **own)
             programs.append(
-                Program(name, _command(room), environment, GrpcProbe(listen), path, room=room)
+                Program(
+                    name,
+                    _command(room),
+                    environment,
+                    GrpcProbe(listen),
+                    path,
+                    room=room,
+                    held_command=self._held(room),
+                )
             )
         return programs
+
+    def _held(self, room: str) -> list[str]:
+        """The command of a spare process, where they are wanted."""
+        program = str(Path(__file__).with_name("held.py"))
+        return [sys.executable, "-P", program, f"services.{room}"] if self._settings.spares else []
 
     def _environment(self, room: str, threads: int, **own: str) -> dict[str, str]:
         """The room's settings under its own prefix, which goes before variables for all rooms."""
@@ -198,6 +219,7 @@ class Rooms:
             PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
             **threading,
             **QUIET_GRPC,
+            **(_LIBRARIES if self._settings.spares else {}),
         )
 
 

@@ -10,10 +10,11 @@ from typing import TextIO, cast
 import structlog
 
 from services.launcher import redis_check
-from services.launcher.child import Child, GaveUp, Program
+from services.launcher.child import Child, GaveUp
 from services.launcher.embedded_redis import EmbeddedRedis
 from services.launcher.folders import Folders
 from services.launcher.invitation import invitation
+from services.launcher.life import Program
 from services.launcher.ports import require_free
 from services.launcher.probe import RedisProbe
 from services.launcher.rooms import Rooms, doors

@@ -93,6 +93,10 @@ class ServeSettings(Settings):
         le=16,
         description="Scheduler processes; a second one is there when the first dies.",
     )
+    spares: bool = Field(
+        False,
+        description="Holds a process of each ready that has imported its libraries: what dies is back sooner.",
+    )
     shutdown_timeout: float = Field(
         1.0,
         ge=0,

@@ -11,7 +11,8 @@ import psutil
 import pytest
 from support.program import ProgramMaker
 
-from services.launcher.child import Child, GaveUp, Program
+from services.launcher.child import Child, GaveUp
+from services.launcher.life import Program
 from services.launcher.supervisor import Supervisor
 
 
