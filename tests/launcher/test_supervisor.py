@@ -209,12 +209,12 @@ async def test_a_spare_process_takes_the_place_of_a_dead_one(
         (spare,) = imported() - {first}
         assert alive(spare)
         await asyncio.sleep(0.2)  # it says so after its imports
-        assert record.lines == [f"decoder: at work {first} "]  # and has done nothing yet
+        assert record.lines == [f"decoder: at work {first}"]  # and has done nothing yet
         (tmp_path / "decoder.ready").unlink()
         os.kill(first, signal.SIGKILL)
         await until_replaced(child, first)
         assert child.pid == spare
-        assert record.lines[-1] == f"decoder: at work {spare} "
+        assert record.lines[-1] == f"decoder: at work {spare}"
         async with asyncio.timeout(20):
             while len(imported()) < 3:
                 await asyncio.sleep(0.02)
