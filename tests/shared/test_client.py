@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from support.ports import free_port
 
 from shared.client import Client, Event, Failed, GaveUp, Refused
+from shared.client.http import Connection
 
 PATH = "/v1/completions"
 DONE = b"data: [DONE]\n\n"
@@ -235,3 +237,20 @@ async def test_leaving_early_cancels_the_request() -> None:
         ["POST", PATH],
         ["DELETE", "/v1/requests/r_ab"],
     ]
+
+
+async def test_a_connection_to_itself_is_seen() -> None:
+    # What becomes of an attempt while a gateway restarts, once in some thousand times.
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.connect(own.getsockname())
+        own.setblocking(False)
+        loop = asyncio.get_running_loop()
+        transport, connection = await loop.create_connection(Connection, sock=own)
+        assert connection.is_to_itself
+        transport.abort()
+    async with gateway(b"") as other:
+        port = int(other.url.rpartition(":")[2])
+        transport, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+        assert not connection.is_to_itself
+        transport.abort()

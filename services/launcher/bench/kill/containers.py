@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from random import Random
 
 from services.launcher.bench.errors import BenchError
@@ -26,27 +27,31 @@ class Containers:
         if not address:
             raise BenchError("no gateway of this project runs: `docker compose up --wait`")
         self.urls = [f"http://{address}"]
-        self._hit: dict[int, list[str]] = {}
+        self._hit: dict[int, dict[str, str]] = {}  # container -> when it was started
 
     async def strike(self, victim: Victim, draw: Random) -> Strike:
         """Kills the first process of a container, which Docker takes for a crash."""
         ids = [await self._drawn(room, draw) for room in victim.rooms]
+        started = {container: await _started(container) for container in ids}
         strike = Strike(victim, [f"{r} {i[:12]}" for r, i in zip(victim.rooms, ids, strict=True)])
         for container in ids:
             if victim.freezes:
                 await _docker("pause", container)
             else:
                 await _kill(container)
-        self._hit[id(strike)] = ids
+        self._hit[id(strike)] = started
         return strike
 
     async def follow(self, strike: Strike, freeze_s: float) -> None:
         """See Target."""
-        ids = self._hit.pop(id(strike))
+        hit = self._hit.pop(id(strike))
         if strike.victim.freezes:
             await asyncio.sleep(freeze_s)
-            for container in ids:
+            for container in hit:
                 await _docker("unpause", container)
+        else:
+            await poll(lambda: _are_new(hit), WHOLE_WITHIN_S, "being started again")
+            strike.noticed_s = time.perf_counter() - strike.at
         await poll(self._is_whole, WHOLE_WITHIN_S, "becoming whole again")
         strike.whole_s = time.perf_counter() - strike.at
 
@@ -67,6 +72,15 @@ class Containers:
         return bool(rows) and all(
             row["State"] == "running" and row.get("Health", "") in ("", "healthy") for row in rows
         )
+
+
+async def _started(container: str) -> str:
+    return await _docker("inspect", "--format", "{{.State.StartedAt}}", container)
+
+
+async def _are_new(hit: Mapping[str, str]) -> bool:
+    """Whether each has been started since."""
+    return all([await _started(container) != before for container, before in hit.items()])
 
 
 async def _kill(container: str) -> None:
