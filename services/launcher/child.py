@@ -18,6 +18,7 @@ _LONGEST_DELAY_S = 5.0
 _STEADY_AFTER_S = 10.0  # a run this long starts the delays anew
 _DEATHS_AT_START = 5
 _SILENCE_S = 5.0
+_LAST_WORDS_S = 0.2  # all that could write to the pipe is dead: what it wrote is there already
 _USAGE_ERROR = 2
 _LINES_KEPT = 40
 _SPARE_AFTER_S = 2.0  # when it is ready, and its neighbours may be starting
@@ -78,14 +79,12 @@ class Child:
                 break
             if loop.time() - started >= _STEADY_AFTER_S:
                 delay = 0.0
-            self.deaths += 1
             self._give_up_if_hopeless(status)
             log.warning(
                 f"{self.name} {_describe(status)}, starting it again",
                 after_s=delay,
                 deaths=self.deaths,
             )
-            self._on_state(self.name, "restarting")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
             delay = min(max(delay * 2, _SECOND_DELAY_S), _LONGEST_DELAY_S)
@@ -118,13 +117,17 @@ class Child:
         reading = asyncio.create_task(self._read(life.lines))
         watching = asyncio.create_task(self._watch())
         try:
-            return await life.process.wait()
+            status = await life.process.wait()
+            if not self._stopping.is_set():
+                self.deaths += 1
+                self._on_state(self.name, "restarting")
+            return status
         finally:
             watching.cancel()
             self.ready.clear()
             self._signal(signal.SIGKILL, group=True)  # what it left behind
             self._life = None
-            await asyncio.wait([reading], timeout=1.0)
+            await asyncio.wait([reading], timeout=_LAST_WORDS_S)
             reading.cancel()
             await asyncio.gather(watching, reading, return_exceptions=True)
             life.forget()

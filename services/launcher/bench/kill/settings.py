@@ -42,7 +42,7 @@ class KillSettings(Settings):
     )
     input_len: int = Field(48, ge=1, description="Words of a prompt.")
     output_len: int = Field(
-        96, ge=1, description="Tokens of an answer, half as many and up to that."
+        384, ge=1, description="Tokens of an answer, half as many and up to that."
     )
     tenants: int = Field(3, ge=1, le=100, description="Different users who ask.")
     seed: int = Field(0, ge=0, description="Equal seeds send equal requests and draw equal kills.")
