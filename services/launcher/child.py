@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 _SECOND_DELAY_S = 0.2  # the first time it is started again at once
 _LONGEST_DELAY_S = 5.0
-_STEADY_AFTER_S = 10.0  # a run this long starts the delays anew
+_STEADY_AFTER_S = 5.0  # a run this long starts the delays anew
 _DEATHS_AT_START = 5
 _SILENCE_S = 5.0
 _LAST_WORDS_S = 0.2  # all that could write to the pipe is dead: what it wrote is there already
