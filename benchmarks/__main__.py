@@ -6,6 +6,8 @@ import sys
 MEASUREMENTS = {
     "overhead": "what the path through all rooms adds to the model itself, one stream",
     "throughput": "tokens per second of many streams, and where the processor time goes",
+    "overload": "four times capacity: how fast others are refused, and whether those let in notice",
+    "durability": "what it costs that tokens are logged before they are shown",
     "startup": "seconds from `tessera serve` to ready",
     "scheduler": "microseconds of a decision for each sequence and step",
     "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",

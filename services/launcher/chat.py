@@ -1,14 +1,14 @@
-"""`tessera chat`: a conversation in the terminal, through the OpenAI client."""
+"""`tessera chat`: a conversation in the terminal. An answer goes on when its gateway dies and comes back."""
 
 import base64
 import mimetypes
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
-
 from services.launcher.settings import ChatSettings
+from shared.client import BlockingClient, ClientError, GaveUp, Refused
 
 _HELP = "/image PATH shows a picture, /clear begins anew, /quit ends"
 
@@ -20,23 +20,21 @@ class ChatError(Exception):
 def main(arguments: list[str]) -> int:
     """Talks until /quit or the end of the input. Returns 0, or 1 if the last answer failed."""
     settings = ChatSettings.load(arguments, prog="tessera chat")
-    client = openai.OpenAI(base_url=settings.url, api_key=settings.api_key, max_retries=0)
     try:
-        conversation = Conversation(client, settings)
-        for path in settings.image:
-            conversation.show(path)
-        return _talk(conversation)
-    except ChatError as error:
+        with BlockingClient(settings.urls, api_key=settings.api_key) as client:
+            conversation = Conversation(client, settings)
+            for path in settings.image:
+                conversation.show(path)
+            return _talk(conversation)
+    except (ChatError, ValueError) as error:  # ValueError: --url is none
         print(f"tessera chat: {error}", file=sys.stderr)
         return 1
-    finally:
-        client.close()
 
 
 class Conversation:
     """The turns so far, and the pictures that go with the next one."""
 
-    def __init__(self, client: openai.OpenAI, settings: ChatSettings) -> None:
+    def __init__(self, client: BlockingClient, settings: ChatSettings) -> None:
         """Asks the server for its model. Raises ChatError if it is away or has no such model."""
         self._client = client
         self._settings = settings
@@ -71,7 +69,7 @@ class Conversation:
             for piece in self._stream([*self._messages, asked]):
                 said.append(piece)
                 print(piece, end="", flush=True)
-        except openai.OpenAIError as error:
+        except ClientError as error:
             raise ChatError(_explain(error, self._settings.url)) from error
         except KeyboardInterrupt:  # enough of this answer
             said.append(" ...")
@@ -80,27 +78,25 @@ class Conversation:
         self._pictures.clear()
         self._messages += [asked, {"role": "assistant", "content": "".join(said)}]
 
-    def _stream(self, messages: list[Any]) -> Any:
-        options: dict[str, Any] = {}
+    def _stream(self, messages: list[Any]) -> Iterator[str]:
+        body: dict[str, Any] = {"model": self.model, "messages": messages}
         if self._settings.max_tokens is not None:
-            options["max_tokens"] = self._settings.max_tokens
+            body["max_tokens"] = self._settings.max_tokens
         if self._settings.temperature is not None:
-            options["temperature"] = self._settings.temperature
-        with self._client.chat.completions.create(
-            model=self.model, messages=messages, stream=True, **options
-        ) as stream:
-            for chunk in stream:
-                if chunk.choices and chunk.choices[0].delta.content:
-                    yield chunk.choices[0].delta.content
+            body["temperature"] = self._settings.temperature
+        for event in self._client.stream("/v1/chat/completions", body):
+            for choice in event.data.get("choices", ()):
+                if text := choice.get("delta", {}).get("content"):
+                    yield text
 
     def _only_model(self) -> str:
         try:
-            models = [model.id for model in self._client.models.list()]
-        except openai.OpenAIError as error:
+            models = self._client.get("/v1/models")["data"]
+        except ClientError as error:
             raise ChatError(_explain(error, self._settings.url)) from error
         if not models:
             raise ChatError(f"{self._settings.url} serves no model")
-        return models[0]
+        return str(models[0]["id"])
 
 
 def _talk(conversation: Conversation) -> int:
@@ -148,12 +144,10 @@ def _act(conversation: Conversation, line: str) -> None:
         conversation.ask(line)
 
 
-def _explain(error: openai.OpenAIError, url: str) -> str:
+def _explain(error: ClientError, url: str) -> str:
     """One sentence for people."""
-    if isinstance(error, openai.APIConnectionError):
+    if isinstance(error, GaveUp):
         return f"nobody answers at {url}: start `tessera serve`, or give --url"
-    if isinstance(error, openai.AuthenticationError):
+    if isinstance(error, Refused) and error.status == 401:
         return "the server wants a key: give --api-key"
-    if isinstance(error, openai.APIStatusError):
-        return f"{error.message} (HTTP {error.status_code})"
     return str(error)

@@ -2,41 +2,26 @@
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from services.launcher.die_with_parent import die_with_parent
-from services.launcher.probe import Condition, Probe
+from services.launcher.life import Life, Program, Spare
+from services.launcher.probe import Condition
 
 log = structlog.get_logger(__name__)
 
-_FIRST_DELAY_S = 0.2
+_SECOND_DELAY_S = 0.2  # the first time it is started again at once
 _LONGEST_DELAY_S = 5.0
-_STEADY_AFTER_S = 10.0  # a run this long starts the delays anew
+_STEADY_AFTER_S = 5.0  # a run this long starts the delays anew
 _DEATHS_AT_START = 5
 _SILENCE_S = 5.0
+_LAST_WORDS_S = 0.2  # all that could write to the pipe is dead: what it wrote is there already
 _USAGE_ERROR = 2
 _LINES_KEPT = 40
-_LONGEST_LINE = 1 << 20
-
-
-@dataclass(frozen=True)
-class Program:
-    """What to run, and how to ask it how it is."""
-
-    name: str  # unique, such as "decoder-1"
-    command: Sequence[str]
-    environment: Mapping[str, str] = field(repr=False)
-    probe: Probe
-    socket: Path | None = None  # its unix socket, removed before each start
-    end_with: signal.Signals = signal.SIGKILL  # what it gets when the launcher itself is gone
-    quiet: bool = False  # its lines are shown only if it does not come up
+_SPARE_AFTER_S = 2.0  # when it is ready, and its neighbours may be starting
 
 
 class GaveUp(Exception):
@@ -50,7 +35,7 @@ class GaveUp(Exception):
 class Child:
     """Keeps a program running until it is told to stop.
 
-    A program that dies is started again, after 0.2 s at first and at most 5 s. One that was ready
+    A program that dies is started again: at once, and after 0.2 s and up to 5 s when it keeps dying. One that was ready
     and gives no answer for 5 s is killed. One that has never been ready and dies five times, or
     refuses its settings (status 2), makes `run` raise GaveUp.
     """
@@ -67,7 +52,8 @@ class Child:
         self.ready = asyncio.Event()
         self.deaths = 0
         self._on_state, self._on_line = on_state, on_line
-        self._process: asyncio.subprocess.Process | None = None
+        self._life: Life | None = None
+        self._spare = Spare(program)
         self._was_ready = False
         self._stopping = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -80,11 +66,11 @@ class Child:
     @property
     def pid(self) -> int | None:
         """Process id while it runs."""
-        return self._process.pid if self._process else None
+        return self._life.process.pid if self._life else None
 
     async def run(self) -> None:
         """Runs it again and again until `stop`. Raises GaveUp."""
-        delay = _FIRST_DELAY_S
+        delay = 0.0
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
@@ -92,18 +78,17 @@ class Child:
             if self._stopping.is_set():
                 break
             if loop.time() - started >= _STEADY_AFTER_S:
-                delay = _FIRST_DELAY_S
-            self.deaths += 1
+                delay = 0.0
             self._give_up_if_hopeless(status)
             log.warning(
                 f"{self.name} {_describe(status)}, starting it again",
                 after_s=delay,
                 deaths=self.deaths,
             )
-            self._on_state(self.name, "restarting")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
-            delay = min(delay * 2, _LONGEST_DELAY_S)
+            delay = min(max(delay * 2, _SECOND_DELAY_S), _LONGEST_DELAY_S)
+        await self._spare.close()
         self._on_state(self.name, "stopped")
 
     def retire(self) -> None:
@@ -123,66 +108,44 @@ class Child:
 
     async def _run_once(self) -> int:
         """One life of the process; its exit status, negative for a signal."""
-        self._on_state(self.name, "starting")
         if self.program.socket is not None:
             self.program.socket.unlink(missing_ok=True)
-        # A pipe of our own: asyncio's `wait` returns only when its pipes are closed at the other
-        # end, which may be long after the process when others of its making hold them.
-        read_end, write_end = os.pipe()
-        try:
-            process = await self._spawn(write_end)
-        finally:
-            os.close(write_end)
-        self._process = process
+        life = self._life = await self._spare.take() or await Life.begin(self.program)
+        self._on_state(self.name, "starting")
         if self._stopping.is_set():  # asked while it was being started
             self._signal(signal.SIGTERM)
-        reading = asyncio.create_task(self._read(read_end))
+        reading = asyncio.create_task(self._read(life.lines))
         watching = asyncio.create_task(self._watch())
         try:
-            return await process.wait()
+            status = await life.process.wait()
+            if not self._stopping.is_set():
+                self.deaths += 1
+                self._on_state(self.name, "restarting")
+            return status
         finally:
             watching.cancel()
             self.ready.clear()
             self._signal(signal.SIGKILL, group=True)  # what it left behind
-            self._process = None
-            await asyncio.wait([reading], timeout=1.0)
+            self._life = None
+            await asyncio.wait([reading], timeout=_LAST_WORDS_S)
             reading.cancel()
             await asyncio.gather(watching, reading, return_exceptions=True)
+            life.forget()
             await self.program.probe.close()
 
-    async def _spawn(self, output: int) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *self.program.command,
-            env=dict(self.program.environment),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # Ctrl-C in a terminal reaches the launcher alone, which ends them in the right order.
-            start_new_session=True,
-            preexec_fn=die_with_parent(self.program.end_with),
-        )
-
-    async def _read(self, read_end: int) -> None:
+    async def _read(self, lines: asyncio.StreamReader) -> None:
         """Passes its output on, line by line, until the other end is closed."""
-        reader = asyncio.StreamReader(limit=_LONGEST_LINE)
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
-        )
-        try:
-            while True:
-                try:
-                    line = await reader.readline()
-                except ValueError:  # longer than the limit: it was dropped
-                    continue
-                if not line:
-                    return
-                text = line.decode(errors="replace").rstrip()
-                self._lines.append(text)
-                if not self.program.quiet:
-                    self._on_line(self.name, text)
-        finally:
-            transport.close()
+        while True:
+            try:
+                line = await lines.readline()
+            except ValueError:  # longer than the limit: it was dropped
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self._lines.append(text)
+            if not self.program.quiet:
+                self._on_line(self.name, text)
 
     async def _watch(self) -> None:
         """Follows its health; kills it when it has been ready and falls silent."""
@@ -213,9 +176,14 @@ class Child:
             if not self.ready.is_set():
                 self.ready.set()
                 self._on_state(self.name, "ready")
+                asyncio.get_running_loop().call_later(_SPARE_AFTER_S, self._prepare_spare)
         elif condition is Condition.ALIVE:
             self.ready.clear()
             self._on_state(self.name, "not ready" if was_ready else "loading")
+
+    def _prepare_spare(self) -> None:
+        if self.ready.is_set() and not self._stopping.is_set():
+            self._spare.prepare()
 
     def _give_up_if_hopeless(self, status: int) -> None:
         if self._was_ready:
@@ -225,13 +193,8 @@ class Child:
             raise GaveUp(self.name, _describe(status), list(self._lines))
 
     def _signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            if group:
-                os.killpg(self._process.pid, number)
-            elif self._process.returncode is None:
-                self._process.send_signal(number)
+        if self._life is not None:
+            self._life.signal(number, group=group)
 
 
 def _describe(status: int) -> str:

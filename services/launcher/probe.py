@@ -81,6 +81,9 @@ class HttpProbe:
     async def _status(self) -> int:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
+            # Where nobody listens a socket may connect to itself, and then keep the gateway from its port.
+            if writer.get_extra_info("sockname") == writer.get_extra_info("peername"):
+                raise ConnectionRefusedError
             request = (
                 f"GET {self._path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n\r\n"
             )

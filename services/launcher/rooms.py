@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.launcher.child import Program
 from services.launcher.folders import Folders
+from services.launcher.life import Program
 from services.launcher.probe import GrpcProbe, HttpProbe
 from services.launcher.settings import ServeSettings
 from shared.errors import InvalidRequest
@@ -16,7 +16,6 @@ from shared.settings import child_environment, python_path
 
 _ROOT = Path(__file__).parents[2]
 _PORTS_APART = 10  # between one gateway and the next
-_ANSWERS_END_WITHIN_S = 1.0  # after Ctrl-C: nobody waits for them
 
 # Rooms that start processes need no fork handlers of gRPC: those processes never call it.
 # Without the event engine one thread of a process watches all its sockets instead of several that wake each other: half
@@ -27,11 +26,20 @@ QUIET_GRPC = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
 
+# What rooms set before they import their libraries; a spare process has imported them before it is the room.
+_LIBRARIES = {
+    "GOMP_SPINCOUNT": "10000",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
 # Which rooms have which of our flags. A flag that is not given leaves each room's own default.
 PASSED_ON: dict[str, tuple[str, ...]] = {
     "device": ("decoder", "vision_encoder"),
     "dtype": ("decoder", "vision_encoder"),
     "max_model_len": ("gateway", "preprocess", "decoder"),
+    "max_waiting_requests": ("gateway",),
+    "max_waiting_tokens": ("gateway",),
     "max_num_seqs": ("decoder",),
     "max_num_batched_tokens": ("decoder",),
     "num_host_blocks": ("decoder",),
@@ -132,16 +140,18 @@ class Rooms:
                     host=door.host,
                     port=str(door.port),
                     grpc_port=str(door.grpc_port),
-                    shutdown_timeout=str(_ANSWERS_END_WITHIN_S),
+                    shutdown_timeout=str(self._settings.shutdown_timeout),
                 ),
                 HttpProbe(door.probe_host, door.port, "/health/ready"),
+                room="gateway",
+                held_command=self._held("gateway"),
             )
             for name, door in zip(names, doors(self._settings), strict=True)
         ]
 
     def schedulers(self) -> list[Program]:
-        """One: it serves all decoders."""
-        return self._inner("scheduler", 1, threads=1)
+        """One serves all decoders; a second one takes over from it, or half of them."""
+        return self._inner("scheduler", self._settings.schedulers, threads=1)
 
     def workers(self) -> list[Program]:
         """Decoders, encoders and preprocessors."""
@@ -151,7 +161,7 @@ class Rooms:
                 "decoder",
                 decoders,
                 threads=_share(decoders),
-                shutdown_timeout=str(_ANSWERS_END_WITHIN_S),
+                shutdown_timeout=str(self._settings.shutdown_timeout),
                 memory_sharers=str(decoders),
             ),
             *self._inner("vision_encoder", encoders, threads=_share(encoders)),
@@ -165,8 +175,23 @@ class Rooms:
             path = self._folders.socket(name)
             listen = f"unix:{path}"
             environment = self._environment(room, threads, listen=listen, advertise=listen, **own)
-            programs.append(Program(name, _command(room), environment, GrpcProbe(listen), path))
+            programs.append(
+                Program(
+                    name,
+                    _command(room),
+                    environment,
+                    GrpcProbe(listen),
+                    path,
+                    room=room,
+                    held_command=self._held(room),
+                )
+            )
         return programs
+
+    def _held(self, room: str) -> list[str]:
+        """The command of a spare process, where they are wanted."""
+        program = str(Path(__file__).with_name("held.py"))
+        return [sys.executable, "-P", program, f"services.{room}"] if self._settings.spares else []
 
     def _environment(self, room: str, threads: int, **own: str) -> dict[str, str]:
         """The room's settings under its own prefix, which goes before variables for all rooms."""
@@ -194,6 +219,7 @@ class Rooms:
             PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
             **threading,
             **QUIET_GRPC,
+            **(_LIBRARIES if self._settings.spares else {}),
         )
 
 

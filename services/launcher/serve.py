@@ -10,13 +10,15 @@ from typing import TextIO, cast
 import structlog
 
 from services.launcher import redis_check
-from services.launcher.child import Child, GaveUp, Program
+from services.launcher.child import Child, GaveUp
 from services.launcher.embedded_redis import EmbeddedRedis
 from services.launcher.folders import Folders
 from services.launcher.invitation import invitation
+from services.launcher.life import Program
 from services.launcher.ports import require_free
 from services.launcher.probe import RedisProbe
 from services.launcher.rooms import Rooms, doors
+from services.launcher.roster import Roster, System, waiting
 from services.launcher.screen import LinesTo, open_screen
 from services.launcher.settings import ServeSettings
 from services.launcher.supervisor import Supervisor
@@ -60,16 +62,33 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
     # Shown as a request meets them, while the stages stand in the order of stopping.
     shown = [*([foundation] if foundation else []), *(p for stage in stages for p in stage)]
 
-    with open_screen([program.name for program in shown], settings.log_format) as screen:
+    told = System(
+        settings.model_name,
+        [door.url for door in doors(settings)],
+        settings.redis_url or redis.url,
+        waiting((program.name, program.room) for program in shown),
+    )
+    with (
+        Roster(folders.state, told) as roster,
+        open_screen([program.name for program in shown], settings.log_format) as screen,
+    ):
         lines = cast(TextIO, LinesTo(screen))
         configure_logs("launcher", settings.log_level, settings.log_format, lines)
 
+        children: dict[str, Child] = {}
+
+        def on_state(name: str, state: str) -> None:
+            screen.state(name, state)
+            roster.note(name, state, children[name].pid, children[name].deaths)
+
         def child(program: Program) -> Child:
-            return Child(program, on_state=screen.state, on_line=screen.line)
+            made = Child(program, on_state=on_state, on_line=screen.line)
+            return children.setdefault(program.name, made)
 
         supervisor = Supervisor(
             [[child(program) for program in stage] for stage in stages],
             child(foundation) if foundation else None,
+            settings.shutdown_timeout,
         )
 
         def announce() -> None:
@@ -95,6 +114,7 @@ def _redis_program(redis: EmbeddedRedis, log_level: str) -> Program:
         RedisProbe(redis.socket_path),
         redis.socket_path,
         end_with=signal.SIGTERM,  # it writes its file out first, which takes no time
+        room="redis",
         quiet=log_level != "debug",  # it warns of its own name and version
     )
 

@@ -42,6 +42,12 @@ class ServeSettings(Settings):
     max_logprobs: int | None = Field(
         None, ge=0, le=1000, description="Most top log-probabilities for each token."
     )
+    max_waiting_requests: int | None = Field(
+        None, ge=1, description="Requests in all (preparing, waiting, running) before a 429."
+    )
+    max_waiting_tokens: int | None = Field(
+        None, ge=1, description="Tokens that all those may cost together before a 429."
+    )
     max_num_seqs: int | None = Field(
         None, ge=1, description="Sequences that one decoder runs at once."
     )
@@ -79,6 +85,23 @@ class ServeSettings(Settings):
     decoders: int = Field(1, ge=1, le=64, description="Decoder processes, each with the model.")
     gateways: int = Field(
         1, ge=1, le=16, description="Gateway processes; the second listens 10 ports further on."
+    )
+
+    schedulers: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="Scheduler processes; a second one is there when the first dies.",
+    )
+    spares: bool = Field(
+        False,
+        description="Holds a process of each ready that has imported its libraries: what dies is back sooner.",
+    )
+    shutdown_timeout: float = Field(
+        1.0,
+        ge=0,
+        le=3600,
+        description="Seconds that open answers may run on after Ctrl-C or SIGTERM.",
     )
 
     redis_url: str = Field(
@@ -129,13 +152,21 @@ class ChatSettings(Settings):
     # Not TESSERA_ alone: TESSERA_MODEL is a folder, which means nothing to a client.
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_CHAT_",)
 
-    url: str = Field("http://127.0.0.1:8000/v1", description="Base URL of the REST door.")
+    url: str = Field(
+        "http://127.0.0.1:8000/v1",
+        description="Base URL of the REST door; several gateways of one system, separated by commas.",
+    )
     model: str = Field("", description="The served model; the only one unless given.")
     image: list[Path] = Field([], description="A picture for the first question; may be repeated.")
     system: str = Field("", description="System message.")
     max_tokens: int | None = Field(None, ge=1, description="Longest answer.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 always takes the likeliest.")
     api_key: str = Field("none", description="The server's key, if it has one.")
+
+    @property
+    def urls(self) -> list[str]:
+        """The gateways, one by one."""
+        return [url for part in self.url.split(",") if (url := part.strip())]
 
 
 class DoctorSettings(Settings):

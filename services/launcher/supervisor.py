@@ -7,7 +7,7 @@ from typing import Any
 
 from services.launcher.child import Child
 
-_STOP_WITHIN_S = 4.5
+_STOP_WITHIN_S = 3.5  # the drain not counted
 _FOUNDATION_S = 1.0  # Redis writes its file out
 
 
@@ -17,7 +17,14 @@ class Supervisor:
     `foundation` is what all others need (Redis): ready before they start, stopped after they ended.
     """
 
-    def __init__(self, stages: Sequence[Sequence[Child]], foundation: Child | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Sequence[Child]],
+        foundation: Child | None = None,
+        drain_s: float = 0.0,
+    ) -> None:
+        """`drain_s`: how much longer than else the first stage may take to end."""
+        self._drain_s = drain_s
         self._stages = [list(stage) for stage in stages]
         self._foundation = [foundation] if foundation else []
         self._tasks: dict[Child, asyncio.Task[None]] = {}
@@ -47,14 +54,17 @@ class Supervisor:
         await self._unless_given_up(asyncio.Event().wait())
 
     async def stop(self) -> None:
-        """Ends all, stage by stage, within five seconds; what is left then is killed."""
-        for child in self.children:
-            child.retire()
-        deadline = asyncio.get_running_loop().time() + _STOP_WITHIN_S
+        """Ends all, stage by stage, within four seconds and the drain; what is left then is killed.
+
+        What dies while answers drain is started again until its own stage has come.
+        """
+        deadline = asyncio.get_running_loop().time() + _STOP_WITHIN_S + self._drain_s
+        drain = self._drain_s
         for stage in self._stages:
-            left = deadline - _FOUNDATION_S - asyncio.get_running_loop().time()
+            left = deadline - _FOUNDATION_S - asyncio.get_running_loop().time() - drain
             # The first may take half of what is left, and so on; the last may take all of it.
-            await self._end(stage, left if stage is self._stages[-1] else left / 2)
+            await self._end(stage, drain + (left if stage is self._stages[-1] else left / 2))
+            drain = 0.0
         await self._end(self._foundation, _FOUNDATION_S)
 
     def kill(self) -> None:

@@ -1,10 +1,12 @@
 """The containers, as a platform engineer runs them. Needs a Docker daemon: `pytest -m compose`."""
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import openai
@@ -12,6 +14,7 @@ import pytest
 from support.compose import Stack
 from support.pictures import data_url, png
 
+from services.launcher import cli
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
@@ -129,3 +132,21 @@ async def test_killed_replicas_cost_no_answer(stack: Stack) -> None:
     )
     stack.up(vision_encoder=2, decoder=2)
     assert ask(stack, 300).choices[0].message.content
+
+
+def test_every_container_may_die_and_nothing_is_lost(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stack.up(vision_encoder=2, decoder=2)
+    monkeypatch.chdir(Path(__file__).parents[2])  # where compose.yaml is
+    file = tmp_path / "result.json"
+    cli.run(
+        [
+            *("bench", "--kill", "gateway,decoder,scheduler,encoder,preprocess,redis"),
+            *("--times", "1", "--num-requests", "48", "--compose", "--project", stack.project),
+            *("--base-url", stack.base_url, "--output", str(file)),
+        ]
+    )
+    verdict = json.loads(file.read_text())
+    assert verdict["problems"] == []
+    assert (verdict["completed"], verdict["equal"]) == (48, 48)

@@ -10,7 +10,8 @@ import psutil
 LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
-from services.launcher.child import Child, Program
+from services.launcher.child import Child
+from services.launcher.life import Program
 from services.launcher.embedded_redis import EmbeddedRedis
 from services.launcher.probe import RedisProbe
 from services.launcher.supervisor import Supervisor

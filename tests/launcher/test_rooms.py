@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.child import Program
 from services.launcher.folders import Folders
+from services.launcher.life import Program
 from services.launcher.rooms import PASSED_ON, Rooms, doors
 from services.launcher.settings import ServeSettings
 from shared.errors import InvalidRequest

@@ -4,15 +4,19 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
-from support.program import ProgramMaker
+from support.program import ProgramMaker, make_program
 
-from services.launcher.child import Child, GaveUp, Program
+from services.launcher import held
+from services.launcher.child import Child, GaveUp
+from services.launcher.life import Program
 from services.launcher.supervisor import Supervisor
+from shared.settings import child_environment
 
 
 class Record:
@@ -166,6 +170,55 @@ async def test_what_a_process_started_itself_ends_with_it(
         os.kill(pid, signal.SIGKILL)
         await until_replaced(child, pid)
         assert not alive(grandchild) or psutil.Process(grandchild).status() == "zombie"
+
+
+async def test_a_spare_process_takes_the_place_of_a_dead_one(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.launcher.child._SPARE_AFTER_S", 0.0)
+    room = tmp_path / "roomlike"
+    room.mkdir()
+    (room / "__init__.py").touch()
+    (room / "heavy.py").write_text(
+        f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, f'imported-{{os.getpid()}}').touch()\n"
+    )
+    (room / "__main__.py").write_text(
+        "import os, pathlib, sys, time, roomlike.heavy\n"
+        "print('at work', os.getpid(), sys.stdin.read(), flush=True)\n"
+        f"pathlib.Path({str(tmp_path / 'decoder.ready')!r}).touch()\n"
+        "time.sleep(600)\n"
+    )
+
+    def imported() -> set[int]:
+        return {int(path.name.partition("-")[2]) for path in tmp_path.glob("imported-*")}
+
+    program = Program(
+        "decoder",
+        [sys.executable, "-m", "roomlike"],
+        child_environment(PYTHONPATH=str(tmp_path)),
+        make_program(tmp_path, "decoder").probe,
+        held_command=[sys.executable, held.__file__, "roomlike"],
+    )
+    child = record.child(program)
+    async with running(Supervisor([[child]])):
+        first = child.pid
+        assert first is not None
+        async with asyncio.timeout(20):
+            while len(imported()) < 2:
+                await asyncio.sleep(0.02)
+        (spare,) = imported() - {first}
+        assert alive(spare)
+        await asyncio.sleep(0.2)  # it says so after its imports
+        assert record.lines == [f"decoder: at work {first}"]  # and has done nothing yet
+        (tmp_path / "decoder.ready").unlink()
+        os.kill(first, signal.SIGKILL)
+        await until_replaced(child, first)
+        assert child.pid == spare
+        assert record.lines[-1] == f"decoder: at work {spare}"
+        async with asyncio.timeout(20):
+            while len(imported()) < 3:
+                await asyncio.sleep(0.02)
+    assert not any(map(alive, imported()))
 
 
 async def test_very_long_lines_do_not_stop_the_reading(

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from services.launcher.child import Program
+from services.launcher.life import Program
 from services.launcher.probe import Condition
 from shared.settings import child_environment
 

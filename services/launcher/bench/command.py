@@ -9,24 +9,30 @@ import uvloop
 
 from services.launcher.bench import progress, report
 from services.launcher.bench.errors import BenchError
-from services.launcher.bench.http_client import HttpClient
+from services.launcher.bench.kill import command as kill
 from services.launcher.bench.load import Load, Pacing
 from services.launcher.bench.recording import Recording
 from services.launcher.bench.result import Result, summarise
 from services.launcher.bench.server import Server
 from services.launcher.bench.settings import BenchSettings
 from services.launcher.bench.workload import Workload
+from shared.client.http import HttpClient
 
 _USAGE = (
-    "usage: tessera bench serve [options]\n\n"
-    "  serve     load on a server with OpenAI's API, and what a client saw of it\n\n"
-    "`tessera bench serve --help` lists the options."
+    "usage: tessera bench <what> [options]\n\n"
+    "  serve     load on a server with OpenAI's API, and what a client saw of it\n"
+    "  kill      load on a Tessera whose processes are killed, and what was lost; also `--kill decoder,redis`\n\n"
+    "`tessera bench <what> --help` lists the options."
 )
 _INTERRUPTED = 130  # what shells expect after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
     """Runs `tessera bench <what>`. Returns 0, 1 if a request failed or nothing could be measured, 2 for bad usage."""
+    if arguments[:1] == ["kill"]:
+        return kill.main(arguments[1:])
+    if arguments and arguments[0].partition("=")[0] == "--kill":
+        return kill.main(arguments)
     if arguments[:1] != ["serve"]:
         asked = arguments[:1] in (["-h"], ["--help"], ["help"])
         print(_USAGE, file=sys.stdout if asked else sys.stderr)

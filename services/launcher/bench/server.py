@@ -6,8 +6,8 @@ import time
 
 from services.launcher.bench.errors import BenchError
 from services.launcher.bench.event_reader import EventReader
-from services.launcher.bench.http_client import HttpClient, HttpError, HttpRefusal
 from services.launcher.bench.recording import Recording
+from shared.client.http import HttpClient, HttpError, HttpRefusal
 
 _INVALID = (400, 422)  # OpenAI's and FastAPI's word for a field that is not known
 

@@ -17,11 +17,13 @@ class HttpError(Exception):
 
 
 class HttpRefusal(HttpError):
-    """The server answered with another status than 200."""
+    """The server answered with another status than 200; `retry_after_s` is what it asks to wait, 0 if nothing."""
 
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"HTTP {status}: {_message_of(body)}")
+    def __init__(self, status: int, body: bytes, retry_after_s: float = 0.0) -> None:
+        self.reason = message_of(body)
+        super().__init__(f"HTTP {status}: {self.reason}")
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class Connection(asyncio.Protocol):
@@ -30,6 +32,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.is_reusable = False
         self.status = 0
+        self.retry_after_s = 0.0
         self.refusal = bytearray()  # body of an answer other than 200
         self._transport: asyncio.Transport
         self._parser: httptools.HttpResponseParser
@@ -45,6 +48,7 @@ class Connection(asyncio.Protocol):
         self._on_body = on_body
         self._is_framed = self._has_begun = self.is_reusable = False
         self.status = 0
+        self.retry_after_s = 0.0
         self.refusal = bytearray()
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -57,6 +61,16 @@ class Connection(asyncio.Protocol):
     def has_begun(self) -> bool:
         """Whether anything of the last answer has come."""
         return self._has_begun
+
+    @property
+    def is_to_itself(self) -> bool:
+        """Whether it has its own end as its peer.
+
+        TCP lets a socket connect to itself where nobody listens and the port is one that the kernel gives out: an
+        attempt while a server restarts would so keep the server from its port.
+        """
+        own = self._transport.get_extra_info("sockname")
+        return own is not None and own == self._transport.get_extra_info("peername")
 
     def close(self) -> None:
         """Ends the connection, and with it the request under way."""
@@ -93,8 +107,11 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header of the answer."""
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
             self._is_framed = True
+        elif name == b"retry-after" and value.isdigit():  # the form with a date is for proxies
+            self.retry_after_s = float(value)
 
     def on_headers_complete(self) -> None:
         """The status is known."""
@@ -140,14 +157,19 @@ class HttpClient:
         self._idle: list[Connection] = []
 
     async def request(
-        self, method: str, path: str, body: bytes, on_body: Callable[[bytes], object]
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        on_body: Callable[[bytes], object],
+        headers: str = "",
     ) -> None:
         """Returns when a 200 is complete; `on_body` got its pieces. Raises HttpError and HttpRefusal.
 
-        A cancel closes the connection.
+        `headers` are more lines of the head, each with its end. A cancel closes the connection.
         """
         head = (
-            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
+            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{headers}"
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode()
         while True:
@@ -166,7 +188,9 @@ class HttpClient:
             else:
                 connection.close()
             if connection.status != 200:
-                raise HttpRefusal(connection.status, bytes(connection.refusal))
+                raise HttpRefusal(
+                    connection.status, bytes(connection.refusal), connection.retry_after_s
+                )
             return
 
     async def get(self, path: str) -> bytes:
@@ -193,10 +217,13 @@ class HttpClient:
             )
         except OSError as error:
             raise HttpError(f"nobody answers at {self._host}:{self._port}: {error}") from None
+        if connection.is_to_itself:
+            connection.close()
+            raise HttpError(f"nobody answers at {self._host}:{self._port}")
         return connection, True
 
 
-def _message_of(body: bytes) -> str:
+def message_of(body: bytes) -> str:
     """The sentence in an error's body: OpenAI's, FastAPI's, or the body itself."""
     text = body.decode(errors="replace").strip()
     try:

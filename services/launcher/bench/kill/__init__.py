@@ -1,0 +1,1 @@
+"""`tessera bench kill`: load on a live system whose processes are killed, and what its clients lost."""

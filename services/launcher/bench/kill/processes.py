@@ -1,0 +1,92 @@
+"""The processes of a `tessera serve` on this machine."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from random import Random
+
+from services.launcher.bench.errors import BenchError
+from services.launcher.bench.kill.registers import Registers
+from services.launcher.bench.kill.target import WHOLE_WITHIN_S, Strike, poll
+from services.launcher.bench.kill.victims import Victim
+from services.launcher.roster import Entry, System, read_roster
+from shared.errors import Unavailable
+
+_MISSED_WITHIN_S = 10.0
+
+
+class Processes:
+    """Found by the file that the launcher keeps in its state folder."""
+
+    def __init__(self, state: Path) -> None:
+        """Raises BenchError if no system runs there."""
+        self._state = state
+        system = self._read()
+        self.urls = system.urls
+        self._registers = Registers(system.redis_url, system.model)
+        self._hit: dict[int, list[tuple[Entry, str]]] = {}
+
+    async def strike(self, victim: Victim, draw: Random) -> Strike:
+        """Signals one process of each room."""
+        entries = [self._drawn(room, draw) for room in victim.rooms]
+        hit = [(e, await self._registers.instance(e.room, e.name)) for e in entries]
+        number = signal.SIGSTOP if victim.freezes else signal.SIGKILL
+        strike = Strike(victim, [entry.name for entry in entries])
+        for entry in entries:
+            _signal(entry, number)
+        self._hit[id(strike)] = hit
+        return strike
+
+    async def follow(self, strike: Strike, freeze_s: float) -> None:
+        """See Target."""
+        hit = self._hit.pop(id(strike))
+        watches = [asyncio.create_task(self._missed(strike, e, i)) for e, i in hit if i]
+        if strike.victim.freezes:
+            await asyncio.sleep(freeze_s)
+            for entry, _ in hit:
+                _signal(entry, signal.SIGCONT)
+        else:
+            await poll(lambda: self._replaced(hit), WHOLE_WITHIN_S, "noticing a death")
+            strike.noticed_s = time.perf_counter() - strike.at
+        await poll(self._is_whole, WHOLE_WITHIN_S, "becoming whole again")
+        strike.whole_s = time.perf_counter() - strike.at
+        await asyncio.gather(*watches)
+
+    async def close(self) -> None:
+        """Closes the connection to Redis."""
+        await self._registers.close()
+
+    def _read(self) -> System:
+        try:
+            return read_roster(self._state)
+        except Unavailable as error:
+            raise BenchError(f"{error.message}: give --state-dir, --port or --launch") from None
+
+    def _drawn(self, room: str, draw: Random) -> Entry:
+        ready = [entry for entry in self._read().of_room(room) if entry.state == "ready"]
+        if not ready:
+            raise BenchError(f"this system has no {room} that could be killed")
+        return draw.choice(ready)
+
+    async def _replaced(self, hit: list[tuple[Entry, str]]) -> bool:
+        entries = self._read().entries
+        return all(entries[e.name].deaths > e.deaths for e, _ in hit)
+
+    async def _is_whole(self) -> bool:
+        return all(entry.state == "ready" for entry in self._read().entries.values())
+
+    async def _missed(self, strike: Strike, entry: Entry, instance: str) -> None:
+        with contextlib.suppress(BenchError):  # it came back before anybody noticed
+            await poll(
+                lambda: self._registers.misses(entry.room, instance), _MISSED_WITHIN_S, "a notice"
+            )
+            strike.missed_s = max(strike.missed_s or 0.0, time.perf_counter() - strike.at)
+
+
+def _signal(entry: Entry, number: signal.Signals) -> None:
+    assert entry.pid is not None, "a ready process has an id"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(entry.pid, number)

@@ -1,0 +1,55 @@
+"""What the rooms of a system know of each other, read from Redis: when a death has been noticed there."""
+
+import contextlib
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from shared.keys import Keys
+from shared.queue import connect
+from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
+
+
+class Registers:
+    """Reads only. Rooms that nobody keeps watch on (their callers see a broken call at once) are never missed."""
+
+    def __init__(self, redis_url: str, model: str) -> None:
+        self._redis: Any = connect(redis_url)  # the library's types leave open whether it decodes
+        self._keys = Keys(model)
+
+    async def instance(self, room: str, name: str) -> str:
+        """The incarnation behind a process's unix socket; empty if it is not known."""
+        if room not in ("decoder", "scheduler"):
+            return ""
+        with contextlib.suppress(RedisError):
+            addresses = await self._redis.hgetall(f"{self._keys.prefix}:at:{room}")
+            scores = dict(
+                await self._redis.zrange(f"{self._keys.prefix}:room:{room}", 0, -1, withscores=True)
+            )
+            found = [
+                i
+                for i, address in addresses.items()
+                if address.endswith(b"/%s.sock" % name.encode())
+            ]
+            found.sort(key=lambda i: scores.get(i, 0.0))
+            return found[-1].decode() if found else ""
+        return ""
+
+    async def misses(self, room: str, instance: str) -> bool:
+        """Whether its neighbours have noticed that it is gone: no scheduler has the decoder, or the scheduler's lease
+        has been taken away.
+        """
+        with contextlib.suppress(RedisError):
+            if room == "scheduler":
+                score = await self._redis.zscore(f"{self._keys.prefix}:scheds", instance)
+                return score is None
+            loads = await self._redis.hgetall(self._keys.load)
+            decoders = [
+                d for load in loads.values() for d in GetLoadResponse.FromString(load).decoders
+            ]
+            return instance not in {decoder.decoder_id for decoder in decoders}
+        return False
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._redis.aclose()

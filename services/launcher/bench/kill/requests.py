@@ -1,0 +1,56 @@
+"""The requests of a run: half with pictures, several users, some with sampled choices. Equal seeds make equal ones."""
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from services.launcher.bench.kill.settings import KillSettings
+from services.launcher.bench.pictures import PictureMaker
+from services.launcher.bench.words import WordPrompts
+
+PATH = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A body for PATH, and when it is sent: as a share of the time over which its round is spread."""
+
+    body: dict[str, Any]
+    choices: int
+    at: float
+
+
+def draw_requests(settings: KillSettings, model: str) -> list[Request]:
+    """All requests of a run."""
+    words = WordPrompts(None)
+    pictures = PictureMaker(*settings.image_width_height, "jpeg")
+    requests = []
+    for number in range(settings.num_requests):
+        draw = random.Random(f"{settings.seed}/request/{number}")
+        content: list[dict[str, Any]] = []
+        if draw.random() < settings.images:
+            content.append({"type": "image_url", "image_url": {"url": pictures.draw(draw)}})
+        content.append({"type": "text", "text": words.draw(draw, settings.input_len)})
+        choices = 2 if draw.random() < settings.sampled else 1
+        most = settings.output_len
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": draw.randint((most + 1) // 2, most),
+            "ignore_eos": True,
+            "user": f"kill-{number % settings.tenants}",
+            "temperature": 0,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        if choices == 2:
+            body |= {"n": 2, "temperature": 0.8, "top_p": 0.95, "seed": draw.getrandbits(32)}
+        requests.append(Request(body, choices, draw.random()))
+    return requests
+
+
+def shares(requests: list[Request], rounds: int) -> list[list[Request]]:
+    """The requests in so many parts of equal size, give or take one."""
+    bounds = [len(requests) * number // rounds for number in range(rounds + 1)]
+    return [requests[a:b] for a, b in pairwise(bounds)]

@@ -1,0 +1,61 @@
+"""A live system, as the one who kills parts of it sees it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from services.launcher.bench.errors import BenchError
+from services.launcher.bench.kill.victims import Victim
+
+WHOLE_WITHIN_S = 120.0
+POLL_S = 0.02
+
+
+@dataclass(slots=True)
+class Strike:
+    """One kill: who was hit, when (`time.perf_counter`), and seconds until that was noticed.
+
+    `noticed_s` is by whoever starts the process again, `missed_s` by the rooms that work with it (in their registers in
+    Redis: a decoder by its scheduler, a scheduler by the others); None where that is not known.
+    """
+
+    victim: Victim
+    hit: list[str]
+    at: float = field(default_factory=time.perf_counter)
+    noticed_s: float | None = None
+    missed_s: float | None = None
+    whole_s: float | None = None  # until every process was ready again
+
+
+class Target(Protocol):
+    """Processes of a `tessera serve`, or containers."""
+
+    urls: list[str]
+
+    async def strike(self, victim: Victim, draw: Random) -> Strike:
+        """Kills, or freezes, one drawn process of each of the victim's rooms. Returns at once. Raises BenchError."""
+        ...
+
+    async def follow(self, strike: Strike, freeze_s: float) -> None:
+        """Fills in who noticed when; wakes what was frozen after `freeze_s`; returns when every process is ready again.
+
+        Raises BenchError if that takes too long.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Lets go of what is held."""
+        ...
+
+
+async def poll(condition: Callable[[], Awaitable[bool]], within_s: float, what: str) -> float:
+    """Asks until it holds. Returns the seconds that it took. Raises BenchError, saying what did not come."""
+    began = time.perf_counter()
+    while not await condition():
+        if time.perf_counter() - began > within_s:
+            raise BenchError(f"{what} took more than {within_s:.0f} s")
+        await asyncio.sleep(POLL_S)
+    return time.perf_counter() - began

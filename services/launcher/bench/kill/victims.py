@@ -1,0 +1,67 @@
+"""Who is to be killed, and when."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+# What users say -> room.
+ROOMS = {
+    "gateway": "gateway",
+    "preprocess": "preprocess",
+    "encoder": "vision_encoder",
+    "vision_encoder": "vision_encoder",
+    "vision-encoder": "vision_encoder",
+    "scheduler": "scheduler",
+    "decoder": "decoder",
+    "redis": "redis",
+}
+EVERY_ROOM = ("gateway", "decoder", "scheduler", "encoder", "preprocess", "redis")
+_LATEST = 0.8  # of a round's time without kills
+# These work on a request for a moment after it has come, and then not again.
+_EARLY_ROOMS = {"preprocess", "vision_encoder"}
+_EARLY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """One kill: a process of each of these rooms, killed or frozen at the same time."""
+
+    text: str  # as it was asked for
+    rooms: tuple[str, ...]
+    freezes: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads "decoder", "decoder:stop" or "decoder+scheduler". Raises ValueError."""
+        names, _, how = text.partition(":")
+        if how not in ("", "kill", "stop"):
+            raise ValueError(f"{text!r}: a victim is killed, or frozen with :stop")
+        rooms = []
+        for name in names.split("+"):
+            if name not in ROOMS:
+                raise ValueError(f"there is no room {name!r}: {', '.join(EVERY_ROOM)}")
+            rooms.append(ROOMS[name])
+        return cls(text, tuple(rooms), how == "stop")
+
+    @classmethod
+    def parse_all(cls, text: str) -> list[Self]:
+        """Reads several, separated by commas. Raises ValueError."""
+        victims = [cls.parse(part.strip()) for part in text.split(",") if part.strip()]
+        if not victims:
+            raise ValueError(f"nobody is to be killed: name some of {', '.join(EVERY_ROOM)}")
+        return list(dict.fromkeys(victims))
+
+    def moment(self, draw: random.Random, round_s: float) -> float:
+        """Seconds from the first request of a round, which takes `round_s` without kills."""
+        latest = _LATEST * round_s
+        if _EARLY_ROOMS.issuperset(self.rooms):
+            latest = min(latest, _EARLY_S)
+        return draw.uniform(0.0, latest)
+
+
+def order_of_kills(victims: Sequence[Victim], times: int, seed: int) -> list[Victim]:
+    """Each victim so many times, in an order that the seed draws."""
+    kills = [victim for victim in victims for _ in range(times)]
+    random.Random(f"{seed}/order").shuffle(kills)
+    return kills

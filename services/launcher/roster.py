@@ -1,0 +1,102 @@
+"""Who runs under which process id: a file in the state folder, for tools beside the launcher."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from shared.errors import Unavailable
+
+_FILE = "processes.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One process: `name` such as "decoder-1" of `room` "decoder". `since` is when `state` began (Unix time, s)."""
+
+    name: str
+    room: str
+    state: str = "waiting"
+    pid: int | None = None
+    deaths: int = 0
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A running `tessera serve` as its file tells it."""
+
+    model: str
+    urls: list[str]  # of the gateways
+    redis_url: str
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def of_room(self, room: str) -> list[Entry]:
+        """Its processes, in the order of their names."""
+        return sorted((e for e in self.entries.values() if e.room == room), key=lambda e: e.name)
+
+
+class Roster:
+    """Keeps the file while it is entered: one more write each time a process changes its state."""
+
+    def __init__(self, state: Path, system: System) -> None:
+        self._path = state / _FILE
+        self._system = system
+        self._entries = dict(system.entries)
+
+    def note(self, name: str, state: str, pid: int | None, deaths: int) -> None:
+        """What has become of a process."""
+        before = self._entries[name]
+        if (before.state, before.pid, before.deaths) == (state, pid, deaths):
+            return
+        self._entries[name] = Entry(name, before.room, state, pid, deaths, time.time())
+        self._write()
+
+    def _write(self) -> None:
+        told = {**asdict(self._system), "entries": [asdict(e) for e in self._entries.values()]}
+        draft = self._path.with_suffix(".tmp")
+        draft.write_text(json.dumps(told, indent=1) + "\n")
+        draft.rename(self._path)  # a reader finds the old file or the new one
+
+    def __enter__(self) -> Self:
+        self._write()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def waiting(names: Iterable[tuple[str, str]]) -> dict[str, Entry]:
+    """Entries of (name, room) that have not been started."""
+    return {name: Entry(name, room) for name, room in names}
+
+
+def read_roster(state: Path) -> System:
+    """The system whose state folder this is. Raises Unavailable if none runs there."""
+    path = state / _FILE
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        content = {}
+    if not content or not _is_locked(state / "lock"):  # killed outright, it leaves its file
+        raise Unavailable("NOT_RUNNING", f"no `tessera serve` runs with the state folder {state}")
+    entries = {entry["name"]: Entry(**entry) for entry in content.pop("entries")}
+    return System(**content, entries=entries)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a launcher holds it."""
+    with contextlib.suppress(OSError):
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+    return False

@@ -1,0 +1,170 @@
+"""`tessera bench kill`: how it counts, and that a system whose every room is killed loses nothing."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from services.launcher import cli
+from services.launcher.bench.kill.report import judge
+from services.launcher.bench.kill.requests import draw_requests, shares
+from services.launcher.bench.kill.run import Outcome
+from services.launcher.bench.kill.settings import KillSettings
+from services.launcher.bench.kill.target import Strike
+from services.launcher.bench.kill.transcript import Choice, Transcript
+from services.launcher.bench.kill.victims import Victim, order_of_kills
+from shared.client import Event
+
+SETTINGS = KillSettings()
+
+
+def event(place: str, at: float = 0.0, ending: str | None = None, **ids: list[int]) -> Event:
+    """One with tokens of choices, such as c0=[1, 2]."""
+    choices = [
+        {"index": int(name[1:]), "text": f"<{i}>", "token_ids": i, "finish_reason": ending}
+        for name, i in ids.items()
+    ]
+    return Event(f"r_ab/{place}", {"choices": choices}, at)
+
+
+def usage(tokens: int) -> Event:
+    return Event("r_ab/9e", {"choices": [], "usage": {"completion_tokens": tokens}}, 0.0)
+
+
+def transcript(*events: Event, choices: int = 1) -> Transcript:
+    told = Transcript(0.0, [Choice() for _ in range(choices)])
+    for one in events:
+        told.take(one)
+    told.end(9.0)
+    return told
+
+
+def test_a_whole_stream_has_nothing_lost_or_doubled() -> None:
+    told = transcript(
+        event("h1"),
+        event("1.0", c0=[5]),
+        event("1.2", c1=[6, 7]),
+        event("2e.2", c0=[8], ending="length"),
+        event("2e.2e", c1=[], ending="stop"),
+        usage(4),
+        choices=2,
+    )
+    assert (told.lost, told.doubled, told.error) == (0, 0, "")
+    assert [choice.tokens for choice in told.choices] == [[5, 8], [6, 7]]
+
+
+def test_a_token_that_is_missing_is_counted_once() -> None:
+    told = transcript(
+        event("1", c0=[5]), event("4", c0=[8]), event("5e", c0=[9], ending="length"), usage(5)
+    )
+    assert (told.lost, told.doubled) == (2, 0)
+
+
+def test_a_token_that_comes_twice_is_counted_once() -> None:
+    told = transcript(
+        event("1", c0=[5]), event("1", c0=[5]), event("2e", c0=[6], ending="length"), usage(2)
+    )
+    assert (told.lost, told.doubled) == (0, 1)
+
+
+def test_tokens_missing_at_the_end_are_seen_by_usage() -> None:
+    told = transcript(event("2e", c0=[5, 6], ending="length"), usage(3))
+    assert told.lost == 1
+
+
+def test_every_choice_ends_exactly_once() -> None:
+    assert "ended [0] times" in transcript(event("1", c0=[5])).error
+    ends = event("1e", c0=[], ending="length")
+    assert "ended [2] times" in transcript(event("1", c0=[5]), ends, ends).error
+
+
+def test_gaps_are_of_streams_that_were_being_read() -> None:
+    times = [event(str(n), at, c0=[n]) for n, at in ((1, 1.0), (2, 1.1), (3, 4.0), (4, 4.1))]
+    told = transcript(*times, event("4e", 4.2, c0=[], ending="length"))
+    assert told.gap_at(1.05, 10.0) == pytest.approx(2.9)
+    assert told.gap_at(1.05, 1.06) == pytest.approx(0.1)  # the later one is the next kill's
+    assert told.gap_at(0.5, 10.0) is None
+    assert told.gap_at(5.0, 10.0) is None
+    assert told.wait_at(0.25) == pytest.approx(0.75)
+    assert told.wait_at(1.5) is None
+
+
+def test_a_run_fails_for_what_is_lost_different_or_too_slow() -> None:
+    def of(*tokens: int, gap: float = 0.1) -> Transcript:
+        events = [event(str(n + 1), gap * n, c0=[t]) for n, t in enumerate(tokens)]
+        end = event(f"{len(tokens)}e", c0=[], ending="length")
+        return transcript(*events, end, usage(len(tokens)))
+
+    failed = of(1, 2, 3)
+    failed.error = "GaveUp: nobody answers"
+    outcome = Outcome(
+        [],
+        [of(1, 2, 3) for _ in range(3)],
+        [of(1, 2, 3, gap=6.0), of(1, 2, 4), failed],
+        [Strike(Victim.parse("decoder"), ["decoder"], at=0.05)],
+    )
+    verdict = judge(outcome)
+    assert (verdict.requests, verdict.completed, verdict.failed, verdict.equal) == (3, 2, 1, 1)
+    assert verdict.victims["decoder"].gap_p99 == pytest.approx(6.0, abs=0.3)
+    assert len(verdict.problems(SETTINGS)) == 2
+    relaxed = SETTINGS.model_copy(update={"expect_equal": False, "most_gap": 5.0})
+    problems = verdict.problems(relaxed)
+    assert len(problems) == 2 and "decoder" in problems[1]
+
+
+def test_victims_are_read_as_users_write_them() -> None:
+    one, two, three = Victim.parse_all("encoder, decoder:stop,decoder+scheduler")
+    assert (one.rooms, one.freezes) == (("vision_encoder",), False)
+    assert (two.rooms, two.freezes) == (("decoder",), True)
+    assert three.rooms == ("decoder", "scheduler")
+    kills = order_of_kills([one, two], times=3, seed=1)
+    assert sorted(kill.text for kill in kills) == ["decoder:stop"] * 3 + ["encoder"] * 3
+    assert kills == order_of_kills([one, two], times=3, seed=1)
+    assert 0 <= one.moment(Random(1), 100.0) <= 0.5
+
+
+@pytest.mark.parametrize("asked", ["kitchen", "decoder:sleep", "decoder+", ""])
+def test_an_unknown_victim_is_a_usage_error(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as status:
+        cli.run(["bench", "--kill", asked])
+    assert status.value.code == 2
+    assert "--victims" in capsys.readouterr().err
+
+
+def test_equal_seeds_draw_equal_requests_with_everything_in_them() -> None:
+    requests = draw_requests(KillSettings(num_requests=40), "m")
+    assert requests == draw_requests(KillSettings(num_requests=40), "m")
+    assert requests != draw_requests(KillSettings(num_requests=40, seed=1), "m")
+    pictures = sum("image_url" in json.dumps(r.body) for r in requests)
+    assert 10 < pictures < 30
+    assert 2 < sum(r.choices == 2 for r in requests) < 20
+    assert {r.body["user"] for r in requests} == {"kill-0", "kill-1", "kill-2"}
+    parts = shares(requests, 7)
+    assert [r for part in parts for r in part] == requests
+    assert {len(part) for part in parts} == {5, 6}
+
+
+def test_a_system_that_does_not_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["bench", "kill", "--state-dir", str(tmp_path)]) == 1
+    assert "no `tessera serve` runs" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)  # libraries are imported eight times, which takes long on a busy machine
+def test_every_room_may_die_and_nothing_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    status = cli.run(
+        [
+            *("bench", "--kill", "gateway,decoder,scheduler,encoder,preprocess,redis"),
+            *("--times", "1", "--num-requests", "24", "--output-len", "64", "--launch"),
+            *("--output", str(file)),
+        ]
+    )
+    verdict = json.loads(file.read_text())
+    assert verdict["problems"] == []
+    assert status == 0
+    assert (verdict["completed"], verdict["equal"]) == (24, 24)
+    assert (verdict["lost"], verdict["doubled"]) == (0, 0)
+    assert len(verdict["victims"]) == 6
