@@ -26,7 +26,10 @@ class DecoderSettings(RoomSettings):
     )
     max_num_seqs: int = Field(256, ge=1, le=65_536, description="Most sequences known at a time.")
     max_num_batched_tokens: int = Field(
-        0, ge=0, description="Most tokens in one step; 256 on the CPU, 2048 on cuda unless given."
+        0,
+        ge=0,
+        description="Most tokens in one step, a seventeenth less while others generate; 272 on the CPU, 2176 on cuda"
+        " unless given.",
     )
     block_size: int = Field(
         0,

@@ -31,6 +31,19 @@ class Linear(Structure):
     )
 
 
+class Shortlist(Structure):
+    """See `shortlist.h`."""
+
+    _fields_ = (
+        ("sketch", c_void_p),
+        ("columns", c_void_p),
+        ("inputs", c_int64),
+        ("largest_norm", c_float),
+        ("rest", c_int32),
+        ("pause", c_int32),
+    )
+
+
 class Cache(Structure):
     """See `attention.h`."""
 
@@ -92,6 +105,13 @@ class Kernels:
         self.linear = _declare(
             library.tessera_linear,
             c_int, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int64, c_int64,
+        )  # fmt: skip
+        self.sketch = _declare(
+            library.tessera_sketch, c_int, c_void_p, c_int64, c_int64, POINTER(Shortlist)
+        )
+        self.largest = _declare(
+            library.tessera_largest,
+            c_int, POINTER(Linear), POINTER(Shortlist), c_void_p, c_void_p, c_int64, c_int64,
         )  # fmt: skip
         self.rms_norm = _declare(
             library.tessera_rms_norm,

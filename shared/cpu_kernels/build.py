@@ -33,7 +33,7 @@ class InstructionSet:
 
 
 def _instruction_set(name: str, *extensions: str) -> InstructionSet:
-    spelt = {"avx512_bf16": "avx512bf16"}
+    spelt = {"avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni"}
     flags = tuple(f"-m{spelt.get(extension, extension)}" for extension in extensions)
     return InstructionSet(name, frozenset(extensions), flags)
 
@@ -41,7 +41,7 @@ def _instruction_set(name: str, *extensions: str) -> InstructionSet:
 _AVX512 = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
 # The best first.
 INSTRUCTION_SETS = (
-    _instruction_set("avx512_bf16", *_AVX512, "avx512_bf16"),
+    _instruction_set("avx512_bf16", *_AVX512, "avx512_vnni", "avx512_bf16"),
     _instruction_set("avx512", *_AVX512),
     _instruction_set("avx2", "avx2", "fma"),
 )

@@ -7,6 +7,7 @@
 #include "linear.h"
 #include "pool.h"
 #include "rows.h"
+#include "shortlist.h"
 
 using namespace tessera;
 
@@ -62,6 +63,19 @@ void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs,
 void tessera_linear(int type, const Linear* layer, const void* x, void* y, int64_t rows,
                     int64_t x_stride, int64_t y_stride) {
     TYPED(type, linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
+}
+
+// weight: rows [outputs, inputs]; fills what `list` points to and the rest of it.
+void tessera_sketch(int type, const void* weight, int64_t outputs, int64_t inputs,
+                    Shortlist* list) {
+    TYPED(type, make_sketch<T>(*pool, (const T::Element*)weight, outputs, inputs, *list));
+}
+
+// y: one `Largest` for each row, as `tessera_linear` gives for a layer with that result.
+void tessera_largest(int type, const Linear* layer, Shortlist* list, const void* x, void* y,
+                     int64_t rows, int64_t x_stride) {
+    TYPED(type, largest_of<T>(*pool, *layer, *list, (const T::Element*)x, x_stride, (Largest*)y,
+                              rows));
 }
 
 void tessera_rms_norm(int type, const void* x, const void* weight, float eps, int64_t rows,

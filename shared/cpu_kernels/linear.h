@@ -66,6 +66,7 @@ struct LinearCall {
     int64_t rows;
     int64_t panels, panels_each;
     Largest* largest;  // [tiles, rows], for LARGEST
+    const int32_t* chosen;  // of the panels, ascending; null: all
 };
 
 static inline void compare(Running& best, floats v, int64_t column, int64_t outputs) {
@@ -167,13 +168,15 @@ static void linear_tile(void* context, int tile) {
     static thread_local std::vector<Running> best;
     if (call.largest)
         best.assign(call.rows, Running{broadcast(-INFINITY), broadcast_int(-1), ints{}});
-    for (int64_t panel = first; panel < last; panel++)
+    for (int64_t place = first; place < last; place++) {
+        const int64_t panel = call.chosen ? call.chosen[place] : place;
         for (int64_t group = 0; group < groups; group++) {
             // Groups of like size: a last one of one row would cost as much as one of many.
             const int64_t row = call.rows * group / groups;
             const int64_t end = call.rows * (group + 1) / groups;
             multiply_some<T, MOST_ROWS>(call, panel, row, (int)(end - row), best.data());
         }
+    }
     if (call.largest)
         for (int64_t r = 0; r < call.rows; r++)
             call.largest[tile * call.rows + r] = settle(best[r]);
@@ -183,14 +186,41 @@ static void linear_tile(void* context, int tile) {
 // takes as long as reading them.
 constexpr int64_t LEAST_BYTES = 256 << 10;
 
+// Of the weight that is read next this much is fetched ahead.
+constexpr int64_t AHEAD_BYTES = 2 << 20;
+
+// Tells the pool which weight followed on this one the last time: in steps of a few rows, which wait
+// for memory, it can be fetched while the caller does what no second thread helps with.
+static void foresee(Pool& pool, const void* weight, int64_t bytes) {
+    struct Known {
+        const void *weight, *next;
+        int64_t bytes;
+    };
+    // What it says may be out of date, and the memory gone: fetching harms nowhere.
+    static thread_local Known known[1024];
+    static thread_local Known* last = known;
+    last->next = weight;
+    last->bytes = bytes;
+    last = &known[((uintptr_t)weight >> 12) * 0x9e3779b97f4a7c15u >> 54];
+    if (last->weight != weight) *last = {weight, nullptr, 0};
+    pool.expect(last->next, std::min(last->bytes, AHEAD_BYTES));
+}
+
+// chosen: the panels to multiply, ascending, at least one; null: all of them.
 template <class T>
 static void linear(Pool& pool, const Linear& layer, const typename T::Element* x, int64_t x_stride,
-                   void* y, int64_t y_stride, int64_t rows) {
+                   void* y, int64_t y_stride, int64_t rows,
+                   const std::vector<int32_t>* chosen = nullptr) {
     if (rows == 0) return;
     const int64_t width = layer.epilogue == SWIGLU ? LANES : PANEL;
-    LinearCall<T> call{&layer, x, x_stride, y, y_stride, rows, 0, 0, nullptr};
+    LinearCall<T> call{&layer, x, x_stride, y, y_stride, rows, 0, 0, nullptr, nullptr};
     call.panels = (layer.outputs + width - 1) / width;
+    if (chosen) {
+        call.chosen = chosen->data();
+        call.panels = (int64_t)chosen->size();
+    }
     const int64_t panel_bytes = layer.inputs * PANEL * sizeof(typename T::Element);
+    if (rows <= MOST_ROWS && !chosen) foresee(pool, layer.panels, panel_bytes * call.panels);
     const int64_t work = panel_bytes * call.panels * std::max<int64_t>(1, rows / 4);
     // Few enough that taking one costs nothing, many enough that a thread held up costs little.
     const bool alone = work < LEAST_BYTES || pool.threads() == 1;

@@ -1,6 +1,5 @@
 """The kernels' other instruction sets, how they are compiled, and life without them."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.instruction_sets import HERE, RUNNABLE, open_kernels
 from support.paged_rows import LENGTHS, ROWS, Cache
 
 from services.decoder.ops import cpu
@@ -18,17 +18,13 @@ from services.decoder.ops.row_check import rows_are_equal
 from shared.cpu_kernels import binding, build
 
 CPU = torch.device("cpu")
-HERE = build.best_instruction_set()
 if HERE is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
-RUNNABLE = build.INSTRUCTION_SETS[build.INSTRUCTION_SETS.index(HERE) :]
 
 
 @pytest.fixture(scope="module", params=RUNNABLE, ids=lambda known: known.name)
 def kernels(request: pytest.FixtureRequest) -> binding.Kernels:
-    known = request.param
-    path = build.find(known) or build.compile_library(known)
-    return binding.Kernels(ctypes.CDLL(str(path)), known.name, threads=2)
+    return open_kernels(request.param)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -66,7 +66,7 @@ async def test_hello_says_what_the_decoder_is(decoder: Decoder) -> None:
         hello = stream.hello
     assert hello.block_size == 16 and hello.num_blocks > 100 and hello.num_host_blocks == 2
     assert hello.max_slots == 32 and hello.max_model_len == 512 and hello.plans_in_flight == 2
-    assert hello.max_batched_tokens == 256 and hello.row_invariant
+    assert hello.max_batched_tokens == 272 and hello.row_invariant
     assert len(hello.model_fingerprint) == 16
 
 

@@ -41,6 +41,20 @@ def test_generating_sequences_go_on_while_a_long_prompt_is_computed() -> None:
         assert len(drive.outputs["short"]) == before + 1
 
 
+def test_a_prompt_alone_may_be_a_little_longer_than_beside_somebody_who_reads() -> None:
+    drive = Drive(Scheduler(capacity(max_batched_tokens=34)))
+    drive.scheduler.add(sequence("alone", list(range(1, 35)), 40, arrival=0))
+    drive.scheduler.add(sequence("waiting", list(range(51, 85)), 2, arrival=1))
+    counts = []
+    for _ in range(3):
+        drive.send()
+        counts.append([row.count for row in drive.in_flight[-1].rows])
+        drive.answer()
+    assert counts == [[34], [1, 31], [1, 3]]
+    drive.finish()
+    assert drive.outputs["waiting"] == generate(list(range(51, 85)), 2)
+
+
 def test_equal_prefixes_share_blocks_also_when_they_arrive_together() -> None:
     drive = Drive(Scheduler(capacity(max_batched_tokens=64)))
     prefix = list(range(1, 33))

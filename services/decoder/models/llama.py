@@ -96,7 +96,7 @@ class Llama(DecoderModel):
             head = table if config.tied else stored
         elif not config.tied:
             weights.take("lm_head.weight", *vocabulary)
-        model._head = ops.pack(head)
+        model._head = ops.pack_head(head)
         model._embedding = ops.embedding_table(table)
         weights.finish()
         return model

@@ -59,6 +59,10 @@ class BaseOps:
         """`pack` for a layer of gates [I, in] above what they gate, for `gate_up_swiglu` alone."""
         return self.pack(weight, bias)
 
+    def pack_head(self, weight: Tensor) -> Packed:
+        """`pack` for the output matrix [vocabulary, H], for `linear_float32` and `largest`."""
+        return self.pack(weight)
+
     def linear_float32(self, x: Tensor, packed: Packed) -> Tensor:
         """`linear` with results in float32, for logits."""
         return self.linear(x, packed).float()

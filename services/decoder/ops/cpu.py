@@ -24,10 +24,11 @@ from services.decoder.ops.attention_meta import (
 )
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu_torch import TorchCpuOps
-from shared.cpu_kernels import binding, packed_linear
+from shared.cpu_kernels import binding, packed_linear, shortlist
 from shared.cpu_kernels.binding import LANES, PAGE, Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
+from shared.cpu_kernels.shortlist import Shortlist
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +74,15 @@ class CpuOps(BaseOps):
         """Gates beside what they gate, so that one pass does both."""
         return self._pack(weight, bias, binding.SWIGLU)
 
+    def pack_head(self, weight: Tensor) -> Packed:
+        """Beside a large one lies a sketch of it in bytes, for `largest`; see `shortlist.h`."""
+        weight = weight.to(self.dtype)
+        layer = packed_linear.pack(self._kernels, weight, None)
+        sketch = shortlist.make(self._kernels, weight)
+        if sketch is not None:
+            log.info("sketch of the output matrix", mb=sketch.num_bytes >> 20)
+        return _PackedPanels(layer.panels, layer.bias, layer, sketch)
+
     def _pack(self, weight: Tensor, bias: Tensor | None, epilogue: int) -> Packed:
         layer = packed_linear.pack(self._kernels, weight.to(self.dtype), bias, epilogue)
         return _PackedPanels(layer.panels, layer.bias, layer)
@@ -92,7 +102,11 @@ class CpuOps(BaseOps):
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """As the reference says, without writing the sums anywhere."""
         pairs = torch.empty((x.shape[0], 2), dtype=torch.int32)
-        packed_linear.linear(self._kernels, x, _panels(packed), pairs, binding.LARGEST)
+        layer, sketch = _panels(packed), _sketch(packed)
+        if sketch is not None and 0 < x.shape[0] <= shortlist.MOST_ROWS:
+            shortlist.largest(self._kernels, x, layer, sketch, pairs)
+        else:
+            packed_linear.linear(self._kernels, x, layer, pairs, binding.LARGEST)
         return pairs[:, 1], pairs[:, 0].view(torch.float32)
 
     def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
@@ -267,9 +281,11 @@ class CpuOps(BaseOps):
 
 @dataclass(frozen=True)
 class _PackedPanels(Packed):
-    """`weight`: panels; `bias`: float32, one for each of their columns; `layer`: both, as called."""
+    """`weight`: panels; `bias`: float32, one for each of their columns; `layer`: both, as called;
+    `sketch`: of a large output matrix."""
 
     layer: PackedLinear
+    sketch: Shortlist | None = None
 
 
 @dataclass(frozen=True)
@@ -284,6 +300,11 @@ class _CpuKV(PagedKV):
 def _panels(packed: Packed) -> PackedLinear:
     assert isinstance(packed, _PackedPanels)
     return packed.layer
+
+
+def _sketch(packed: Packed) -> Shortlist | None:
+    assert isinstance(packed, _PackedPanels)
+    return packed.sketch
 
 
 def _own(kv: PagedKV) -> _CpuKV:

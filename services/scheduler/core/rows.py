@@ -5,6 +5,10 @@ from services.scheduler.core.preemption import Preemption
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import State
 
+# Of a step's tokens this share stays empty while somebody reads along: a prompt that is computed alone may be a little
+# longer without a second step for its last few tokens.
+_READERS_SHARE = 17
+
 
 class Rows:
     """Fills a plan with the rows of running sequences."""
@@ -15,7 +19,7 @@ class Rows:
 
     def add(self, plan: StepPlan, budget: int) -> int:
         """Those that are generating come first: a row costs little and somebody is reading along. What is left of the
-        budget goes to one prompt after the other. Returns what is left then."""
+        budget, or a little less if there are such rows, goes to one prompt after the other. Returns what is left then."""
         running = self._state.running
         # Who needs a block goes first, while it can still be taken from someone without a row in this plan.
         others = [s for s in running if s.num_computed_tokens >= s.plain_until]
@@ -26,6 +30,8 @@ class Rows:
         if len(running) < len(others) + len(plain):  # some were preempted
             plain = [s for s in plain if s in running]
         budget -= self._schedule_plain(plan, plain[:budget])
+        if plan.row_slot:
+            budget -= self._state.capacity.max_batched_tokens // _READERS_SHARE
         for sequence in others:
             if budget > 0 and sequence.num_tokens - sequence.num_computed_tokens > 1:
                 budget -= self.schedule(plan, sequence, budget)

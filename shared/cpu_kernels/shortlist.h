@@ -1,0 +1,322 @@
+// The largest output of a row without reading the whole weight: a sketch of one byte for each
+// element bounds every output from above and from below, and only panels whose upper bound reaches
+// the best lower one are multiplied. What comes out is what `linear` gives for LARGEST, bit for bit.
+//
+// Let w be a column's weights, s q its sketch (q whole numbers of -127 to 127), x a row, and t p the
+// row in whole numbers (t a power of two, |p| at most 8192). The sum v = s t (p . q) is exact but for
+// its last steps, and
+//
+//   x . w - v = x . (w - s q) + (x - t p) . s q,
+//   |x . w - v| <= |x| |w - s q| + |x - t p| |s q|                     (Cauchy and Schwarz),
+//
+// with Euclidean norms. Three roundings come on top, each bounded by a multiple of |x| |w|:
+//
+// 1. `multiply` adds up K products, at most three roundings for each pair of them, so its sum is off
+//    by at most n u / (1 - n u) times the sum of |x_k w_k| with n = 1.5 K + 1 (Higham, 2002, 3.1). u is
+//    2^-23 at most, whatever the instruction's way to round: less than 2 K 2^-23 |x| |w| for K < 2^16.
+// 2. 128 (h . q) + (l . q), where p = 128 h + l, takes three roundings, times s t two more; each term is
+//    at most (|t p| + 128 t sqrt K) |s q|, and t is at most |x| / 4096: below K 2^-22 |x| |w| for K >= 8.
+// 3. The bounds themselves: a few units in the last place of |v| and of the slack.
+//
+// All three fit in (2 K + 64) 2^-22 |x| |w|. What is so small that an instruction takes it for zero adds
+// less than K (|x| + |w| + 3) 2^-125. Sums that could overflow, and rows that are not finite or
+// next to nothing, take the whole pass. A column that is not finite has no bound: its panel is always
+// multiplied.
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+#include "linear.h"
+
+namespace tessera {
+
+constexpr int64_t MOST_INPUTS = 1 << 16;  // sums of bytes stay within 32 bits
+constexpr int SHORTLIST_ROWS = 4;         // of one call; more rows are busy multiplying anyway
+#if defined(__AVX512F__)
+constexpr int SKETCH_TILE = SHORTLIST_ROWS;  // rows of one register tile
+#else
+constexpr int SKETCH_TILE = 1;
+#endif
+
+// What is known of a panel's columns: v's factor, and what multiplies |x| and |x - t p| in the bound.
+struct Columns {
+    float scale[PANEL], apart[PANEL], norm[PANEL];
+};
+
+struct Shortlist {
+    const int32_t* sketch;   // [panels, inputs / 4, 32 columns], four bytes q + 128 in each
+    const Columns* columns;  // [panels]
+    int64_t inputs;          // whole units of four
+    float largest_norm;      // of columns that are finite
+    // Calls that skip the sketch, after one that left more than half of the panels: how many are
+    // left, and how many the next such call costs.
+    int32_t rest, pause;
+};
+
+// Adds to each lane the four products of its bytes (unsigned) and those of the unit (-64 to 64).
+static inline ints dot_bytes(ints acc, ints bytes, int32_t unit) {
+    const ints both = broadcast_int(unit);
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)bytes, (__m512i)both);
+#elif defined(__AVX512BW__)
+    // Pairs are at most 2 * 255 * 64: they fit in 16 bits.
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)bytes, (__m512i)both);
+    return acc + (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+    __m256i part[2], x[2];
+    std::memcpy(part, &bytes, sizeof part);
+    std::memcpy(x, &both, sizeof x);
+    for (int i = 0; i < 2; i++)
+        part[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(part[i], x[i]), _mm256_set1_epi16(1));
+    return acc + load<ints>(part);
+#endif
+}
+
+// A row in whole numbers p = 128 h + l.
+struct WholeRow {
+    std::vector<int32_t> high, low;  // four bytes in each
+    int32_t high_sum, low_sum;
+    float step, norm, apart;  // t, at least |x|, at least |x - t p|
+};
+
+// False for rows to which the bounds do not apply.
+template <class T>
+static bool to_whole(const typename T::Element* x, int64_t inputs, int64_t padded, float most,
+                     WholeRow& row) {
+    float largest = 0;
+    for (int64_t k = 0; k < inputs; k++) {
+        const float v = std::fabs(T::widen(x[k]));
+        if (!(v < 1e18f)) return false;
+        largest = v > largest ? v : largest;
+    }
+    if (largest < 1e-9f) return false;
+    int exponent;
+    std::frexp(largest, &exponent);
+    row.step = std::ldexp(1.0f, exponent - 13);
+    row.high.assign(padded / 4, 0);
+    row.low.assign(padded / 4, 0);
+    auto* high = (int8_t*)row.high.data();
+    auto* low = (int8_t*)row.low.data();
+    const float per_step = 1.0f / row.step;
+    double squares = 0, rest = 0;
+    row.high_sum = row.low_sum = 0;
+    for (int64_t k = 0; k < inputs; k++) {
+        const float v = T::widen(x[k]);
+        const int32_t p = (int32_t)std::lrintf(v * per_step);
+        const int32_t h = (p + 64) >> 7;  // to nearest: |l| is at most 64, |h| too
+        high[k] = (int8_t)h;
+        low[k] = (int8_t)(p - 128 * h);
+        row.high_sum += h;
+        row.low_sum += p - 128 * h;
+        const double off = (double)v - (double)p * row.step;
+        squares += (double)v * v;
+        rest += off * off;
+    }
+    const double above = 1 + std::ldexp(1.0, -20);
+    row.norm = (float)(std::sqrt(squares) * above);
+    row.apart = (float)(std::sqrt(rest) * above);
+    return row.norm * most < 1e37f;
+}
+
+struct SketchCall {
+    const Shortlist* list;
+    const WholeRow* rows;
+    int64_t count, outputs, panels, panels_each;
+    float* upper;  // [panels, rows]: of the panel's columns
+    float* lower;  // [tiles, rows]: the best of the tile's
+};
+
+// Rows [row, row + R) of one panel.
+template <int R>
+static inline void bound(const SketchCall& call, int64_t panel, int64_t row, floats* best) {
+    const Shortlist& list = *call.list;
+    const int64_t units = list.inputs / 4;
+    const int32_t* w = list.sketch + panel * units * PANEL;
+    const int32_t *high[R], *low[R];
+    ints sums[R][2][2];  // h and l; left and right
+    for (int r = 0; r < R; r++) {
+        const WholeRow& x = call.rows[row + r];
+        high[r] = x.high.data();
+        low[r] = x.low.data();
+        for (int side = 0; side < 2; side++) {
+            sums[r][0][side] = broadcast_int(-128 * x.high_sum);  // of q, not of q + 128
+            sums[r][1][side] = broadcast_int(-128 * x.low_sum);
+        }
+    }
+    for (int64_t u = 0; u < units; u++, w += PANEL) {
+        const ints a = load<ints>(w), b = load<ints>(w + LANES);
+        __builtin_prefetch(w + 16 * PANEL);
+        __builtin_prefetch(w + 16 * PANEL + LANES);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            sums[r][0][0] = dot_bytes(sums[r][0][0], a, high[r][u]);
+            sums[r][0][1] = dot_bytes(sums[r][0][1], b, high[r][u]);
+            sums[r][1][0] = dot_bytes(sums[r][1][0], a, low[r][u]);
+            sums[r][1][1] = dot_bytes(sums[r][1][1], b, low[r][u]);
+        }
+    }
+    const Columns& columns = list.columns[panel];
+    const float tiny = (float)list.inputs * std::ldexp(1.0f, -125);
+    for (int r = 0; r < R; r++) {
+        const WholeRow& x = call.rows[row + r];
+        floats upper = broadcast(-INFINITY);
+        for (int side = 0; side < 2; side++) {
+            const floats scale = load<floats>(columns.scale + side * LANES);
+            const floats apart = load<floats>(columns.apart + side * LANES);
+            const floats norm = load<floats>(columns.norm + side * LANES);
+            const floats v = (__builtin_convertvector(sums[r][0][side], floats) * 128.0f +
+                              __builtin_convertvector(sums[r][1][side], floats)) *
+                             (scale * x.step);
+            const floats slack = apart * x.norm + norm * x.apart + (norm + (x.norm + 3.0f)) * tiny;
+            upper = max(v + slack, upper);
+            best[row + r] = max(v - slack, best[row + r]);
+        }
+        call.upper[panel * call.count + row + r] = largest(upper);
+    }
+}
+
+template <int R>
+static inline void bound_some(const SketchCall& call, int64_t panel, int64_t row, int rows,
+                              floats* best) {
+    if constexpr (R > 0) {
+        if (rows == R) return bound<R>(call, panel, row, best);
+        bound_some<R - 1>(call, panel, row, rows, best);
+    }
+}
+
+static void sketch_tile(void* context, int tile) {
+    const auto& call = *(const SketchCall*)context;
+    const int64_t first = tile * call.panels_each;
+    const int64_t last = std::min(call.panels, first + call.panels_each);
+    floats best[SHORTLIST_ROWS];
+    for (auto& lower : best) lower = broadcast(-INFINITY);
+    for (int64_t panel = first; panel < last; panel++)
+        for (int64_t row = 0; row < call.count; row += SKETCH_TILE) {
+            const int rows = (int)std::min<int64_t>(SKETCH_TILE, call.count - row);
+            bound_some<SKETCH_TILE>(call, panel, row, rows, best);
+        }
+    for (int64_t r = 0; r < call.count; r++)
+        call.lower[tile * call.count + r] = largest(best[r]);
+}
+
+// The panels that may hold the largest output of any row.
+static void choose_panels(Pool& pool, const SketchCall& call, std::vector<int32_t>& chosen) {
+    const int64_t tiles = (call.panels + call.panels_each - 1) / call.panels_each;
+    pool.run((int)tiles, sketch_tile, (void*)&call);
+    float best[SHORTLIST_ROWS];
+    for (int64_t r = 0; r < call.count; r++) {
+        best[r] = -INFINITY;
+        for (int64_t tile = 0; tile < tiles; tile++)
+            best[r] = std::max(best[r], call.lower[tile * call.count + r]);
+    }
+    chosen.clear();
+    for (int64_t panel = 0; panel < call.panels; panel++)
+        for (int64_t r = 0; r < call.count; r++)
+            if (!(call.upper[panel * call.count + r] < best[r])) {
+                chosen.push_back((int32_t)panel);
+                break;
+            }
+}
+
+// `linear` for LARGEST, of at most SHORTLIST_ROWS rows.
+template <class T>
+static void largest_of(Pool& pool, const Linear& layer, Shortlist& list,
+                       const typename T::Element* x, int64_t x_stride, Largest* y, int64_t rows) {
+    static thread_local std::vector<float> upper, lower;
+    static thread_local std::vector<int32_t> chosen;
+    static thread_local WholeRow whole[SHORTLIST_ROWS];
+    bool bounded = rows <= SHORTLIST_ROWS && list.rest == 0;
+    if (list.rest > 0) list.rest--;
+    for (int64_t r = 0; r < rows && bounded; r++)
+        bounded = to_whole<T>(x + r * x_stride, layer.inputs, list.inputs, list.largest_norm,
+                              whole[r]);
+    if (!bounded) return linear<T>(pool, layer, x, x_stride, y, 1, rows);
+    SketchCall call{&list, whole, rows, layer.outputs, 0, 0, nullptr, nullptr};
+    call.panels = (layer.outputs + PANEL - 1) / PANEL;
+    call.panels_each = (call.panels + 16 * pool.threads() - 1) / (16 * pool.threads());
+    upper.resize(call.panels * rows);
+    lower.resize(call.panels * rows);
+    call.upper = upper.data();
+    call.lower = lower.data();
+    foresee(pool, list.sketch, list.inputs * PANEL * call.panels);
+    choose_panels(pool, call, chosen);
+    if ((int64_t)chosen.size() * 2 > call.panels) {
+        list.rest = list.pause = std::min(2 * list.pause + 1, 63);
+    } else {
+        list.pause = 0;
+    }
+    linear<T>(pool, layer, x, x_stride, y, 1, rows, &chosen);
+}
+
+template <class T>
+struct SketchPack {
+    const typename T::Element* weight;
+    int64_t outputs, inputs, padded;
+    uint8_t* sketch;
+    Columns* columns;
+    float* norms;  // [panels]: the largest that is finite
+};
+
+// One column's bytes, PANEL * 4 apart in each unit, and what is known of it.
+template <class T>
+static void sketch_column(const SketchPack<T>& call, int64_t panel, int c) {
+    const int64_t column = panel * PANEL + c;
+    Columns& known = call.columns[panel];
+    uint8_t* to = call.sketch + (panel * call.padded / 4 * PANEL + c) * 4;
+    known.scale[c] = known.norm[c] = 0;
+    known.apart[c] = INFINITY;  // of padding, and of what is not finite: always multiplied
+    for (int64_t k = 0; k < call.padded; k++) to[k / 4 * PANEL * 4 + k % 4] = 128;
+    if (column >= call.outputs) return;
+    const auto* w = call.weight + column * call.inputs;
+    float most = 0, total = 0;
+    for (int64_t k = 0; k < call.inputs; k++) {
+        const float v = std::fabs(T::widen(w[k]));
+        most = v > most ? v : most;
+        total += v;
+    }
+    if (!(total < 1e18f)) return;
+    // Weights smaller than this are all taken for zero.
+    const float scale = most < 1e-18f ? 0.0f : most / 127.0f;
+    const float per_step = scale > 0 ? 1.0f / scale : 0.0f;
+    double squares = 0, rest = 0, kept = 0;
+    for (int64_t k = 0; k < call.inputs; k++) {
+        const float v = T::widen(w[k]);
+        const int32_t q = std::max(-127, std::min(127, (int32_t)std::lrintf(v * per_step)));
+        to[k / 4 * PANEL * 4 + k % 4] = (uint8_t)(q + 128);
+        const double near = (double)scale * q;
+        squares += (double)v * v;
+        rest += (v - near) * (v - near);
+        kept += near * near;
+    }
+    const double above = 1 + std::ldexp(1.0, -20);
+    const double rounding = (2.0 * call.padded + 64) * std::ldexp(1.0, -22);
+    const double norm = std::sqrt(squares);
+    known.scale[c] = scale;
+    known.apart[c] = (float)((std::sqrt(rest) + rounding * norm) * above);
+    known.norm[c] = (float)(std::max(norm, std::sqrt(kept)) * above);
+    call.norms[panel] = std::max(call.norms[panel], known.norm[c]);
+}
+
+template <class T>
+static void sketch_panel(void* context, int panel) {
+    const auto& call = *(const SketchPack<T>*)context;
+    call.norms[panel] = 0;
+    for (int c = 0; c < PANEL; c++) sketch_column<T>(call, panel, c);
+}
+
+// Fills `list.sketch` and `list.columns` from rows [outputs, inputs] of the element type.
+template <class T>
+static void make_sketch(Pool& pool, const typename T::Element* weight, int64_t outputs,
+                        int64_t inputs, Shortlist& list) {
+    const int64_t panels = (outputs + PANEL - 1) / PANEL;
+    std::vector<float> norms(panels);
+    SketchPack<T> call{weight, outputs, inputs, list.inputs, (uint8_t*)list.sketch,
+                       (Columns*)list.columns, norms.data()};
+    pool.run((int)panels, sketch_panel<T>, &call);
+    list.largest_norm = *std::max_element(norms.begin(), norms.end());
+    list.rest = list.pause = 0;
+}
+
+}  // namespace tessera
