@@ -48,9 +48,7 @@ class Head:
 
 @TYPES
 @pytest.mark.parametrize("shape", [(4000, HIDDEN), (1003, 70), (31, 5), (640, 1029)])
-def test_any_weight(
-    kernels: binding.Kernels, dtype: torch.dtype, shape: tuple[int, int]
-) -> None:
+def test_any_weight(kernels: binding.Kernels, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     head = Head(kernels, torch.randn(shape), dtype)
     for _ in range(20):
         head.check(torch.randn(6, shape[1]))
