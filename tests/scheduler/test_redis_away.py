@@ -1,4 +1,4 @@
-"""Redis dies and comes back, with all that it had or without its last writes, while a scheduler and its decoders go on."""
+"""Redis dies and comes back, with all it had or without its last writes, while scheduler and decoders go on."""
 
 import asyncio
 import contextlib

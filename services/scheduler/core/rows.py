@@ -19,7 +19,7 @@ class Rows:
 
     def add(self, plan: StepPlan, budget: int) -> int:
         """Those that are generating come first: a row costs little and somebody is reading along. What is left of the
-        budget, or a little less if there are such rows, goes to one prompt after the other. Returns what is left then."""
+        budget, a little less if there are such rows, goes to one prompt after the other. Returns what is left then."""
         running = self._state.running
         # Who needs a block goes first, while it can still be taken from someone without a row in this plan.
         others = [s for s in running if s.num_computed_tokens >= s.plain_until]
