@@ -1,0 +1,155 @@
+"""Wherever the file of Redis is cut off, owners and gateways put together what there was."""
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass, field
+
+from support.queue_desk import STOP, Desk
+
+from services.launcher.embedded_redis import EmbeddedRedis
+from shared.errors import Unavailable
+from shared.queue import Held, TakenRequest
+from shared.token_log import encode_tokens
+from tessera.common.v1.ending_pb2 import Ending, FinishReason
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+CANCELLED = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
+
+
+@dataclass
+class Truth:
+    """A request as those who live know it."""
+
+    spec: RequestSpec
+    arrived_ms: int
+    tokens: list[int] = field(default_factory=list)
+    ending: Ending | None = None
+    taken: TakenRequest | None = None
+    owner: str = ""  # who runs it, or ran it to its end
+
+    def held(self, *, owner: bool) -> Held:
+        return Held(
+            spec=self.spec,
+            logs=(encode_tokens(self.tokens),),
+            endings=(self.ending,),
+            arrived_ms=self.arrived_ms,
+            own_at=self.taken.own_at if owner and self.taken else 0,
+            rank=self.taken.rank if owner and self.taken else 0,
+        )
+
+
+class Story:
+    """Two schedulers and a gateway at work; one of the schedulers dies together with Redis."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.random = random.Random(7)
+        self.all: dict[str, Truth] = {}
+        self.of: dict[str, list[str]] = {"lives": [], "dies": []}
+
+    async def admit(self) -> None:
+        spec = self.desk.spec(tenant=self.random.choice("ab"), max_tokens=100)
+        arrived_ms = await self.desk.queue.admit(spec, cost=103)
+        self.all[spec.request_id] = Truth(spec, arrived_ms)
+
+    async def take(self, sid: str) -> None:
+        for taken in await self.desk.queue.take(sid, max_requests=2, max_tokens=10**6) or []:
+            truth = self.all[taken.spec.request_id]
+            truth.taken, truth.owner = taken, sid
+            self.of[sid].append(taken.spec.request_id)
+
+    async def work(self, sid: str) -> None:
+        for rid in list(self.of[sid]):
+            truth = self.all[rid]
+            fresh = [self.random.randrange(1000) for _ in range(self.random.randrange(4))]
+            end = STOP if self.random.random() < 0.15 else None
+            await self.desk.append(sid, rid, len(truth.tokens), fresh, end)
+            truth.tokens += fresh
+            truth.ending = end
+            if end:
+                self.of[sid].remove(rid)
+
+    async def give_back(self, sid: str) -> None:
+        if self.of[sid]:
+            rid = self.of[sid].pop()
+            await self.desk.queue.give_back(sid, [rid])
+            self.all[rid].owner = ""
+
+    async def cancel(self) -> None:
+        waiting = [r for r, t in self.all.items() if t.ending is None and not t.owner]
+        if waiting:
+            rid = self.random.choice(waiting)
+            assert await self.desk.queue.cancel(rid, self.all[rid].spec.tenant) == "CANCELLED"
+            self.all[rid].ending = CANCELLED
+
+    async def play(self, turns: int) -> None:
+        for sid in self.of:
+            await self.desk.scheduler(sid)
+        for _ in range(turns):
+            sid = self.random.choice(list(self.of))
+            match self.random.randrange(7):
+                case 0 | 1:
+                    await self.admit()
+                case 2:
+                    await self.take(sid)
+                case 3:
+                    await self.give_back(sid)
+                case 4:
+                    await self.cancel()
+                case _:
+                    await self.work(sid)
+
+    async def restore(self, desk: Desk) -> None:
+        """The owner that lives and the gateway, in either order."""
+        mine = [t.held(owner=True) for t in self.all.values() if t.owner == "lives"]
+        seen = [t.held(owner=False) for t in self.all.values()]
+        calls = [(mine, "lives"), (seen, "")]
+        self.random.shuffle(calls)
+        for held, sid in calls:
+            assert all(await desk.queue.restore(held, sid))
+
+    async def check(self, desk: Desk) -> None:
+        """All that has not ended runs where it ran, or waits with its log; all else has ended as it had."""
+        open_ones = {rid for rid, truth in self.all.items() if truth.ending is None}
+        assert await desk.queue.depth() == (len(open_ones), 103 * len(open_ones))
+        mine = self.of["lives"]
+        assert await desk.queue.give_back("lives", mine) == len(mine)
+        renewal = await desk.queue.renew(
+            "next", (await desk.queue.loads())[0], register=True, tokens_per_s=None
+        )
+        assert renewal is not None
+        if "dies" in renewal.others:
+            await desk.queue.fence("dies", renewal.others["dies"])
+        taken = await desk.queue.take("next", max_requests=1000, max_tokens=10**9)
+        assert taken is not None and {t.spec.request_id for t in taken} == open_ones
+        for one in taken:
+            assert one.logs == (encode_tokens(self.all[one.spec.request_id].tokens),)
+        for rid, truth in self.all.items():
+            assert await desk.tokens(rid) == truth.tokens
+            assert await desk.ending(rid) == truth.ending
+            await desk.append("next", rid, len(truth.tokens), [], STOP)
+        assert await desk.queue.depth() == (0, 0)
+
+
+async def test_wherever_the_file_is_cut_nothing_is_lost(private_redis: EmbeddedRedis) -> None:
+    desk = Desk(private_redis.url, lease_ms=1)
+    story = Story(desk)
+    await story.play(150)
+    await asyncio.sleep(0.01)
+    private_redis.kill()
+    await desk.redis.aclose()
+    file = max(private_redis.folder.rglob("*.aof"), key=lambda path: path.stat().st_size)
+    whole = file.read_bytes()
+    for twelfth in range(1, 13):
+        file.write_bytes(whole[: len(whole) * twelfth // 12])
+        await asyncio.to_thread(private_redis.start)
+        desk = Desk(private_redis.url, lease_ms=1)
+        await desk.redis.set(f"{desk.keys.prefix}:hold", "1")
+        with contextlib.suppress(Unavailable):
+            await desk.scheduler("lives")
+        await story.restore(desk)
+        await desk.redis.delete(f"{desk.keys.prefix}:hold")
+        await story.check(desk)
+        await desk.redis.aclose()
+        private_redis.kill()
