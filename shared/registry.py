@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from shared import tasks
 from shared.errors import Unavailable
 from shared.keys import Keys
+from shared.redis_line import line_of
 from shared.scripts import Scripts
 
 log = structlog.get_logger(__name__)
@@ -100,8 +101,11 @@ class Directory(_Loop):
     def __init__(self, redis: Redis, keys: Keys, room: str) -> None:
         super().__init__()
         self._scripts = Scripts(redis, keys.prefix)
+        self._runs = line_of(redis).runs
+        self._prefix = keys.prefix
         self._room = room
         self._changed = asyncio.Event()
+        self._restarts = 0
         self._read_at = 0.0
         self._patient_until = 0.0
         self.members: tuple[Member, ...] = ()
@@ -113,9 +117,10 @@ class Directory(_Loop):
             for i, a in zip(flat[::2], flat[1::2], strict=True)
         )
         now = asyncio.get_running_loop().time()
-        if self._read_at and now - self._read_at > 2 * _RENEW_S:
+        restarts = self._runs.count(self._prefix)
+        if restarts > self._restarts or (self._read_at and now - self._read_at > 2 * _RENEW_S):
             self._patient_until = now + _PATIENCE_S
-        self._read_at = now
+        self._restarts, self._read_at = restarts, now
         if now < self._patient_until:
             members = tuple(sorted({*self.members, *members}))
         if members != self.members:

