@@ -114,10 +114,9 @@ class Story:
         open_ones = {rid for rid, truth in self.all.items() if truth.ending is None}
         assert await desk.queue.depth() == (len(open_ones), 103 * len(open_ones))
         # What its owner gave back, in the tail that was lost, seems to be its own still.
-        owned = await desk.redis.smembers(f"{desk.keys.prefix}:own:lives")
-        rids = [str(rid, "ascii") for rid in owned]
-        assert set(rids) >= set(self.of["lives"])
-        assert await desk.queue.give_back("lives", rids) == len(rids)
+        owned = await desk.queue.owned("lives")
+        assert set(owned) >= set(self.of["lives"])
+        assert await desk.queue.give_back("lives", owned) == len(owned)
         renewal = await desk.queue.renew(
             "next", (await desk.queue.loads())[0], register=True, tokens_per_s=None
         )
