@@ -10,8 +10,9 @@ from support.lost_tail import go_back_to, keep_copy
 from support.queue_desk import NO_LOAD, STOP, Desk
 
 from services.launcher.embedded_redis import EmbeddedRedis
+from shared import tasks
 from shared.errors import Unavailable
-from shared.queue import AppendCode, Held, TakenRequest
+from shared.queue import AppendCode, Held, TakenRequest, TokenChannel
 from shared.registry import Announcement, Directory
 from shared.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
@@ -294,4 +295,18 @@ async def test_rooms_are_known_through_a_restart_and_announce_themselves_again(
         await asyncio.sleep(0.6)
         assert not changes.done() and directory.members == (member,)
         changes.cancel()
+    await desk.redis.aclose()
+
+
+async def test_who_only_listens_notices_a_restart_too(private_redis: EmbeddedRedis) -> None:
+    desk = Desk(private_redis.url)
+    await desk.queue.depth()
+    recovery = asyncio.create_task(anext(aiter(desk.queue.recoveries())))
+    await asyncio.sleep(0)
+    private_redis.kill()
+    await asyncio.to_thread(private_redis.start)
+    listener = asyncio.create_task(anext(TokenChannel(desk.redis, desk.keys).batches()))
+    await recovery
+    assert desk.queue.restarts == 1
+    await tasks.end(listener)
     await desk.redis.aclose()
