@@ -3,12 +3,10 @@ exactly once).
 """
 
 import asyncio
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from services.gateway.answer import Answer
 from services.gateway.caller import Caller, tenant_of
@@ -20,6 +18,7 @@ from services.gateway.follower import Follower
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.preprocess_pool import PreprocessPool
+from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
 from services.gateway.request import ValidRequest, make_spec
 from services.gateway.resume import Resumption, shows_prompt_ids
 from services.gateway.terms import NO_TERMS, Terms
@@ -30,7 +29,6 @@ from shared.errors import (
     NotFound,
     Overloaded,
     ServingError,
-    Unavailable,
 )
 from shared.queue import Queue
 from shared.token_log import decode_tokens
@@ -40,14 +38,10 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 # So often a request that came again looks whether the first has been prepared.
 _PREPARED_YET_S = 0.1
 _DOOR_S = 3.0
-_SETTLE_S = 10.0
-_RETRY_S = 0.1
 
 # What one step of `priority` is worth in waiting time: longer than anybody waits, so that of two
 # requests of one tenant the lower number always goes first.
 _PRIORITY_STEP_US = 3_600_000_000
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +169,8 @@ class Admission:
 
     async def _pass_door(self, request: ValidRequest, rid: str, terms: Terms, tenant: str) -> str:
         start = time.monotonic()
+        if terms.idempotency_key:
+            await until_recovered(self._queue)
         call = self._queue.door(
             rid,
             cost=request.cost_bound(self._model),
@@ -185,7 +181,7 @@ class Admission:
             fingerprint=terms.fingerprint,
         )
         try:
-            known = await _within(call, _DOOR_S)
+            known = await within(call, _DOOR_S)
         except (Overloaded, Conflict):  # nothing was reserved
             raise
         except BaseException:
@@ -272,7 +268,7 @@ class Admission:
                 fingerprint=terms.fingerprint,
                 follow_ms=follow_ms(spec.keep_ms),
             )
-            arrived_ms = await _to_its_end(_asked_again(admit))
+            arrived_ms = await to_its_end(asked_again(admit))
         except BaseException:
             follow.close()
             raise
@@ -294,42 +290,3 @@ class Admission:
             arrived_at=caller.arrived_at or start,
             leave=lambda: self._custody.leave(follow, spec.tenant, terms.idempotency_key),
         )
-
-
-async def _within(call: Coroutine[Any, Any, _T], seconds: float) -> _T:
-    """Awaits a call to Redis, which goes on behind us where it takes longer or we are cancelled. Raises
-    Unavailable when it takes longer: a frozen Redis must not freeze its clients.
-    """
-    task = asyncio.ensure_future(call)
-    task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-    done, _ = await asyncio.wait([task], timeout=seconds)
-    if not done:
-        raise Unavailable("REDIS_UNAVAILABLE", "Redis does not answer; retry later")
-    return task.result()
-
-
-async def _asked_again(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Calls Redis once more where it went away during the call, and nobody knows whether it had heard
-    it. For calls that may be made twice. Raises Unavailable when it stays away.
-    """
-    give_up_at = time.monotonic() + _SETTLE_S
-    while True:
-        try:
-            return await call()
-        except Unavailable:
-            if time.monotonic() > give_up_at:
-                raise
-        await asyncio.sleep(_RETRY_S)
-
-
-async def _to_its_end(call: Coroutine[Any, Any, _T]) -> _T:
-    """Awaits a call to Redis to its end even if we are cancelled: after half of one nobody knows
-    what holds.
-    """
-    task = asyncio.ensure_future(call)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with contextlib.suppress(ServingError):
-            await task
-        raise

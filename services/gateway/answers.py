@@ -14,7 +14,7 @@ from services.gateway.openai_requests import read_chat, read_completions
 from services.gateway.request import ValidRequest
 from services.gateway.terms import Terms, Timeouts, read_terms
 from services.gateway.writing import write_stream, write_streams, write_whole, write_wholes
-from shared.errors import ServingError
+from shared.errors import InvalidRequest, ServingError
 from shared.keys import model_tag, new_request_id
 
 Reader = Callable[[Mapping[str, Any], ServedModel], Sequence[ValidRequest]]
@@ -51,6 +51,9 @@ class Answers:
             content, luggage = read_json(await exchange.json_body(self._max_body_bytes))
             requests = [replace(r, luggage=luggage) for r in read(content, self._model)]
             terms = read_terms(exchange.header, content, self._timeouts, exchange.path, luggage)
+            if terms.last_event_id and not requests[0].stream:
+                name = "Last-Event-ID"
+                raise InvalidRequest("INVALID_HEADER", f"{name} is for streams", field=name)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise

@@ -130,6 +130,8 @@ class Custody:
             return True
         keep_ms = self._keep_ms.get(rid, 0)
         if not keep_ms:
+            # A Redis that comes back must not be told of it again.
+            self._holdings.pop(follow, None)
             self._cancels.add(rid, tenant, idempotency_key)
             return False
         self._untold[rid] = keep_ms

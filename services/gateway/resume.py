@@ -12,6 +12,7 @@ from services.gateway.event_id import check_progress, read_event_id
 from services.gateway.follower import Follower
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
+from services.gateway.redis_calls import until_recovered
 from shared.errors import NotFound
 from shared.keys import model_tag
 from shared.queue import Queue, RequestState
@@ -44,6 +45,9 @@ class Resumption:
         state = None
         if _NAME.fullmatch(request_id) and request_id[2:10] == self._tag:
             state = await self._queue.lookup(request_id, tenant)
+            if state is None:
+                await until_recovered(self._queue)
+                state = await self._queue.lookup(request_id, tenant)
         if state is None:
             raise NotFound(
                 "REQUEST_NOT_FOUND",

@@ -27,6 +27,11 @@ class RecoveryVerbs(Verbs):
             seen = self._line.runs.count(self._keys.prefix)
             yield
 
+    async def is_recovering(self) -> bool:
+        """Whether Redis came back within the last seconds, and may not have been told yet what it has lost."""
+        (hold,) = await self._ask([("EXISTS", f"{self._keys.prefix}:hold")])
+        return bool(hold)
+
     async def restore(self, held: Sequence[Held], scheduler_id: str = "") -> list[bool]:
         """Puts requests back as far as the caller knows more than Redis, one answer for each.
 

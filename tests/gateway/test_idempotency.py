@@ -84,6 +84,8 @@ async def test_a_stream_goes_on_by_its_key_and_last_event_id(
     ):
         reply = await other.post(CHAT, json=BODY | {"stream": True}, headers=headers)
         assert (reply.status_code, reply.json()["error"]["param"]) == (status, param)
+    whole = await other.post(CHAT, json=BODY, headers=last)
+    assert (whole.status_code, whole.json()["error"]["param"]) == (400, "Last-Event-ID")
     assert len(stage.scheduler.played) == 1
     async with asyncio.timeout(5):  # the refused one gives its place and its key back
         while await stage.scheduler.queue.depth() != (0, 0):

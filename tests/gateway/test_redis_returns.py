@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,21 @@ async def test_without_redis_new_requests_are_refused_at_once(
         while (reply := await kept.chat()).status_code != 200:
             await asyncio.sleep(0.1)
     assert reply.json()["choices"][0]["message"]["content"] == ANSWER
+
+
+async def test_a_frozen_redis_freezes_nobody(
+    kept: Stage, private_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.admission._DOOR_S", 0.3)
+    os.kill(private_redis.pid, signal.SIGSTOP)
+    try:
+        reply = await asyncio.wait_for(kept.chat(), 4)
+        assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
+    finally:
+        os.kill(private_redis.pid, signal.SIGCONT)
+    await kept.gateway.admission.settled()
+    assert (await kept.chat()).status_code == 200
+    assert await kept.scheduler.queue.depth() == (0, 0)
 
 
 async def test_a_running_stream_pauses_and_goes_on(

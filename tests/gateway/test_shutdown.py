@@ -81,7 +81,7 @@ async def test_sigterm_lets_open_answers_finish(
         async with client.stream("POST", "/v1/chat/completions", json=BODY) as reply:
             lines = reply.aiter_lines()
             async for line in lines:
-                if '"content":"The"' in line:
+                if '"content":"The' in line:  # perhaps with the next token
                     break
             process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(10):

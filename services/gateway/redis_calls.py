@@ -1,0 +1,68 @@
+"""Calls to Redis that must not be left half done, asked twice where nobody knows, or waited for too
+long.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from shared.errors import ServingError, Unavailable
+from shared.queue import Queue
+
+_SETTLE_S = 10.0
+_RETRY_S = 0.1
+# A little longer than Redis holds on after it has come back.
+_RECOVERY_S = 4.0
+_RECOVERED_YET_S = 0.2
+
+_T = TypeVar("_T")
+
+
+async def until_recovered(queue: Queue) -> None:
+    """Waits while Redis is being told what it has lost: until then nobody knows what there is not.
+    Raises Unavailable.
+    """
+    give_up_at = time.monotonic() + _RECOVERY_S
+    while await queue.is_recovering() and time.monotonic() < give_up_at:
+        await asyncio.sleep(_RECOVERED_YET_S)
+
+
+async def within(call: Coroutine[Any, Any, _T], seconds: float) -> _T:
+    """Awaits a call to Redis, which goes on behind us where it takes longer or we are cancelled. Raises
+    Unavailable when it takes longer: a frozen Redis must not freeze its clients.
+    """
+    task = asyncio.ensure_future(call)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    done, _ = await asyncio.wait([task], timeout=seconds)
+    if not done:
+        raise Unavailable("REDIS_UNAVAILABLE", "Redis does not answer; retry later")
+    return task.result()
+
+
+async def asked_again(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Calls Redis once more where it went away during the call, and nobody knows whether it had heard
+    it. For calls that may be made twice. Raises Unavailable when it stays away.
+    """
+    give_up_at = time.monotonic() + _SETTLE_S
+    while True:
+        try:
+            return await call()
+        except Unavailable:
+            if time.monotonic() > give_up_at:
+                raise
+        await asyncio.sleep(_RETRY_S)
+
+
+async def to_its_end(call: Coroutine[Any, Any, _T]) -> _T:
+    """Awaits a call to Redis to its end even if we are cancelled: after half of one nobody knows
+    what holds.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(ServingError):
+            await task
+        raise
