@@ -8,15 +8,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
+import redis
 from openai import OpenAI
 from support.checkpoints import make_checkpoint
 from support.pictures import data_url, png
 from support.system import System
 
+from services.launcher.folders import Folders
+from shared.keys import Keys
+
 pytestmark = pytest.mark.timeout(240)
 
 LENGTH = 90
+COUNTS = {"scheduler": 1, "decoder": 2, "vision_encoder": 2, "preprocess": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 1.0, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 2},
@@ -73,7 +79,7 @@ def calm(client: OpenAI) -> dict[tuple[str, int], Any]:
 
 
 def disturb(
-    client: OpenAI, calm: dict[tuple[str, int], Any], disturbance: Callable[[], None]
+    client: OpenAI, calm: dict[tuple[str, int], Any], disturbance: Callable[[], object]
 ) -> None:
     """Asks everything at once; something happens a little later."""
     with ThreadPoolExecutor(len(calm)) as pool:
@@ -91,7 +97,7 @@ def disturb(
 def test_a_kill(
     system: System, client: OpenAI, calm: dict[tuple[str, int], Any], room: str
 ) -> None:
-    disturb(client, calm, lambda: [system.kill(room)] and None)
+    disturb(client, calm, lambda: system.kill(room))
     system.wait_ready()
 
 
@@ -145,10 +151,13 @@ def test_every_room_is_restarted_under_load(
     for thread in threads:
         thread.start()
     try:
-        for room in ("scheduler", "decoder", "vision_encoder", "preprocess"):
-            for pid in system.pids()[room]:
-                os.kill(pid, signal.SIGTERM)
-                wait_for_another(system, room, pid)
+        before = {room: registered(system, room) for room in COUNTS}
+        for number in range(2):  # one of each kind at a time
+            gone = {r: ids[number] for r, ids in before.items() if number < len(ids)}
+            for room, instance in gone.items():
+                address = address_of(system, room, instance)
+                os.kill(pid_at(system, room, address), signal.SIGTERM)
+            wait_until_replaced(system, gone)
     finally:
         done.set()
         for thread in threads:
@@ -156,15 +165,38 @@ def test_every_room_is_restarted_under_load(
     assert not wrong and served[0] > 10
 
 
-def wait_for_another(system: System, room: str, gone: int) -> None:
-    """Until a process has been replaced and the new one is ready."""
-    deadline = time.monotonic() + 60
-    count = len(system.pids()[room])
-    lines = system.log.count("ready")
-    while gone in (pids := system.pids().get(room, [])) or len(pids) < count:
-        assert time.monotonic() < deadline, f"{room} was not started again"
-        time.sleep(0.05)
-    while system.log.count("ready") <= lines:
-        assert time.monotonic() < deadline, f"{room} is not ready"
-        time.sleep(0.05)
-    time.sleep(0.6)  # callers have found it in the registry
+def wait_until_replaced(system: System, gone: dict[str, str]) -> None:
+    """Until as many others of each room are in the registry, ready for callers, and those are not."""
+    deadline = time.monotonic() + 100
+    while not all(
+        old not in (now := registered(system, room)) and len(now) == COUNTS[room]
+        for room, old in gone.items()
+    ):
+        assert time.monotonic() < deadline, system.log
+        time.sleep(0.1)
+    time.sleep(1)  # until callers have read it
+
+
+def registered(system: System, room: str) -> list[str]:
+    """The instances of a room that are alive, oldest first."""
+    socket = Folders(system.folder / "state").socket("redis")
+    prefix = Keys("tiny").prefix
+    with redis.Redis(unix_socket_path=str(socket)) as client:
+        now_ms = client.time()[0] * 1000
+        found = client.zrangebyscore(f"{prefix}:room:{room}", now_ms, "+inf")
+    return [instance.decode() for instance in found]
+
+
+def address_of(system: System, room: str, instance: str) -> str:
+    socket = Folders(system.folder / "state").socket("redis")
+    with redis.Redis(unix_socket_path=str(socket)) as client:
+        found = client.hget(f"{Keys('tiny').prefix}:at:{room}", instance)
+    return found.decode()
+
+
+def pid_at(system: System, room: str, address: str) -> int:
+    """The process that listens at an address."""
+    for pid in system.pids()[room]:
+        if psutil.Process(pid).environ()[f"TESSERA_{room.upper()}_LISTEN"] == address:
+            return pid
+    raise AssertionError(f"nobody listens at {address}")
