@@ -58,7 +58,7 @@ class DecoderSettings(RoomSettings):
         None,
         ge=0,
         description="Blocks in host memory for sequences that are swapped out; unless given as many as the cache"
-        " has, in a tenth of the host memory that is free at most. On the CPU they take memory when they are first used.",
+        " has, in a tenth of the host memory that is free at most. On the CPU they take memory when first used.",
     )
     threads: int = Field(
         0,
