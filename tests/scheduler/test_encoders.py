@@ -1,4 +1,4 @@
-"""The scheduler's calls of encoders that are full, gone, or not wanted any more. Real gRPC, encoders that are played."""
+"""The scheduler's calls of encoders that are full, gone, or not wanted any more. Real gRPC; encoders are played."""
 
 import asyncio
 import contextlib
