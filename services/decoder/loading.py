@@ -9,7 +9,13 @@ import structlog
 import torch
 
 from services.decoder.embeddings import Embeddings
-from services.decoder.memory import cache_budget, count_blocks, kv_bytes, peak_bytes
+from services.decoder.memory import (
+    cache_budget,
+    count_blocks,
+    kv_bytes,
+    peak_bytes,
+    swap_blocks,
+)
 from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.ops import load_ops, resolve_device
@@ -119,6 +125,8 @@ def _limits(
     budget = cache_budget(ops.device, share, sharers, activations)
     total = kv_bytes(settings.kv_cache_memory_bytes, budget, useful, small)
     blocks = count_blocks(total, block_bytes, longest, ops.block_size)
+    asked = settings.num_host_blocks
+    host_blocks = swap_blocks(asked, ops.device, sharers, blocks, block_bytes)
     held = (blocks - 1) * ops.block_size
     log.info(
         "allocating cache",
@@ -128,11 +136,11 @@ def _limits(
         blocks=blocks,
         tokens=held,
         at_full_length=round(held / longest, 1),
-        host_blocks=settings.num_host_blocks,
+        host_blocks=host_blocks,
     )
     return Limits(
         num_blocks=blocks,
-        num_host_blocks=settings.num_host_blocks,
+        num_host_blocks=host_blocks,
         max_slots=settings.max_num_seqs,
         max_model_len=longest,
         max_batched_tokens=tokens,

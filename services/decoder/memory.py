@@ -12,6 +12,8 @@ _MOST_BYTES = 4 << 30
 _MOST_BYTES_SMALL = 512 << 20  # a hundred thousand tokens of a model that small
 _CUDA_SHARE = 0.9
 _HOST_SHARE = 0.4
+_SWAP_SHARE = 0.1  # of the host memory that is free
+_MOST_PINNED_BYTES = 4 << 30
 _CGROUP = Path("/sys/fs/cgroup")
 _CLEAR = Path("/proc/self/clear_refs")
 _UNLIMITED = 1 << 60
@@ -47,6 +49,21 @@ def kv_bytes(asked: int, budget: int, most_useful: int, small: bool) -> int:
     """
     most = _MOST_BYTES_SMALL if small else _MOST_BYTES
     return asked or min(most, budget, most_useful)
+
+
+def swap_blocks(
+    asked: int | None, device: torch.device, sharers: int, num_blocks: int, block_bytes: int
+) -> int:
+    """Blocks in host memory: what was asked for, or as many as the cache's, as far as good sense allows.
+
+    On the CPU they cost nothing before they are used. For CUDA the memory is pinned from the start.
+    """
+    if asked is not None:
+        return asked
+    allowed = int(available_bytes() * _SWAP_SHARE / sharers)
+    if device.type == "cuda":
+        allowed = min(allowed, _MOST_PINNED_BYTES)
+    return min(num_blocks - 1, allowed // block_bytes)
 
 
 def peak_bytes(run: Callable[[], None], device: torch.device) -> int:

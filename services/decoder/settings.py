@@ -54,8 +54,11 @@ class DecoderSettings(RoomSettings):
     memory_sharers: int = Field(
         1, ge=1, le=1024, description="Decoders among which that share is divided."
     )
-    num_host_blocks: int = Field(
-        0, ge=0, description="Blocks in host memory for sequences that are swapped out."
+    num_host_blocks: int | None = Field(
+        None,
+        ge=0,
+        description="Blocks in host memory for sequences that are swapped out; unless given as many as the cache"
+        " has, in a tenth of the host memory that is free at most. On the CPU they take memory when first used.",
     )
     threads: int = Field(
         0,

@@ -213,16 +213,20 @@ class Dispatcher:
             self._wake.set()
 
     async def _follow_control(self) -> None:
+        said = ""
         while True:
             self._wake.set()  # work may have come while nobody listened
             try:
                 async for cancelled in self._control.messages():
+                    said = ""
                     if cancelled is None:
                         self._wake.set()
                     else:
                         self._ledger.on_cancel(cancelled)
             except Unavailable as error:
-                log.warning("control channel is away", error=error.message)
+                if not said:
+                    log.warning("control channel is away", error=error.message)
+                said = error.message
                 await asyncio.sleep(_RETRY_S)
 
     async def _sweep(self) -> None:

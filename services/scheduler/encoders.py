@@ -37,8 +37,10 @@ class Encoders:
     encoder is told to let go of an item when the last of them has.
     """
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: Directory, patience_s: float = _PATIENCE_S) -> None:
+        """`patience_s`: how long an item waits while no encoder can be had."""
         self._directory = directory
+        self._patience_s = patience_s
         self._stubs: dict[str, VisionEncoderServiceAsyncStub] = {}
         self._running: dict[bytes, asyncio.Task[ArtifactRef]] = {}
         self._users: dict[bytes, set[int]] = {}
@@ -48,8 +50,8 @@ class Encoders:
     async def encode(self, item: MediaItem, user: int) -> ArtifactRef:
         """The item's embeddings.
 
-        A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for for half
-        a minute. Raises Unavailable when no encoder can be had, or what the encoder said is wrong with the item.
+        A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for for a
+        while. Raises Unavailable when no encoder can be had, or what the encoder said is wrong with the item.
         """
         self._users.setdefault(item.digest, set()).add(user)
         task = self._running.get(item.digest)
@@ -98,14 +100,14 @@ class Encoders:
         request = EncodeRequest(media=item, hold=Duration(seconds=_HOLD_S))
         problem: ServingError = Unavailable("NO_VISION_ENCODER", "no vision encoder is running")
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _PATIENCE_S
+        deadline = loop.time() + self._patience_s
         while loop.time() < deadline:
             for member in self._directory.pick(item.digest):
                 try:
                     with calling("vision_encoder"):
                         answer = await self._stub(member).Encode(request, timeout=_CALL_TIMEOUT_S)
                 except Overloaded as error:
-                    problem, deadline = error, loop.time() + _PATIENCE_S
+                    problem, deadline = error, loop.time() + self._patience_s
                     break  # the same one again: another would encode what this one has or will have
                 except (Unavailable, NotFound, Expired) as error:
                     if error.reason == _MEDIA_EXPIRED:

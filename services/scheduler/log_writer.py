@@ -44,6 +44,7 @@ class LogWriter:
         self._batches: deque[tuple[bytes, list[Choice]]] = deque()
         self._writing: list[Choice] = []  # of the call under way
         self._work = asyncio.Event()
+        self._is_away = False
         self._num_submitted = 0
         self._num_written = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -91,8 +92,11 @@ class LogWriter:
         try:
             answers = await self._queue.append_events(self._scheduler_id, batch)
         except Unavailable as error:
-            log.warning("token log is away, holding on", error=error.message)
+            if not self._is_away:  # said once, not five times a second
+                log.warning("token log is away, holding on", error=error.message)
+            self._is_away = True
             return None
+        self._is_away = False
         refused = any(answer.code is AppendCode.REFUSED for _, answer in answers)
         return None if refused and not self._is_settled() else answers
 

@@ -143,3 +143,28 @@ async def test_every_kind_of_request_goes_on_as_if_nothing_had_been(
     disturbed = await outcome(bench, kinds, rids)
     assert disturbed == calm
     assert await bench.queue.depth() == (0, 0)
+
+
+async def test_a_takeover_computes_less_than_a_block_of_each_sequence_again(
+    bench: Bench, folder: Path, short_tmp: Path
+) -> None:
+    await bench.real_decoder(folder, short_tmp / "d", max_num_batched_tokens=64)
+    _, task = bench.scheduler()
+    lengths = [5, 21, 40, 77, 100, 33]
+    rids = [await bench.ask(prompt_of(i, n), max_tokens=150) for i, n in enumerate(lengths)]
+    while await tokens_logged(bench, rids) < 100 * len(rids):
+        await asyncio.sleep(0.001)
+    await crash(bench, task)
+    there = await tokens_logged(bench, rids)
+    bench.scheduler()
+    for rid in rids:
+        assert len((await bench.answer(rid))[0]) == 150
+    await asyncio.sleep(0.6)  # until the load has been told
+    (load,) = await bench.queue.loads()
+    again = load.decoders[0].totals.tokens - (150 * len(rids) - there)
+    assert again <= 17 * len(rids)
+
+
+async def tokens_logged(bench: Bench, rids: list[str]) -> int:
+    lengths = [await bench.redis.strlen(bench.keys.log(rid, 0)) for rid in rids]
+    return sum(lengths) // 4

@@ -152,9 +152,16 @@ class CpuOps(BaseOps):
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Memory of its own, in huge pages."""
+        return self._alloc(spec, num_blocks, touch=True)
+
+    def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
+        """The same; it takes memory when it is first used."""
+        return self._alloc(spec, num_blocks, touch=False)
+
+    def _alloc(self, spec: KVSpec, num_blocks: int, touch: bool) -> PagedKV:
         pages, heads = self.block_size // PAGE, spec.num_kv_heads
         size = -(-spec.size // LANES) * LANES
-        both = zeros_in_huge_pages((num_blocks, heads, pages, 2, PAGE * size), spec.dtype)
+        both = zeros_in_huge_pages((num_blocks, heads, pages, 2, PAGE * size), spec.dtype, touch)
         cache = binding.Cache(both.data_ptr(), pages, heads, size, spec.size)
         return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.size, ctypes.byref(cache))
 

@@ -85,8 +85,15 @@ class TorchCpuOps(BaseOps):
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Memory of its own (see `zeros_in_huge_pages`), keys and values as halves of one tensor."""
+        return self._alloc(spec, num_blocks, touch=True)
+
+    def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
+        """The same; it takes memory when it is first used."""
+        return self._alloc(spec, num_blocks, touch=False)
+
+    def _alloc(self, spec: KVSpec, num_blocks: int, touch: bool) -> PagedKV:
         shape = (2 * spec.num_kv_heads, num_blocks, self.block_size * spec.size)
-        both = zeros_in_huge_pages(shape, spec.dtype)
+        both = zeros_in_huge_pages(shape, spec.dtype, touch)
         return _JointKV(both[: spec.num_kv_heads], both[spec.num_kv_heads :], both)
 
     def qkv_rope_write(

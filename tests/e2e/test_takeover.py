@@ -1,0 +1,199 @@
+"""Every room is killed, frozen or told to go while requests of many kinds run: each must end as it does undisturbed."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from openai import OpenAI
+from support.checkpoints import make_checkpoint
+from support.pictures import data_url, png
+from support.system import System
+
+from services.launcher.folders import Folders
+from shared.keys import Keys
+
+pytestmark = pytest.mark.timeout(240)
+
+LENGTH = 90
+COUNTS = {"scheduler": 1, "decoder": 2, "vision_encoder": 2, "preprocess": 2}
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 1.0, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 2},
+    "penalties": {"temperature": 0.7, "seed": 4, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    "text": {"temperature": 0.9, "seed": 5, "top_p": 0.8, "stop": ["never to be seen"]},
+}
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Rotary positions of three axes, two of everything that scales, rows that do not depend on their company."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "qwen2_vl")
+    flags = ("--decoders", "2", "--vision-encoders", "2", "--preprocessors", "2")
+    with System(folder, *flags, "--dtype", "float32") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(system: System) -> Iterator[OpenAI]:
+    with OpenAI(base_url=system.base_url, api_key="none", max_retries=0, timeout=90) as opened:
+        yield opened
+
+
+def ask(client: OpenAI, kind: str, number: int, count: int = LENGTH) -> Any:
+    """Texts and log-probabilities of an answer."""
+    content: list[dict[str, Any]] = [{"type": "text", "text": f"What is in the picture {number}?"}]
+    if kind != "text":
+        pictures = [data_url(png(number + i)) for i in range(1 + number % 2)]
+        content = [{"type": "image_url", "image_url": {"url": url}} for url in pictures] + content
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": content}],  # type: ignore[arg-type,list-item,misc]
+        max_tokens=count,
+        extra_body={"ignore_eos": True},
+        **KINDS[kind],
+    )
+    return [
+        (
+            choice.index,
+            choice.finish_reason,
+            choice.message.content,
+            [(t.token, t.logprob) for t in (choice.logprobs.content or [])]
+            if choice.logprobs
+            else None,
+        )
+        for choice in sorted(answer.choices, key=lambda choice: choice.index)
+    ]
+
+
+@pytest.fixture(scope="module")
+def calm(client: OpenAI) -> dict[tuple[str, int], Any]:
+    """What comes when nothing happens."""
+    return {(kind, number): ask(client, kind, number) for kind in KINDS for number in range(2)}
+
+
+def disturb(
+    client: OpenAI, calm: dict[tuple[str, int], Any], disturbance: Callable[[], object]
+) -> None:
+    """Asks everything at once; something happens a little later."""
+    with ThreadPoolExecutor(len(calm)) as pool:
+        answers: dict[tuple[str, int], Future[Any]] = {
+            key: pool.submit(ask, client, *key) for key in calm
+        }
+        time.sleep(0.4)
+        disturbance()
+        found = {key: future.result() for key, future in answers.items()}
+    for key, answer in found.items():
+        assert answer == calm[key], key
+
+
+@pytest.mark.parametrize("room", ["scheduler", "decoder", "vision_encoder", "preprocess", "redis"])
+def test_a_kill(
+    system: System, client: OpenAI, calm: dict[tuple[str, int], Any], room: str
+) -> None:
+    disturb(client, calm, lambda: system.kill(room))
+    system.wait_ready()
+
+
+@pytest.mark.parametrize("room", ["scheduler", "decoder", "vision_encoder"])
+def test_a_freeze(
+    system: System, client: OpenAI, calm: dict[tuple[str, int], Any], room: str
+) -> None:
+    def freeze() -> None:
+        pid = system.kill(room, with_signal=signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(pid, signal.SIGCONT)
+
+    disturb(client, calm, freeze)
+    system.wait_ready()
+
+
+def test_all_encoders_away_for_a_while(
+    system: System, client: OpenAI, calm: dict[tuple[str, int], Any]
+) -> None:
+    def kill() -> None:
+        for pid in system.pids()["vision_encoder"]:
+            os.kill(pid, signal.SIGKILL)
+        assert ask(client, "text", 0) == calm["text", 0], "text does not wait for pictures"
+
+    disturb(client, calm, kill)
+    system.wait_ready()
+
+
+def test_every_room_is_restarted_under_load(
+    system: System, client: OpenAI, calm: dict[tuple[str, int], Any]
+) -> None:
+    """One of each is told to go; requests are shorter than rooms take to leave, or they move on."""
+    done = threading.Event()
+    wrong: list[Any] = []
+    served = [0]
+
+    def load(first: int) -> None:
+        keys = list(calm)
+        number = first
+        while not done.is_set():
+            key = keys[number % len(keys)]
+            try:
+                if ask(client, *key) != calm[key]:
+                    wrong.append(key)
+            except Exception as error:
+                wrong.append((key, error))
+            number += 1
+            served[0] += 1
+
+    threads = [threading.Thread(target=load, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        gone = {room: registered(system, room)[0] for room in COUNTS}
+        for room, instance in gone.items():
+            os.kill(pid_at(system, room, address_of(system, room, instance)), signal.SIGTERM)
+        wait_until_replaced(system, gone)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong and served[0] > 10
+
+
+def wait_until_replaced(system: System, gone: dict[str, str]) -> None:
+    """Until as many others of each room are in the registry, ready for callers, and those are not."""
+    deadline = time.monotonic() + 150
+    while not all(
+        old not in (now := registered(system, room)) and len(now) == COUNTS[room]
+        for room, old in gone.items()
+    ):
+        assert time.monotonic() < deadline, system.log
+        time.sleep(0.1)
+    time.sleep(1)  # until callers have read it
+
+
+def registered(system: System, room: str) -> list[str]:
+    """The instances of a room that are alive, oldest first."""
+    socket = Folders(system.folder / "state").socket("redis")
+    prefix = Keys("tiny").prefix
+    with redis.Redis(unix_socket_path=str(socket)) as client:
+        now_ms = client.time()[0] * 1000
+        found = client.zrangebyscore(f"{prefix}:room:{room}", now_ms, "+inf")
+    return [instance.decode() for instance in found]
+
+
+def address_of(system: System, room: str, instance: str) -> str:
+    socket = Folders(system.folder / "state").socket("redis")
+    with redis.Redis(unix_socket_path=str(socket)) as client:
+        found = client.hget(f"{Keys('tiny').prefix}:at:{room}", instance)
+    return found.decode()
+
+
+def pid_at(system: System, room: str, address: str) -> int:
+    """The process that listens at an address."""
+    for pid in system.pids()[room]:
+        if psutil.Process(pid).environ()[f"TESSERA_{room.upper()}_LISTEN"] == address:
+            return pid
+    raise AssertionError(f"nobody listens at {address}")

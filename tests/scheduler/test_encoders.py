@@ -1,0 +1,138 @@
+"""The scheduler's calls of encoders that are full, gone, or not wanted any more. Real gRPC; encoders are played."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.scheduler_bench import Bench
+
+from services.scheduler.encoders import Encoders
+from shared.errors import NotFound, Overloaded, ServingError, Unavailable
+from shared.keys import new_instance_id
+from shared.registry import Announcement, Directory
+from shared.rpc import RoomServer
+from tessera.artifact.v1.artifact_pb2 import ArtifactRef
+from tessera.common.v1.media_pb2 import MediaItem
+from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
+from tessera.vision_encoder.v1.vision_encoder_pb2 import EncodeResponse, ReleaseResponse
+
+ITEM = MediaItem(digest=b"i" * 16, rows=4)
+
+
+class PlayedEncoder(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
+    """Answers when its gate is open, or fails."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.released: list[bytes] = []
+        self.failure: ServingError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def Encode(self, request: Any, context: Any) -> EncodeResponse:
+        self.calls += 1
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return EncodeResponse(embeddings=ArtifactRef(digest=request.media.digest))
+
+    async def Release(self, request: Any, context: Any) -> ReleaseResponse:
+        self.released += request.digests
+        return ReleaseResponse()
+
+
+@contextlib.asynccontextmanager
+async def started(bench: Bench) -> AsyncIterator[PlayedEncoder]:
+    played = PlayedEncoder()
+    async with RoomServer("127.0.0.1:0", grace_s=0) as server:
+        server.add(
+            "tessera.vision_encoder.v1.VisionEncoderService",
+            vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
+            played,
+        )
+        await server.ready()
+        name = new_instance_id()
+        async with Announcement(bench.redis, bench.keys, "vision_encoder", name, server.address):
+            yield played
+
+
+@pytest.fixture
+async def encoders(bench: Bench) -> AsyncIterator[Encoders]:
+    async with Directory(bench.redis, bench.keys, "vision_encoder") as directory:
+        made = Encoders(directory, patience_s=2.0)
+        yield made
+        await made.close()
+
+
+async def test_one_that_dies_is_passed_over(bench: Bench, encoders: Encoders) -> None:
+    async with started(bench) as one, started(bench) as other:
+        one.failure = Unavailable("GONE", "it was killed")
+        other.failure = NotFound("ARTIFACT_GONE", "no pixels")
+        call = asyncio.create_task(encoders.encode(ITEM, 1))
+        while not (one.calls and other.calls):
+            await asyncio.sleep(0.01)
+        assert not call.done()
+        other.failure = None
+        assert (await call).digest == ITEM.digest
+
+
+async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(
+    bench: Bench, encoders: Encoders
+) -> None:
+    async with started(bench) as played:
+        played.failure = Overloaded("ENCODER_CACHE_HELD", "full", retry_after_s="1")
+        call = asyncio.create_task(encoders.encode(ITEM, 1))
+        await asyncio.sleep(2.5)
+        assert not call.done()
+        played.failure = None
+        assert await call
+
+
+async def test_when_none_comes_it_says_so(encoders: Encoders) -> None:
+    with pytest.raises(Unavailable) as caught:
+        await encoders.encode(ITEM, 1)
+    assert caught.value.reason == "NO_VISION_ENCODER"
+
+
+async def test_bytes_that_nobody_has_any_more_end_it_at_once(
+    bench: Bench, encoders: Encoders
+) -> None:
+    async with started(bench) as played:
+        played.failure = NotFound("MEDIA_EXPIRED", "send it again")
+        with pytest.raises(NotFound):
+            await encoders.encode(ITEM, 1)
+        assert played.calls == 1
+
+
+async def test_an_item_is_held_until_its_last_user_lets_go(
+    bench: Bench, encoders: Encoders
+) -> None:
+    async with started(bench) as played:
+        await asyncio.gather(encoders.encode(ITEM, 1), encoders.encode(ITEM, 2))
+        assert played.calls == 1
+        encoders.release([ITEM.digest], 1)
+        await asyncio.sleep(0.1)
+        assert not played.released
+        encoders.release_all(2)
+        while played.released != [ITEM.digest]:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_nobody_waits_for_is_not_tried_any_more(
+    bench: Bench, encoders: Encoders
+) -> None:
+    async with started(bench) as played:
+        played.failure = Overloaded("ENCODER_CACHE_HELD", "full", retry_after_s="1")
+        call = asyncio.create_task(encoders.encode(ITEM, 1))
+        while not played.calls:
+            await asyncio.sleep(0.01)
+        encoders.release([ITEM.digest], 1)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        calls = played.calls
+        played.failure = None
+        await asyncio.sleep(0.2)
+        assert played.calls == calls
+        assert await encoders.encode(ITEM, 1), "another request may want it later"

@@ -1,0 +1,90 @@
+"""Schedulers as processes of their own, which can be killed and frozen as nothing inside this process can."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from support.scheduler_bench import MODEL, Bench, PlayedDecoder, generate
+
+from services.scheduler.server import FENCED
+from shared.settings import child_environment, python_path
+
+PROMPT = [1, 2, 3]
+LENGTH = 240
+_ROOT = Path(__file__).parents[2]
+
+
+@contextlib.asynccontextmanager
+async def scheduler(bench: Bench, socket: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A scheduler that is registered."""
+    before = await bench.redis.zcard(f"{bench.keys.prefix}:scheds")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.scheduler", "--model", str(bench.model)),
+        *("--served-model-name", MODEL, "--redis-url", bench.url, "--listen", f"unix:{socket}"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        env=child_environment(PYTHONPATH=python_path(_ROOT, _ROOT / "protos")),
+    )
+    try:
+        async with asyncio.timeout(30):
+            while await bench.redis.zcard(f"{bench.keys.prefix}:scheds") == before:
+                await asyncio.sleep(0.02)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def begin(bench: Bench, decoder: PlayedDecoder) -> list[str]:
+    rids = [await bench.ask([*PROMPT, i], max_tokens=LENGTH) for i in range(4)]
+    async with asyncio.timeout(10):
+        while len(decoder.slots) < 4 or min(map(len, decoder.slots.values())) < 20:
+            await asyncio.sleep(0.01)
+    return rids
+
+
+async def check(bench: Bench, rids: list[str]) -> None:
+    for i, rid in enumerate(rids):
+        assert (await bench.answer(rid, timeout_s=30))[0] == generate([*PROMPT, i], LENGTH)
+
+
+async def test_a_scheduler_that_wakes_from_a_freeze_finds_itself_replaced(
+    bench: Bench, short_tmp: Path
+) -> None:
+    decoder, _ = await bench.decoder(delay_s=0.02)
+    async with scheduler(bench, short_tmp / "a") as frozen:
+        rids = await begin(bench, decoder)
+        async with scheduler(bench, short_tmp / "b"):
+            os.kill(frozen.pid, signal.SIGSTOP)
+            lease = decoder.largest_lease
+            async with asyncio.timeout(10):
+                while decoder.largest_lease == lease or len(decoder.slots) < 4:
+                    await asyncio.sleep(0.01)
+            os.kill(frozen.pid, signal.SIGCONT)
+            assert await asyncio.wait_for(frozen.wait(), 10) == FENCED
+            await check(bench, rids)
+
+
+async def test_two_that_are_killed_in_turn_lose_nothing(bench: Bench, short_tmp: Path) -> None:
+    decoder, _ = await bench.decoder(delay_s=0.03)
+    async with contextlib.AsyncExitStack() as stack:
+        current = await stack.enter_async_context(scheduler(bench, short_tmp / "0"))
+        rids = await begin(bench, decoder)
+        for number in (1, 2):
+            spare = await stack.enter_async_context(scheduler(bench, short_tmp / f"{number}"))
+            current.kill()
+            lease, current = decoder.largest_lease, spare
+            async with asyncio.timeout(10):
+                while decoder.largest_lease == lease or not decoder.slots:
+                    await asyncio.sleep(0.01)
+        current.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(current.wait(), 10) == 0
+        states = [await bench.queue.lookup(rid, "") for rid in rids]
+        assert {state.state for state in states if state is not None} <= {"queued", "ended"}
+        await stack.enter_async_context(scheduler(bench, short_tmp / "z"))
+        await check(bench, rids)
