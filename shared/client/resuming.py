@@ -105,6 +105,7 @@ class _Answer:
         self._is_over = False
         self._has_usage = False
         self._has_begun = False
+        self._is_one = True  # several prompts in one body are as many requests
         self._failures = 0  # in a row
         self._heard_at = time.monotonic()
 
@@ -187,6 +188,7 @@ class _Answer:
         self._failures = 0
         self._has_begun = True
         if event.id:
+            self._is_one &= not self._last_id or event.id.startswith(f"{self._request_id}/")
             self._last_id = event.id
 
     def _is_repeated_usage(self, event: Event) -> bool:
@@ -208,6 +210,8 @@ class _Answer:
                 raise Refused(error.status, error.reason) from None
         if self._has_begun and not self._last_id:
             raise GaveUp(f"{error}, and this server's events have no ids to go on behind") from None
+        if not self._is_one:
+            raise GaveUp(f"{error}, and a body of several prompts cannot be gone on with") from None
         out_of_tries = self._failures == self._client.tries
         if out_of_tries or waited + pause > self._client.patience_s:
             if isinstance(error, HttpRefusal):

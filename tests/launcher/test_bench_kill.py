@@ -114,9 +114,10 @@ def test_a_run_fails_for_what_is_lost_different_or_too_slow() -> None:
 
 
 def test_victims_are_read_as_users_write_them() -> None:
-    one, two, three = Victim.parse_all("encoder, decoder:stop,decoder+scheduler")
-    assert (one.rooms, one.freezes) == (("vision_encoder",), False)
+    one, two, three, four = Victim.parse_all("encoder, decoder:stop,decoder+scheduler,redis:term")
+    assert (one.rooms, one.how, one.freezes) == (("vision_encoder",), "kill", False)
     assert (two.rooms, two.freezes) == (("decoder",), True)
+    assert (four.rooms, four.how) == (("redis",), "term")
     assert three.rooms == ("decoder", "scheduler")
     kills = order_of_kills([one, two], times=3, seed=1)
     assert sorted(kill.text for kill in kills) == ["decoder:stop"] * 3 + ["encoder"] * 3

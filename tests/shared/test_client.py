@@ -226,6 +226,15 @@ async def test_events_without_ids_cannot_be_gone_on_behind() -> None:
     assert len(only.asked) == 1
 
 
+async def test_several_prompts_in_one_body_are_not_mixed_up() -> None:
+    other = token(1).replace(b"r_ab", b"r_cd")
+    async with gateway(stream(token(1), other, whole=False)) as only:
+        client = Client([only.url])
+        with pytest.raises(GaveUp, match="several prompts"):
+            await read(client)
+        client.close()
+
+
 async def test_leaving_early_cancels_the_request() -> None:
     async with gateway(stream(token(1), token(2), whole=False), refusal(200, "")) as only:
         client = Client([only.url])

@@ -37,6 +37,8 @@ class Containers:
         for container in ids:
             if victim.freezes:
                 await _docker("pause", container)
+            elif victim.how == "term":
+                await _docker("restart", container)
             else:
                 await _kill(container)
         self._hit[id(strike)] = started

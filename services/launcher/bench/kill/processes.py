@@ -16,6 +16,7 @@ from services.launcher.roster import Entry, System, read_roster
 from shared.errors import Unavailable
 
 _MISSED_WITHIN_S = 10.0
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
 
 
 class Processes:
@@ -33,7 +34,7 @@ class Processes:
         """Signals one process of each room."""
         entries = [self._drawn(room, draw) for room in victim.rooms]
         hit = [(e, await self._registers.instance(e.room, e.name)) for e in entries]
-        number = signal.SIGSTOP if victim.freezes else signal.SIGKILL
+        number = _SIGNALS[victim.how]
         strike = Strike(victim, [entry.name for entry in entries])
         for entry in entries:
             _signal(entry, number)

@@ -21,7 +21,7 @@ class KillSettings(Settings):
         ",".join(EVERY_ROOM),
         validation_alias=AliasChoices("victims", "kill"),
         description="Rooms, separated by commas: gateway, preprocess, encoder, scheduler, decoder, redis; "
-        "decoder:stop is frozen instead of killed, decoder+scheduler are killed together.",
+        "decoder:stop is frozen instead of killed, decoder:term is drained, decoder+scheduler are killed together.",
     )
     times: int = Field(3, ge=1, le=1000, description="How often each is killed.")
     freeze_s: float = Field(3.0, gt=0, le=60, description="Seconds that a frozen process stands.")

@@ -78,15 +78,15 @@ class Transcript:
         return self.choices == other.choices
 
     def gap_at(self, moment: float, until: float) -> float | None:
-        """The longest time without a token that touches [moment, until]; None for a stream that had not begun by then,
-        or was over.
+        """The longest time without a token that a kill at `moment` may have made: around it, or after it and over
+        before `until`, the next kill. None for a stream that had not begun by then, or was over.
         """
         if not self.times or self.times[0] > moment or self.times[-1] <= moment:
             return None
         touching = [
             later - before
             for before, later in pairwise(self.times)
-            if later > moment and before < until
+            if before <= moment < later or moment < before < later <= until
         ]
         return max(touching)
 

@@ -25,24 +25,31 @@ _EARLY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """One kill: a process of each of these rooms, killed or frozen at the same time."""
+    """One kill: a process of each of these rooms, at the same time killed, frozen (stop) or asked to end (term)."""
 
     text: str  # as it was asked for
     rooms: tuple[str, ...]
-    freezes: bool = False
+    how: str = "kill"
+
+    @property
+    def freezes(self) -> bool:
+        """Whether it comes back as it was."""
+        return self.how == "stop"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads "decoder", "decoder:stop" or "decoder+scheduler". Raises ValueError."""
+        """Reads "decoder", "decoder:stop", "decoder:term" or "decoder+scheduler". Raises ValueError."""
         names, _, how = text.partition(":")
-        if how not in ("", "kill", "stop"):
-            raise ValueError(f"{text!r}: a victim is killed, or frozen with :stop")
+        if how not in ("", "kill", "stop", "term"):
+            raise ValueError(
+                f"{text!r}: a victim is killed, frozen with :stop or drained with :term"
+            )
         rooms = []
         for name in names.split("+"):
             if name not in ROOMS:
                 raise ValueError(f"there is no room {name!r}: {', '.join(EVERY_ROOM)}")
             rooms.append(ROOMS[name])
-        return cls(text, tuple(rooms), how == "stop")
+        return cls(text, tuple(rooms), how or "kill")
 
     @classmethod
     def parse_all(cls, text: str) -> list[Self]:
