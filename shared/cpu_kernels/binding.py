@@ -93,6 +93,36 @@ class RopeWrite(Structure):
     )
 
 
+class Layer(Structure):
+    """See `layer.h`."""
+
+    _fields_ = (
+        ("qkv", Linear),
+        ("output", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("post_norm", c_void_p),
+        ("after_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("window", c_int64),
+        ("eps", c_float),
+    )
+
+
+class LayerStep(Structure):
+    """See `layer.h`."""
+
+    _fields_ = (
+        ("rope", RopeWrite),
+        ("attention", Attention),
+        ("normed", c_void_p),
+        ("residual", c_void_p),
+        ("gated", c_void_p),
+        ("rows", c_int64),
+    )
+
+
 class Kernels:
     """The functions of `kernels.cpp`, with a pool of `threads`; one object for each process."""
 
@@ -130,6 +160,9 @@ class Kernels:
         )
         self.attention = _declare(
             library.tessera_attention, c_int, POINTER(Attention), POINTER(Cache)
+        )
+        self.layer = _declare(
+            library.tessera_layer, c_int, POINTER(Layer), POINTER(LayerStep), POINTER(Cache)
         )
         copies = (c_int, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Cache))
         self.kv_write = _declare(library.tessera_kv_write, *copies)

@@ -4,6 +4,7 @@
 // `type` is 0 for float32 and 1 for bfloat16 everywhere.
 
 #include "attention.h"
+#include "layer.h"
 #include "linear.h"
 #include "pool.h"
 #include "rows.h"
@@ -123,6 +124,27 @@ void tessera_rope_write(int type, const RopeWrite* call, const Cache* cache) {
 
 void tessera_attention(int type, const Attention* call, const Cache* cache) {
     TYPED(type, attention<T>(*pool, *call, *cache));
+}
+
+void tessera_layer(int type, const Layer* layer, const LayerStep* step, const Cache* cache) {
+    RopeWrite rope = step->rope;
+    Attention attention = step->attention;
+    rope.q_norm = layer->q_norm;
+    rope.k_norm = layer->k_norm;
+    attention.window = layer->window;
+    const int64_t rows = step->rows, hidden = layer->output.outputs;
+    void* normed = step->normed;
+    tessera_linear(type, &layer->qkv, normed, rope.qkv, rows, hidden, layer->qkv.outputs);
+    tessera_rope_write(type, &rope, cache);
+    tessera_attention(type, &attention, cache);
+    tessera_linear(type, &layer->output, attention.out, normed, rows, layer->output.inputs, hidden);
+    tessera_add_rms_norm(type, normed, step->residual, layer->post_norm, layer->eps, rows, hidden,
+                         normed);
+    tessera_linear(type, &layer->gate_up, normed, step->gated, rows, hidden,
+                   layer->gate_up.outputs);
+    tessera_linear(type, &layer->down, step->gated, normed, rows, layer->down.inputs, hidden);
+    tessera_add_rms_norm(type, normed, step->residual, layer->after_norm, layer->eps, rows, hidden,
+                         normed);
 }
 
 // keys, values: [tokens, kv heads, size].

@@ -16,13 +16,14 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """`panels`: the weight; `bias`: float32, one for each of the panels' columns; `views`: what the
-    kernels get for each kind of result."""
+    """`panels`: the weight; `bias`: float32, one for each of the panels' columns; `call`: what the
+    kernels get; `views`: the same for each kind of result."""
 
     panels: Tensor
     bias: Tensor | None
     inputs: int
     outputs: int
+    call: binding.Linear
     views: "tuple[ctypes._CArgObject, ...]"
 
 
@@ -59,7 +60,7 @@ def pack(
         view = binding.Linear.from_buffer_copy(layer)
         view.result = result
         views.append(view)
-    return PackedLinear(memory, padded, inputs, outputs, tuple(map(ctypes.byref, views)))
+    return PackedLinear(memory, padded, inputs, outputs, layer, tuple(map(ctypes.byref, views)))
 
 
 def linear(

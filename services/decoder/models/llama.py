@@ -1,7 +1,6 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -19,19 +18,8 @@ from services.decoder.ops.attention_meta import (
     PagedKV,
 )
 from services.decoder.ops.base import BaseOps
+from services.decoder.ops.decoder_layer import DecoderLayer
 from shared.checkpoint import Checkpoint
-
-
-@dataclass(frozen=True)
-class _Layer:
-    input_norm: Tensor
-    qkv: Packed  # [(num_heads + 2 num_kv_heads) * head_size, H]
-    output: Packed
-    post_norm: Tensor
-    gate_up: Packed  # [2 * intermediate, H]
-    down: Packed
-    norms: HeadNorms | None
-    window: int | None  # tokens that a query sees, itself included; None is all
 
 
 class Llama(DecoderModel):
@@ -65,13 +53,11 @@ class Llama(DecoderModel):
         self.num_layers = config.num_layers
         self.kv_spec = KVSpec(config.num_kv_heads, config.head_size, config.head_size, ops.dtype)
         self._ops = ops
-        self._heads = Heads(config.num_heads, config.num_kv_heads, config.head_size)
-        self._scale = config.head_size**-0.5
         cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype)
         self._cos, self._sin = cos.to(ops.device), sin.to(ops.device)
-        self._layers: list[_Layer] = []
+        self._layers: list[DecoderLayer] = []
         self._embedding: Tensor
-        self._norm: Tensor
+        self._first_norm: Tensor
         self._head: Packed
 
     @staticmethod
@@ -88,8 +74,12 @@ class Llama(DecoderModel):
         model = cls(config, ops, max_model_len)
         vocabulary = (config.vocab_size, config.hidden_size)
         table = weights.take("embed_tokens.weight", *vocabulary)
-        model._layers = [_load_layer(weights, i, config, ops) for i in range(config.num_layers)]
-        model._norm = ops.vector(weights.take("norm.weight", config.hidden_size))
+        names = [f"layers.{i}.input_layernorm.weight" for i in range(config.num_layers)]
+        first, *after = (
+            ops.vector(weights.take(name, config.hidden_size)) for name in (*names, "norm.weight")
+        )
+        model._first_norm = first
+        model._layers = [_load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
         head = table
         if "lm_head.weight" in weights:
             stored = weights.take("lm_head.weight", *vocabulary)
@@ -114,22 +104,12 @@ class Llama(DecoderModel):
         self, hidden: Tensor, positions: Tensor, meta: AttnMeta, kv: Sequence[PagedKV]
     ) -> Tensor:
         """See `DecoderModel.forward`."""
-        ops, eps = self._ops, self.config.rms_norm_eps
+        ops = self._ops
         cos, sin = self.rotation(positions)
         residual = hidden
-        normed = ops.rms_norm(hidden, self._layers[0].input_norm, eps)
-        for i, layer in enumerate(self._layers):
-            fused = ops.linear(normed, layer.qkv)
-            q, k, v = ops.qkv_rope_write(fused, cos, sin, self._heads, kv[i], meta, layer.norms)
-            mixed = ops.paged_attention(
-                q, k, v, kv[i], meta, scale=self._scale, window=layer.window
-            )
-            mixed = ops.linear(mixed.flatten(1), layer.output)
-            normed, residual = ops.add_rms_norm(mixed, residual, layer.post_norm, eps)
-            mixed = ops.linear(ops.gate_up_swiglu(normed, layer.gate_up), layer.down)
-            after = i + 1
-            weight = self._layers[after].input_norm if after < self.num_layers else self._norm
-            normed, residual = ops.add_rms_norm(mixed, residual, weight, eps)
+        normed = ops.rms_norm(hidden, self._first_norm, self.config.rms_norm_eps)
+        for layer, cache in zip(self._layers, kv, strict=True):
+            normed, residual = ops.decoder_layer(normed, residual, layer, cos, sin, cache, meta)
         return normed
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +125,9 @@ class Llama(DecoderModel):
         return self._ops.largest(hidden, self._head)
 
 
-def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: BaseOps) -> _Layer:
+def _load_layer(
+    weights: LanguageWeights, i: int, after_norm: Tensor, config: DecoderConfig, ops: BaseOps
+) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = (n * config.head_size for n in (config.num_heads, config.num_kv_heads))
     attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
@@ -172,8 +154,7 @@ def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: Ba
     if config.head_norms:
         q, k = (norm(f"self_attn.{name}_norm", config.head_size) for name in "qk")
         norms = HeadNorms(q, k, config.rms_norm_eps)
-    return _Layer(
-        input_norm=norm("input_layernorm"),
+    return DecoderLayer(
         qkv=fused(
             config.qkv_bias,
             (f"{attention}.q_proj", queries),
@@ -189,6 +170,10 @@ def _load_layer(weights: LanguageWeights, i: int, config: DecoderConfig, ops: Ba
             pack=ops.pack_gate_up,
         ),
         down=single(config.mlp_bias, f"{mlp}.down_proj", hidden, inner),
+        after_norm=after_norm,
+        heads=Heads(config.num_heads, config.num_kv_heads, config.head_size),
         norms=norms,
+        scale=config.head_size**-0.5,
         window=config.windows[i],
+        eps=config.rms_norm_eps,
     )

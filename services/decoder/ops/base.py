@@ -19,6 +19,7 @@ from services.decoder.ops.attention_meta import (
     Packed,
     PagedKV,
 )
+from services.decoder.ops.decoder_layer import DecoderLayer
 
 
 class BaseOps:
@@ -150,6 +151,26 @@ class BaseOps:
     def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
         """[rows, H] to [rows, I] through a fused gate-and-up layer."""
         return self.swiglu(self.linear(x, packed))
+
+    def decoder_layer(
+        self,
+        normed: Tensor,
+        residual: Tensor,
+        layer: DecoderLayer,
+        cos: Tensor,
+        sin: Tensor,
+        kv: PagedKV,
+        meta: AttnMeta,
+    ) -> tuple[Tensor, Tensor]:
+        """A whole layer: from rows [T, H] after the norm before it and their sums so far to the same
+        after it. Both may be overwritten."""
+        fused = self.linear(normed, layer.qkv)
+        q, k, v = self.qkv_rope_write(fused, cos, sin, layer.heads, kv, meta, layer.norms)
+        mixed = self.paged_attention(q, k, v, kv, meta, scale=layer.scale, window=layer.window)
+        mixed = self.linear(mixed.flatten(1), layer.output)
+        normed, residual = self.add_rms_norm(mixed, residual, layer.post_norm, layer.eps)
+        mixed = self.linear(self.gate_up_swiglu(normed, layer.gate_up), layer.down)
+        return self.add_rms_norm(mixed, residual, layer.after_norm, layer.eps)
 
     # The cache
 

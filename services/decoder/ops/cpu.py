@@ -8,6 +8,7 @@ which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vecto
 import ctypes
 import os
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import structlog
@@ -23,7 +24,9 @@ from services.decoder.ops.attention_meta import (
     PagedKV,
 )
 from services.decoder.ops.base import BaseOps
+from services.decoder.ops.cpu_layer import LayerCall, make_call, make_step
 from services.decoder.ops.cpu_torch import TorchCpuOps
+from services.decoder.ops.decoder_layer import DecoderLayer
 from shared.cpu_kernels import binding, packed_linear, shortlist
 from shared.cpu_kernels.binding import LANES, PAGE, Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
@@ -58,6 +61,7 @@ class CpuOps(BaseOps):
         super().__init__(torch.device("cpu"), dtype)
         self._kernels = kernels
         self._type = TYPES[dtype]
+        self._layers: WeakKeyDictionary[DecoderLayer, LayerCall] = WeakKeyDictionary()
 
     @property
     def row_invariant(self) -> bool:
@@ -239,6 +243,34 @@ class CpuOps(BaseOps):
         function(
             self._type, k.data_ptr(), v.data_ptr(), slots.data_ptr(), len(slots), _own(kv).cache
         )
+
+    # A layer
+
+    def decoder_layer(
+        self,
+        normed: Tensor,
+        residual: Tensor,
+        layer: DecoderLayer,
+        cos: Tensor,
+        sin: Tensor,
+        kv: PagedKV,
+        meta: AttnMeta,
+    ) -> tuple[Tensor, Tensor]:
+        """The same kernels in one call, which overwrites both, where rows need no padding between
+        them and no spans see each other whole."""
+        known = self._layers.get(layer)
+        if known is None:
+            parts = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            known = self._layers[layer] = make_call(layer, *map(_panels, parts))
+        if meta.bidirectional or not known.whole:
+            return super().decoder_layer(normed, residual, layer, cos, sin, kv, meta)
+        step = meta.device_state.get("layers")
+        if step is None or not step.fits(normed, residual, cos, known.widths):
+            tasks = _tasks(meta, layer.heads.num_q // layer.heads.num_kv)
+            step = make_step(normed, residual, layer, known.widths, cos, sin, meta, tasks)
+            meta.device_state["layers"] = step
+        self._kernels.layer(self._type, known.call, step.call, _own(kv).cache)
+        return normed, residual
 
     # Attention
 

@@ -1,0 +1,25 @@
+"""A decoder layer as the ops see it: weights and whatever else is alike in every step."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from services.decoder.ops.attention_meta import HeadNorms, Heads, Packed
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderLayer:
+    """RMS norm, rotary grouped-query attention, SwiGLU, as in Llama; the norm before the first
+    layer is the model's own, each layer ends with the one that follows it."""
+
+    qkv: Packed  # [(num_heads + 2 num_kv_heads) * head_size, H]
+    output: Packed
+    post_norm: Tensor
+    gate_up: Packed  # [2 * intermediate, H]
+    down: Packed
+    after_norm: Tensor
+    heads: Heads
+    norms: HeadNorms | None
+    scale: float  # of attention scores
+    window: int | None  # tokens that a query sees, itself included; None is all
+    eps: float
