@@ -1,6 +1,7 @@
 """`python -m tests.simulation`: runs seeds, or one of them with all that happened."""
 
 import argparse
+import gc
 import sys
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ sys.path[:0] = [str(_ROOT), str(_ROOT / "protos"), str(_ROOT / "tests")]
 def main() -> int:
     """Exit status 1 if an invariant was broken."""
     from tests.simulation.planted import PLANTED, planted
-    from tests.simulation.world import World
+    from tests.simulation.world import simulate
 
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="one run")
@@ -24,10 +25,11 @@ def main() -> int:
     parser.add_argument("--digest", action="store_true", help="prints the digest of each run")
     options = parser.parse_args()
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    gc.freeze()
     began, failed, faults, tokens = time.perf_counter(), 0, Counter[str](), 0
     for seed in seeds:
         with planted(options.planted):
-            outcome = World(seed, keep_trace=options.trace).run()
+            outcome = simulate(seed, keep_trace=options.trace)
         faults += Counter(outcome.faults)
         tokens += outcome.tokens
         if options.trace:

@@ -9,6 +9,7 @@ from typing import Any
 
 import hiredis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from tests.simulation.network import End, Network, Refused
 from tests.simulation.redis_model import RedisError, RedisModel, Reply, Status
@@ -144,12 +145,41 @@ class _Pool:
 
 
 class _Connection:
+    """A connection of the library, which reads its answers until a line takes the transport over."""
+
     def __init__(self, end: End) -> None:
         self._writer = self  # the library keeps its transport there
         self.transport = _Transport(end)
+        self._reader = _Reader()
+        self.transport.set_protocol(self._reader)
+
+    async def send_command(self, *words: Any) -> None:
+        self.transport.write(hiredis.pack_command(words))
+
+    async def read_response(self) -> Any:
+        answer = await self._reader.answers.get()
+        if isinstance(answer, hiredis.ReplyError):
+            raise ResponseError(str(answer))
+        if answer is ...:
+            raise RedisConnectionError("the connection ended")
+        return answer
 
     async def disconnect(self, nowait: bool = False) -> None:
         self.transport.close()
+
+
+class _Reader(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._reader = hiredis.Reader(notEnoughData=...)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (answer := self._reader.gets()) is not ...:
+            self.answers.put_nowait(answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.answers.put_nowait(...)
 
 
 class _Transport:

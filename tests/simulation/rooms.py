@@ -3,6 +3,7 @@ again what dies.
 """
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,8 @@ class Room:
         error = None if task.cancelled() else task.exception()
         self.world.trace(f"{self.name} ends: {error or 'in order'}")
         if error is not None:
-            self.world.broken(f"{self.name} broke down: {error!r}")
+            lines = "".join(traceback.format_exception(error))
+            self.world.broken(f"{self.name} broke down: {lines}")
         self.world.loop.kill(process)
         self._again(0.3)
 

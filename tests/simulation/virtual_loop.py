@@ -11,12 +11,9 @@ import contextlib
 import contextvars
 import heapq
 import itertools
-import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
-from unittest import mock
 
 _process: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
 
@@ -116,17 +113,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def bury(self) -> None:
         """At the end: closes what is still suspended, in a fixed order, without a word."""
-        with warnings.catch_warnings(), mock.patch.object(sys, "unraisablehook", lambda _: None):
-            warnings.simplefilter("ignore")
-            for task in list(self._kept):
-                if not task.done():
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    # Each `finally` runs up to its first `await`, and what it then says does not matter.
-                    with contextlib.suppress(BaseException):
-                        task.get_coro().close()  # type: ignore[union-attr]
-            self._kept.clear()
-            self._timers.clear()
-            self._ready.clear()
+        for task in list(self._kept):
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                # Each `finally` runs up to its first `await`, and what it then says does not matter.
+                with contextlib.suppress(BaseException):
+                    task.get_coro().close()  # type: ignore[union-attr]
+        self._kept.clear()
+        self._timers.clear()
+        self._ready.clear()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """What nobody awaited has failed."""

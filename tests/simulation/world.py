@@ -2,11 +2,16 @@
 
 import asyncio
 import contextvars
+import gc
 import hashlib
 import random
+import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from tests.simulation import rooms
 from tests.simulation.arithmetic import ArithmeticRunner
@@ -37,6 +42,15 @@ class Outcome:
     tokens: int
     faults: dict[str, int]
     trace: list[str] = field(default_factory=list)
+
+
+def simulate(seed: int, *, faults: bool = True, keep_trace: bool = False) -> Outcome:
+    """Runs a seed."""
+    with warnings.catch_warnings(), mock.patch.object(sys, "unraisablehook", lambda _: None):
+        warnings.simplefilter("ignore")  # what was suspended at the end is thrown away
+        outcome = World(seed, faults=faults, keep_trace=keep_trace).run()
+        gc.collect()
+    return outcome
 
 
 class World:
@@ -173,7 +187,7 @@ class World:
         words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
         self.trace(f"{self.process()} {method}: {event.get('event')} {words}")
         if method in ("exception", "critical") or event.get("exc_info"):
-            self.broken(f"{self.process()} logged {method}: {event}")
+            self.broken(f"{self.process()} logged {method}: {event}\n{traceback.format_exc()}")
 
     def broken(self, what: str) -> None:
         """An invariant does not hold."""
