@@ -5,7 +5,7 @@ from tests.simulation.scripts.prelude import Prelude, Reply
 
 def run(lua: Prelude) -> Reply:
     close, sid = lua.closing(), lua.ARGV[7]
-    for rid in lua.call("SMEMBERS", f"{lua.P}:own:{sid}"):
+    for rid in sorted(lua.call("SMEMBERS", f"{lua.P}:own:{sid}")):
         lua.put_back(rid, close)
     lua.call("ZREM", lua.P + ":scheds", sid)
     lua.call("HDEL", lua.P + ":load", sid)
