@@ -18,7 +18,7 @@ from tests.simulation.scripts.prelude import Prelude
 Run = Callable[[RedisModel, list[str], list[str]], Reply]
 
 NAMES = sorted(
-    path.stem for path in Path(_lua_package).parent.glob("*.lua") if path.stem != "prelude"
+    path.stem for path in Path(_lua_package).parent.glob("*.lua") if path.stem not in ("prelude", "waiting")
 )
 # A test may put a faulty twin in a place; see `planted.py`.
 replaced: dict[str, Callable[[Prelude], Reply]] = {}
