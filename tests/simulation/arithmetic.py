@@ -7,14 +7,16 @@ another text, and the client sees it.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from services.decoder.plan import Limits, Plan
 from services.decoder.sealed_blocks import SealedBlocks
-from tessera.decoder.v1.decoder_pb2 import NewSequence, StepResult, StepTimes
+from services.decoder.slots import ANY_START, SlotTable
+from shared.block_hash import block_names, root_name
+from tessera.decoder.v1.decoder_pb2 import StepResult, StepTimes
 
 _MASK = (1 << 64) - 1
 _ROOT = 0x9E3779B97F4A7C15
@@ -57,21 +59,8 @@ class Model:
 
 
 MODEL = Model()
-
-
-@dataclass
-class _Slot:
-    tokens: list[int]
-    choice: int
-    computed: int = 0
-    table: list[int] = field(default_factory=list)
-
-
-class _Slots(dict[int, _Slot]):
-    @property
-    def empty(self) -> bool:
-        """Whether no sequence is known."""
-        return not self
+BLOCK_SIZE = 4
+_NO_PARENT = root_name(BLOCK_SIZE, "", b"")
 
 
 class NoEmbeddings:
@@ -94,8 +83,9 @@ Deliver = Callable[[StepResult], None]
 
 
 class ArithmeticRunner:
-    """Stands for `services.decoder.runner.Runner`. `broken` hears of what no plan may do; `named` of each block name
-    with what the block holds.
+    """Stands for `services.decoder.runner.Runner`, on the real table of slots and the real names of blocks.
+
+    `broken` hears of what no plan may do.
     """
 
     def __init__(
@@ -104,21 +94,26 @@ class ArithmeticRunner:
         executor: "VirtualExecutor",
         seconds: Callable[[int], float],
         broken: Callable[[str], None],
-        named: Callable[[bytes, int], None],
     ) -> None:
         self.limits = limits
         self.embeddings = NoEmbeddings()
         self.sealed = SealedBlocks(limits.num_blocks)
-        self.slots = _Slots()
+        self.slots = SlotTable(
+            limits.max_slots, limits.max_model_len, limits.block_size, MODEL.vocabulary
+        )
         self._executor = executor
         self._seconds = seconds
         self._broken = broken
-        self._named = named
         self._content = [[_NEVER] * limits.block_size for _ in range(limits.num_blocks)]
         self._host = [[_NEVER] * limits.block_size for _ in range(limits.num_host_blocks)]
+        # State -> the state before it and the token between them: whatever a block holds can be spelled out.
+        self._steps: dict[int, tuple[int, int]] = {}
 
     def reset(self) -> None:
-        """Forgets all sequences; sealed blocks stay."""
+        """Forgets all sequences; sealed blocks stay, and what their scheduler had no time to name is named."""
+        self.sealed.complete(self.slots)
+        self._check_names()
+        self.slots.drop(np.flatnonzero(self.slots.known))
         self.slots.clear()
 
     def step(self, plan: Plan, deliver: Deliver, queue_us: int = 0) -> None:
@@ -133,43 +128,25 @@ class ArithmeticRunner:
         self._executor.busy(seconds, lambda: deliver(result))
 
     def _apply(self, plan: Plan) -> None:
-        size = self.limits.block_size
-        for i, block in enumerate(plan.sealed_blocks.tolist()):
-            self._named(plan.sealed_hashes[16 * i : 16 * i + 16], self._content[block][size - 1])
-        self.sealed.seal(plan.sealed_blocks, plan.sealed_hashes)
+        slots = self.slots
+        if len(plan.sealed_blocks):
+            self.sealed.seal(plan.sealed_blocks, plan.sealed_hashes)
+            self._check_names()
         for slot in plan.drop.tolist():
-            if self.slots.pop(slot, None) is None:
-                self._broken(f"slot {slot} is dropped and holds nothing")
+            self._check(bool(slots.known[slot]), f"slot {slot} is dropped and holds nothing")
+        slots.drop(plan.drop)
         for new in plan.new:
-            self._introduce(new)
+            slots.introduce(new)
         forks = zip(plan.fork_child.tolist(), plan.fork_parent.tolist(), plan.fork_choice.tolist())
         for child, parent, choice in forks:
-            self._check(child not in self.slots, f"slot {child} is forked into and taken")
-            of = self.slots[parent]
-            self.slots[child] = _Slot(list(of.tokens), choice, of.computed, list(of.table))
-        self._edit_tables(plan)
+            slots.fork(child, parent, choice)
+        slots.set_last_tokens(plan.set_token_slot, plan.set_token)
+        slots.edit_tables(plan)
         self._move(plan)
-
-    def _introduce(self, new: NewSequence) -> None:
-        self._check(new.slot not in self.slots, f"slot {new.slot} is given out twice")
-        tokens = np.frombuffer(new.tokens, "<i4").tolist()
-        self.slots[new.slot] = _Slot(tokens, new.choice, -1)
-
-    def _edit_tables(self, plan: Plan) -> None:
-        at, blocks = 0, plan.edit_blocks.tolist()
-        edits = zip(plan.edit_slot.tolist(), plan.edit_index.tolist(), plan.edit_len.tolist())
-        for slot, index, count in edits:
-            table = self.slots[slot].table
-            self._check(index <= len(table), f"a hole in the table of slot {slot}")
-            table[index:] = blocks[at : at + count]
-            at += count
-            if index == 0:
-                self.slots[slot].computed = -1  # begins anew, or moves in: wherever the row says
 
     def _move(self, plan: Plan) -> None:
         content, host = self._content, self._host
-        moves = zip(plan.swap_out_device.tolist(), plan.swap_out_host.tolist())
-        for device, place in moves:
+        for device, place in zip(plan.swap_out_device.tolist(), plan.swap_out_host.tolist()):
             host[place] = list(content[device])
         for source, target in zip(plan.copy_src.tolist(), plan.copy_dst.tolist()):
             content[target] = list(content[source])
@@ -179,47 +156,59 @@ class ArithmeticRunner:
         self.sealed.overwrite(plan.swap_in_device)
 
     def _run(self, plan: Plan) -> list[int]:
+        slots = self.slots
         rows = list(zip(plan.row_slot.tolist(), plan.row_start.tolist(), plan.row_count.tolist()))
-        written: set[tuple[int, int]] = set()
-        overwritten: dict[int, None] = {}
+        written: dict[tuple[int, int], None] = {}
         ends: list[int] = [0] * len(rows)
         # Who shares a block that another row of this step fills reads behind it.
         for row in sorted(range(len(rows)), key=lambda row: rows[row][1]):
-            slot, start, count = rows[row]
-            ends[row] = self._row(slot, start, count, written, overwritten)
-        self.sealed.overwrite(np.fromiter(overwritten, np.int64, len(overwritten)))
-        tokens = []
+            ends[row] = self._row(*rows[row], written)
+        for slot, start, count in rows:
+            slots.computed[slot] = start + count
+        blocks = dict.fromkeys(block for block, _ in written)
+        self.sealed.overwrite(np.fromiter(blocks, np.int64, len(blocks)))
+        tokens: list[int] = []
         for row, slot in zip(plan.sample_row.tolist(), plan.sample_slot.tolist()):
-            of = self.slots[slot]
-            end = rows[row][1] + rows[row][2]
-            self._check(len(of.tokens) == end, f"slot {slot}: a sample at {end} of {of.tokens}")
-            tokens.append(MODEL.next_token(ends[row], of.choice))
-            of.tokens.append(tokens[-1])
-            of.computed = end
+            end, length = rows[row][1] + rows[row][2], int(slots.length[slot])
+            self._check(length == end, f"slot {slot}: a sample at {end} of {length} tokens")
+            tokens.append(MODEL.next_token(ends[row], int(slots.choice[slot])))
+        if tokens:
+            owners = plan.sample_slot.astype(np.int64)
+            computed = plan.row_start[plan.sample_row] + plan.row_count[plan.sample_row]
+            slots.append(owners, np.asarray(tokens, np.int32), computed)
         return tokens
 
-    def _row(
-        self,
-        slot: int,
-        start: int,
-        count: int,
-        written: set[tuple[int, int]],
-        overwritten: dict[int, None],
-    ) -> int:
-        size, of = self.limits.block_size, self.slots[slot]
-        self._check(of.computed in (-1, start), f"slot {slot}: {start} planned, {of.computed} here")
-        self._check(start + count <= len(of.tokens), f"slot {slot}: a row beyond its tokens")
+    def _row(self, slot: int, start: int, count: int, written: dict[tuple[int, int], None]) -> int:
+        size, slots, end = self.limits.block_size, self.slots, start + count
+        here = int(slots.computed[slot])
+        self._check(bool(slots.known[slot]), f"a row of slot {slot}, which holds nothing")
+        self._check(here in (ANY_START, start), f"slot {slot}: {start} planned, {here} computed")
+        self._check(end <= slots.length[slot], f"slot {slot}: a row beyond its tokens")
+        self._check(end <= slots.table_len[slot] * size, f"slot {slot}: a row beyond its blocks")
+        table, tokens = slots.table[slot].tolist(), slots.tokens[slot].tolist()
         before = start - 1
-        state = self._content[of.table[before // size]][before % size] if start else _ROOT
-        for position in range(start, start + count):
-            state = mix(state, of.tokens[position])
-            block, place = of.table[position // size], position % size
-            self._check((block, place) not in written, f"two rows write to block {block}")
-            written.add((block, place))
-            overwritten[block] = None
-            self._content[block][place] = state
-        of.computed = start + count
+        state = self._content[table[before // size]][before % size] if start else _ROOT
+        for position in range(start, end):
+            previous, state = state, mix(state, tokens[position])
+            self._steps[state] = previous, tokens[position]
+            place = table[position // size], position % size
+            self._check(place not in written, f"two rows write to block {place[0]}")
+            written[place] = None
+            self._content[place[0]][place[1]] = state
         return state
+
+    def _check_names(self) -> None:
+        """The name of each block must be that of the tokens whose states it holds."""
+        data, hashes = self.sealed.list()
+        for i, block in enumerate(np.frombuffer(data, "<i4").tolist()):
+            name, state = hashes[16 * i : 16 * i + 16], self._content[block][-1]
+            tokens: list[int] = []
+            while state != _ROOT and state in self._steps:
+                state, token = self._steps[state]
+                tokens.append(token)
+            ids = np.asarray(tokens[::-1], "<i4").tobytes()
+            if not ids or block_names(_NO_PARENT, ids, self.limits.block_size)[-1] != name:
+                self._broken(f"block {block} has a name that is not that of its tokens")
 
     def _check(self, right: bool, what: str) -> None:
         if not right:

@@ -37,12 +37,17 @@ class Watch:
     def _look(self, name: str, words: list[str], reply: Reply) -> None:
         if name not in _QUIET:
             self._world.trace(f"redis: {name} {_short(words)} -> {_short(reply)}")
+        if name in ("take", "fence") and self._is_held() and _gave_something(name, reply):
+            self._world.broken(f"{name} gives something away while Redis recovers")
         touched, self._redis.model.touched = self._redis.model.touched, {}
         for key in touched:
             if key.startswith(f"{self._prefix}:l:"):
                 self._look_at_log(key)
             elif key.startswith(f"{self._prefix}:r:"):
                 self._look_at_request(key)
+
+    def _is_held(self) -> bool:
+        return f"{self._prefix}:hold" in self._redis.model.data
 
     def _look_at_log(self, key: str) -> None:
         before, now = self._logs.get(key, ""), self._text(key)
@@ -79,6 +84,10 @@ class Watch:
     def _field(self, key: str, field: str) -> str | None:
         found = self._redis.model.data.get(key)
         return found.get(field) if isinstance(found, Hash) else None
+
+
+def _gave_something(name: str, reply: Reply) -> bool:
+    return len(reply) > 1 if name == "take" else reply >= 0
 
 
 _QUIET = {"members", "announce", "HLEN", "HGET", "HVALS", "HMGET", "GETRANGE", "sweep", "forsaken"}

@@ -14,7 +14,7 @@ from services.gateway.gateway import run_gateway
 from services.gateway.settings import GatewaySettings
 from services.scheduler import server as scheduler_server
 from services.scheduler.settings import SchedulerSettings
-from tests.simulation.arithmetic import MODEL
+from tests.simulation.arithmetic import BLOCK_SIZE, MODEL
 from tests.simulation.seams import MAX_MODEL_LEN, model_folder
 from tests.simulation.virtual_loop import Process
 
@@ -28,7 +28,7 @@ LIMITS = Limits(
     max_slots=8,
     max_model_len=MAX_MODEL_LEN,
     max_batched_tokens=48,
-    block_size=4,
+    block_size=BLOCK_SIZE,
 )
 assert MODEL.vocabulary < 480  # what the tokenizer has
 

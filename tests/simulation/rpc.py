@@ -368,7 +368,11 @@ class _ServerCall:
             self._send(pack(await inner(request, self)))
             return
         inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
-        async for response in inner(request, self):
+        responses = inner(request, self)
+        if asyncio.iscoroutine(responses):
+            await responses
+            return
+        async for response in responses:
             self._send(pack(response))
 
     async def _requests(self, unpack: Any) -> AsyncIterator[Any]:

@@ -73,7 +73,6 @@ class World:
         self.rooms: list[Room] = []
         self.clients: list[Client] = []
         self._with_faults = faults
-        self._names: dict[bytes, int] = {}
 
     def run(self) -> Outcome:
         """Runs it to its end."""
@@ -168,13 +167,8 @@ class World:
             self.executors[process],
             lambda tokens: slow * (0.8 + 0.4 * rng.random()) + 0.0002 * tokens,
             lambda what: self.broken(f"{process}: {what}"),
-            self._name,
         )
         return loaded(runner)
-
-    def _name(self, name: bytes, content: int) -> None:
-        if self._names.setdefault(name, content) != content:
-            self.broken(f"the block name {name.hex()} stands for two contents")
 
     def trace(self, line: str) -> None:
         """Something happened: it counts for the digest."""
