@@ -47,6 +47,7 @@ class Draw:
             self._fence,
             self._give_back,
             self._cancel,
+            self._join,
             self._withdraw,
             self._leave,
             self._lease,
@@ -155,7 +156,11 @@ class Draw:
     def _cancel(self) -> Call:
         rid = self._rid()
         tenant = self._fields[rid][4] if rid in self._fields else "nobody"
-        return "cancel", [*self._closing(), rid, self._rng.choice([tenant, tenant, "other"])]
+        tenant = self._rng.choice([tenant, tenant, "other"])
+        return "cancel", [*self._closing(), rid, tenant, self._rng.choice("01")]
+
+    def _join(self) -> Call:
+        return "join", [self._rid()]
 
     def _withdraw(self) -> Call:
         return "withdraw", [self._rid(), self._idem()]

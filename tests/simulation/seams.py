@@ -28,11 +28,16 @@ import services.scheduler.decoder_link
 import services.scheduler.server
 import shared.rpc
 from services.gateway.model import ServedModel
+from services.scheduler.decoder_link import DecoderLink
+from services.scheduler.dispatcher import Dispatcher
+from services.scheduler.fleet import Fleet
+from services.scheduler.ledger import Ledger
 from tests.simulation.arithmetic import MODEL, VirtualExecutor
 from tests.simulation.redis_room import SimulatedRedis
 from tests.simulation.rpc import SimulatedChannel, SimulatedServer
 
 MAX_MODEL_LEN = 120
+_MONOTONIC = time.monotonic
 
 
 @functools.cache
@@ -86,6 +91,8 @@ def seams(world: Any) -> Iterator[None]:
             stack.enter_context(mock.patch.object(where, name, what))
 
         patch(time, "monotonic", loop.time)
+        for kind in (Dispatcher, DecoderLink, Fleet, Ledger):  # they took their clock when they were read
+            _set_clock(patch, kind.__init__, loop.time)
         patch(time, "perf_counter", loop.time)
         patch(time, "perf_counter_ns", lambda: int(loop.now * 1e9))
         patch(time, "time", lambda: 1_800_000_000.0 + loop.now)
@@ -106,6 +113,13 @@ def seams(world: Any) -> Iterator[None]:
         stack.enter_context(_logging_to(world))
         stack.enter_context(_without_garbage_collection())
         yield
+
+
+def _set_clock(patch: Any, function: Any, clock: Any) -> None:
+    by_place, by_name = function.__defaults__ or (), function.__kwdefaults__ or {}
+    patch(function, "__defaults__", tuple(clock if d is _MONOTONIC else d for d in by_place))
+    named = {name: clock if d is _MONOTONIC else d for name, d in by_name.items()}
+    patch(function, "__kwdefaults__", named)
 
 
 def _executor(loop: asyncio.AbstractEventLoop, world: Any) -> VirtualExecutor:

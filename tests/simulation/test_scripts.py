@@ -113,6 +113,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def test_every_script_is_drawn() -> None:
+    draw = Draw(random.Random(0))
+    assert {draw.next()[0] for _ in range(2000)} == {*NAMES, "hold"}
+
+
 @pytest.mark.parametrize("block", range(8))
 def test_lua_and_python_do_the_same(redis_url: str, block: int) -> None:
     with redis.Redis.from_url(redis_url) as client:

@@ -21,7 +21,7 @@ from tests.simulation.invariants import Watch, leftovers
 from tests.simulation.network import Network
 from tests.simulation.redis_room import RedisHost
 from tests.simulation.rooms import Room
-from tests.simulation.seams import loaded, seams
+from tests.simulation.seams import loaded, model_folder, seams
 from tests.simulation.virtual_loop import Process, Stuck, VirtualLoop, current_process
 from tests.simulation.watched_core import watched
 
@@ -180,6 +180,7 @@ class World:
     def note_log(self, method: str, event: dict[str, Any]) -> None:
         """A log line of production code."""
         words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
+        words = words.replace(str(model_folder()), "the model")  # its name is random
         self.trace(f"{self.process()} {method}: {event.get('event')} {words}")
         if method in ("exception", "critical") or event.get("exc_info"):
             self.broken(f"{self.process()} logged {method}: {event}\n{traceback.format_exc()}")

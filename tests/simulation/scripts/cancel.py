@@ -11,6 +11,8 @@ def run(lua: Prelude) -> Reply:
         return "UNKNOWN"
     if f[0] == "ended":
         return "ENDED"
+    if lua.ARGV[9] == "1" and lua.call("HGET", r, "joined") is not None:
+        return "FOLLOWED"
     lua.call("HSET", r, "cancel", 1)
     if f[0] == "queued":
         lua.dequeue(rid)
