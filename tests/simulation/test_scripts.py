@@ -121,7 +121,7 @@ def test_every_script_is_drawn() -> None:
 @pytest.mark.parametrize("block", range(8))
 def test_lua_and_python_do_the_same(redis_url: str, block: int) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        for seed in range(25 * block, 25 * block + 25):
+        for seed in range(12 * block, 12 * block + 12):
             client.flushall()
             client.set("sim:info", _INFO.format(seed % 3))
             both = Both(client)

@@ -7,7 +7,9 @@ def run(lua: Prelude) -> Reply:
     close = lua.closing()
     now_ms = lua.now_ms()
     awake = lua.awake_ms(now_ms)
-    ended = []
+    ended: list[str] = []
+    if lua.call("EXISTS", lua.P + ":hold") == 1:
+        return ended
     for rid in lua.ARGV[7:]:
         if lua.call("HGET", lua.request(rid), "state") == "queued":
             if lua.end_if_due(rid, now_ms, awake, close):

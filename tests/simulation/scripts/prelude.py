@@ -234,6 +234,8 @@ class Prelude:
         )
         if f[0] == "1":
             return 0, close.cancelled
+        if f[2] is None:
+            return math.inf, ""
         found = [(self.followed_until(f[1], awake, close.grace_ms), close.cancelled)]
 
         def within(ms: str, what: str) -> None:

@@ -54,8 +54,14 @@ def run(lua: Prelude) -> Reply:
         if found is None:
             break
         prio, tenant, counter = found
-        rid = lua.call("ZRANGE", f"{P}:w:{prio}:{tenant}", 0, 0)[0]
-        if not lua.end_if_due(rid, now_ms, awake, close):
+        waiting = f"{P}:w:{prio}:{tenant}"
+        first = lua.call("ZRANGE", waiting, 0, 0)
+        rid = first[0] if first else ""
+        if not first:
+            lua.call("ZREM", f"{P}:tenants:{prio}", tenant)
+        elif lua.call("HGET", lua.request(rid), "state") != "queued":
+            lua.call("ZREM", waiting, rid)
+        elif not lua.end_if_due(rid, now_ms, awake, close):
             tokens = expected_tokens(rid)
             if tokens > room_tokens and len(taken) > 1:
                 break
