@@ -24,7 +24,11 @@ def main() -> int:
     parser.add_argument("--planted", choices=sorted(PLANTED), help="with a deliberate fault")
     parser.add_argument("--digest", action="store_true", help="prints the digest of each run")
     options = parser.parse_args()
-    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    seeds = (
+        [options.seed]
+        if options.seed is not None
+        else range(options.first, options.first + options.seeds)
+    )
     gc.freeze()
     began, failed, faults, tokens = time.perf_counter(), 0, Counter[str](), 0
     for seed in seeds:
@@ -38,12 +42,16 @@ def main() -> int:
             print(seed, outcome.digest)
         if outcome.failures:
             failed += 1
-            print(f"seed {seed}: {len(outcome.failures)} broken; python -m tests.simulation --seed {seed} --trace")
+            print(
+                f"seed {seed}: {len(outcome.failures)} broken; python -m tests.simulation --seed {seed} --trace"
+            )
             for failure in outcome.failures[:5]:
                 print(f"    {failure}")
             sys.stdout.flush()
     seconds = time.perf_counter() - began
-    print(f"{len(seeds)} runs in {seconds:.1f} s, {failed} broken, {tokens} tokens, faults: {dict(faults)}")
+    print(
+        f"{len(seeds)} runs in {seconds:.1f} s, {failed} broken, {tokens} tokens, faults: {dict(faults)}"
+    )
     return int(failed > 0)
 
 

@@ -6,13 +6,13 @@ another text, and the client sees it.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from services.decoder.plan import Limits, Plan
+from services.decoder.plan import Ints, Limits, Plan
 from services.decoder.sealed_blocks import SealedBlocks
 from services.decoder.slots import ANY_START, SlotTable
 from shared.block_hash import block_names, root_name
@@ -82,6 +82,10 @@ class NoEmbeddings:
 Deliver = Callable[[StepResult], None]
 
 
+def _columns(*arrays: Ints) -> Iterator[tuple[int, ...]]:
+    return zip(*(array.tolist() for array in arrays), strict=True)
+
+
 class ArithmeticRunner:
     """Stands for `services.decoder.runner.Runner`, on the real table of slots and the real names of blocks.
 
@@ -137,7 +141,7 @@ class ArithmeticRunner:
         slots.drop(plan.drop)
         for new in plan.new:
             slots.introduce(new)
-        forks = zip(plan.fork_child.tolist(), plan.fork_parent.tolist(), plan.fork_choice.tolist())
+        forks = _columns(plan.fork_child, plan.fork_parent, plan.fork_choice)
         for child, parent, choice in forks:
             slots.fork(child, parent, choice)
         slots.set_last_tokens(plan.set_token_slot, plan.set_token)
@@ -146,18 +150,18 @@ class ArithmeticRunner:
 
     def _move(self, plan: Plan) -> None:
         content, host = self._content, self._host
-        for device, place in zip(plan.swap_out_device.tolist(), plan.swap_out_host.tolist()):
+        for device, place in _columns(plan.swap_out_device, plan.swap_out_host):
             host[place] = list(content[device])
-        for source, target in zip(plan.copy_src.tolist(), plan.copy_dst.tolist()):
+        for source, target in _columns(plan.copy_src, plan.copy_dst):
             content[target] = list(content[source])
-        for place, device in zip(plan.swap_in_host.tolist(), plan.swap_in_device.tolist()):
+        for place, device in _columns(plan.swap_in_host, plan.swap_in_device):
             content[device] = list(host[place])
         self.sealed.overwrite(plan.copy_dst)
         self.sealed.overwrite(plan.swap_in_device)
 
     def _run(self, plan: Plan) -> list[int]:
         slots = self.slots
-        rows = list(zip(plan.row_slot.tolist(), plan.row_start.tolist(), plan.row_count.tolist()))
+        rows = list(_columns(plan.row_slot, plan.row_start, plan.row_count))
         written: dict[tuple[int, int], None] = {}
         ends: list[int] = [0] * len(rows)
         # Who shares a block that another row of this step fills reads behind it.
@@ -168,7 +172,7 @@ class ArithmeticRunner:
         blocks = dict.fromkeys(block for block, _ in written)
         self.sealed.overwrite(np.fromiter(blocks, np.int64, len(blocks)))
         tokens: list[int] = []
-        for row, slot in zip(plan.sample_row.tolist(), plan.sample_slot.tolist()):
+        for row, slot in _columns(plan.sample_row, plan.sample_slot):
             end, length = rows[row][1] + rows[row][2], int(slots.length[slot])
             self._check(length == end, f"slot {slot}: a sample at {end} of {length} tokens")
             tokens.append(MODEL.next_token(ends[row], int(slots.choice[slot])))

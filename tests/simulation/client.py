@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from shared.rpc import channel
-from tests.simulation.arithmetic import MODEL
-from tests.simulation.virtual_loop import Process
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import (
     ChatEvent,
@@ -22,6 +20,8 @@ from tessera.gateway.v1.chat_pb2 import (
     TokenIds,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.simulation.arithmetic import MODEL
+from tests.simulation.virtual_loop import Process
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -51,7 +51,9 @@ class Wish:
     def draw(cls, rng: random.Random) -> "Wish":
         """Any wish."""
         shared = rng.choice([0, 8, 16])
-        prompt = _PREFIX[:shared] + [rng.randrange(1, MODEL.vocabulary) for _ in range(rng.randint(1, 12))]
+        prompt = _PREFIX[:shared] + [
+            rng.randrange(1, MODEL.vocabulary) for _ in range(rng.randint(1, 12))
+        ]
         max_tokens, n = rng.choice([1, 3, 10, 25, 60]), rng.choice([1, 1, 1, 2, 3])
         ignore_eos = rng.random() < 0.3
         return cls(
@@ -124,9 +126,7 @@ class Client:
 class Reader:
     """Reads an answer to its end, over as many calls as it takes."""
 
-    def __init__(
-        self, world: "World", name: str, key: str, wish: Wish, rng: random.Random
-    ) -> None:
+    def __init__(self, world: "World", name: str, key: str, wish: Wish, rng: random.Random) -> None:
         self.name = name
         self.state = "not begun"
         self.tokens: list[list[int]] = [[] for _ in range(wish.n)]

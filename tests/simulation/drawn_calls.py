@@ -128,7 +128,9 @@ class Draw:
         batch = b""
         for _ in range(rng.randint(1, 3)):
             rid = self._rid()
-            choice = rng.choice([0, 0, int(self._fields[rid][6]) - 1, -1] if rid in self._fields else [0])
+            choice = rng.choice(
+                [0, 0, int(self._fields[rid][6]) - 1, -1] if rid in self._fields else [0]
+            )
             known = self._lengths.get((rid, choice), 0)
             start = max(0, known + rng.choice([0, 0, 0, 0, -2, -1, 1]))
             count = rng.choice([0, 1, 1, 1, 2, 5])

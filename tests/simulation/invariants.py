@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from shared.keys import Keys
+from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 from tests.simulation.redis_model import Hash, Reply
 from tests.simulation.rooms import MODEL_NAME
-from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -62,9 +62,10 @@ class Watch:
         assert isinstance(found, Hash)
         rid = key.rsplit(":", 1)[1]
         for field, value in found.items():
-            if field[0] == "e" and field[1:].isdigit():
-                if self._endings.setdefault((key, field), value) != value:
-                    self._world.broken(f"{rid}: choice {field[1:]} has a second ending")
+            if not (field[0] == "e" and field[1:].isdigit()):
+                continue
+            if self._endings.setdefault((key, field), value) != value:
+                self._world.broken(f"{rid}: choice {field[1:]} has a second ending")
         state, owner = found.get("state"), found.get("owner", "")
         if (state == "running") != bool(owner):
             self._world.broken(f"{rid} is {state} and its owner is '{owner}'")

@@ -1,4 +1,4 @@
-"""Connections between processes: ordered within one, independent of each other, slow, held back or cut as faults say."""
+"""Connections between processes: in order within one, independent of each other, slow, held back or cut."""
 
 import random
 from collections.abc import Callable

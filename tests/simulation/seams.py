@@ -91,7 +91,12 @@ def seams(world: Any) -> Iterator[None]:
             stack.enter_context(mock.patch.object(where, name, what))
 
         patch(time, "monotonic", loop.time)
-        for kind in (Dispatcher, DecoderLink, Fleet, Ledger):  # they took their clock when they were read
+        for kind in (
+            Dispatcher,
+            DecoderLink,
+            Fleet,
+            Ledger,
+        ):  # they took their clock when they were read
             _set_clock(patch, kind.__init__, loop.time)
         patch(time, "perf_counter", loop.time)
         patch(time, "perf_counter_ns", lambda: int(loop.now * 1e9))
@@ -100,7 +105,9 @@ def seams(world: Any) -> Iterator[None]:
         patch(secrets, "token_bytes", lambda n=32: rng.randbytes(n))
         patch(secrets, "randbits", rng.getrandbits)
         patch(grpc.aio, "insecure_channel", lambda a, **_: SimulatedChannel(network, a))
-        patch(grpc.aio, "server", lambda interceptors=(), **_: SimulatedServer(network, interceptors))
+        patch(
+            grpc.aio, "server", lambda interceptors=(), **_: SimulatedServer(network, interceptors)
+        )
         patch(redis.asyncio.Redis, "from_url", lambda *_, **__: SimulatedRedis(network))
         patch(services.gateway.gateway, "HttpServer", _NoHttp)
         patch(ServedModel, "load", _load_model)

@@ -26,7 +26,9 @@ class Both:
         self.model = RedisModel(lambda: self.now_us)
         self.said: list[tuple[str, str]] = []
         self.model.published = lambda channel, message: self.said.append((channel, message))
-        self.scripts = {name: client.register_script(_under_our_clock(source(name))) for name in NAMES}
+        self.scripts = {
+            name: client.register_script(_under_our_clock(source(name))) for name in NAMES
+        }
         self.ear = client.pubsub(ignore_subscribe_messages=True)
         self.ear.subscribe(f"{PREFIX}:tok", f"{PREFIX}:ctl")
         for _ in range(2):
@@ -80,7 +82,9 @@ class Both:
             case b"hash":
                 value: Any = _plain(client.hgetall(name))
             case b"zset":
-                value = {m.decode("latin-1"): s for m, s in client.zrange(name, 0, -1, withscores=True)}
+                value = {
+                    m.decode("latin-1"): s for m, s in client.zrange(name, 0, -1, withscores=True)
+                }
             case b"set":
                 value = sorted(m.decode("latin-1") for m in client.smembers(name))
             case _:

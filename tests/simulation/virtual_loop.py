@@ -42,10 +42,12 @@ class Process:
 class _Task(asyncio.Task[Any]):
     """Sets of tasks are walked in the order of hashes, which are addresses otherwise: no two runs would be alike."""
 
-    number = 0
+    def __init__(self, number: int, coro: Any, **kwargs: Any) -> None:
+        self._number = number  # first: the base class puts it into a set
+        super().__init__(coro, **kwargs)
 
     def __hash__(self) -> int:
-        return self.number
+        return self._number
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -132,8 +134,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coro: Any, context: Any = None, **kwargs: Any
     ) -> asyncio.Task[Any]:
-        task = _Task(coro, loop=loop, context=context, **kwargs)
-        task.number = next(self._numbers)
+        task = _Task(next(self._numbers), coro, loop=loop, context=context, **kwargs)
         self._kept[task] = None
         task.add_done_callback(self._forget)
         return task

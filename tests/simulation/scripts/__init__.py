@@ -18,7 +18,9 @@ from tests.simulation.scripts.prelude import Prelude
 Run = Callable[[RedisModel, list[str], list[str]], Reply]
 
 NAMES = sorted(
-    path.stem for path in Path(_lua_package).parent.glob("*.lua") if path.stem not in ("prelude", "waiting")
+    path.stem
+    for path in Path(_lua_package).parent.glob("*.lua")
+    if path.stem not in ("prelude", "waiting")
 )
 # A test may put a faulty twin in a place; see `planted.py`.
 replaced: dict[str, Callable[[Prelude], Reply]] = {}
@@ -35,7 +37,9 @@ def _digest(script: str) -> str:
 
 @cache
 def _twin(name: str) -> Callable[[Prelude], Reply]:
-    run: Callable[[Prelude], Reply] = importlib.import_module(f"tests.simulation.scripts.{name}").run
+    run: Callable[[Prelude], Reply] = importlib.import_module(
+        f"tests.simulation.scripts.{name}"
+    ).run
     return run
 
 
