@@ -313,7 +313,7 @@ async def _refuse(requests: Any, context: Any) -> None:
     await _abort(context, Unavailable("STARTING", "this service is starting; retry in a moment"))
 
 
-_STARTING = grpc.stream_stream_rpc_method_handler(_refuse)
+_STARTING: Any = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def _is_async_generator(function: Any) -> bool:

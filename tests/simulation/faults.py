@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation import rooms
 from tests.simulation.rooms import Room
 
 if TYPE_CHECKING:
@@ -42,8 +43,12 @@ class Faults:
             self._kill_redis,
             self._freeze_redis,
             self._drain,
+            self._scale,
         ]
-        for _ in range(self._rng.randint(1, 6)):
+        if self._rng.random() < 0.15:  # one kind alone, again and again
+            kinds = [self._rng.choice(kinds)]
+        count = self._rng.choice([1, 2, 3, 4, 6, 8, 14])
+        for _ in range(count):
             self._at(self._rng.uniform(_FIRST_S, _LAST_S), self._rng.choice(kinds))
 
     def _at(self, seconds: float, what: Callable[[], None]) -> None:
@@ -143,6 +148,22 @@ class Faults:
             self._world.loop.thaw(process)
 
         self._at(seconds, wake)
+
+    def _scale(self) -> None:
+        """One decoder more, or one less for good."""
+        decoders = [r for r in self._world.rooms if r.name.startswith("decoder") and r.wanted]
+        if len(decoders) > 1 and self._rng.random() < 0.5:
+            room = self._rng.choice(decoders)
+            self._note("scale", f"{room.name} away")
+            room.wanted = False
+            if room.runs:
+                assert room.process is not None
+                self._world.loop.call_in(room.process, room.stop.set)
+        else:
+            room = rooms.decoder(self._world, len(self._world.rooms))
+            self._note("scale", f"{room.name} comes")
+            self._world.rooms.append(room)
+            room.start()
 
     def _drain(self) -> None:
         room = self._room()
