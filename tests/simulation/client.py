@@ -14,13 +14,17 @@ from shared.rpc import channel
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import (
     ChatEvent,
+    ChatMessage,
+    ChatRequest,
     CompleteRequest,
+    ContentPart,
     FollowRequest,
     GenerationOptions,
     TokenIds,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.simulation.arithmetic import MODEL
+from tests.simulation.media_rooms import picture_values
 from tests.simulation.virtual_loop import Process
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ class Wish:
 
     kind: str
     prompt: list[int]
+    picture: bytes  # comes before the last token of the prompt; empty is none
     max_tokens: int
     n: int
     ignore_eos: bool
@@ -56,16 +61,21 @@ class Wish:
         ]
         max_tokens, n = rng.choice([1, 3, 10, 25, 60]), rng.choice([1, 1, 1, 2, 3])
         ignore_eos = rng.random() < 0.3
+        picture = rng.choice([b"", b"", b"a cat", b"a dog", b"a map"])
+        values = prompt
+        if picture:
+            values = [*prompt[:-1], *picture_values(picture), prompt[-1]]
         return cls(
             kind=rng.choice([PLAIN, RESUMES, RESUMES, HAS_KEY]),
             prompt=prompt,
+            picture=picture,
             max_tokens=max_tokens,
             n=n,
             ignore_eos=ignore_eos,
             user=rng.choice(["", "ann", "bob"]),
             keep_s=rng.choice([2, 20]),
             timeout_s=rng.uniform(0.5, 5.0) if rng.random() < 0.1 else None,
-            expected=[MODEL.generate(prompt, c, max_tokens, not ignore_eos) for c in range(n)],
+            expected=[MODEL.generate(values, c, max_tokens, not ignore_eos) for c in range(n)],
         )
 
     def reason(self, choice: int) -> int:
@@ -73,6 +83,15 @@ class Wish:
         if not self.ignore_eos and self.expected[choice][-1] == MODEL.stop_token:
             return FinishReason.FINISH_REASON_STOP
         return FinishReason.FINISH_REASON_LENGTH
+
+
+def _chat(wish: Wish, options: GenerationOptions) -> ChatRequest:
+    parts = [
+        ContentPart(text=" ".join(map(str, wish.prompt[:-1]))),
+        ContentPart(image=wish.picture),
+        ContentPart(text=str(wish.prompt[-1])),
+    ]
+    return ChatRequest(messages=[ChatMessage(role="user", content=parts)], options=options)
 
 
 class Client:
@@ -191,6 +210,8 @@ class Reader:
                 metadata.append(("last-event-id", self._event_id))
         if wish.kind != PLAIN:
             metadata.append(("x-tessera-resume", str(wish.keep_s)))
+        if wish.picture:
+            return stub.Chat(_chat(wish, options), metadata=metadata)  # type: ignore[no-any-return]
         request = CompleteRequest(token_ids=TokenIds(ids=wish.prompt), options=options)
         return stub.Complete(request, metadata=metadata)  # type: ignore[no-any-return]
 

@@ -15,6 +15,7 @@ from services.gateway.settings import GatewaySettings
 from services.scheduler import server as scheduler_server
 from services.scheduler.settings import SchedulerSettings
 from tests.simulation.arithmetic import BLOCK_SIZE, MODEL
+from tests.simulation.media_rooms import serve_encoder, serve_preprocess
 from tests.simulation.seams import MAX_MODEL_LEN, model_folder
 from tests.simulation.virtual_loop import Process
 
@@ -113,6 +114,18 @@ def decoder(world: "World", number: int) -> Room:
         shutdown_timeout=3.0,
     )
     return Room(world, f"decoder-{number}", lambda stop: decoder_room.serve(settings, stop))
+
+
+def preprocess(world: "World", number: int) -> Room:
+    """A preprocess."""
+    name = f"preprocess-{number}"
+    return Room(world, name, lambda stop: serve_preprocess(world, f"{name}:1", MODEL_NAME, stop))
+
+
+def encoder(world: "World", number: int) -> Room:
+    """A vision encoder."""
+    name = f"encoder-{number}"
+    return Room(world, name, lambda stop: serve_encoder(world, f"{name}:1", MODEL_NAME, stop))
 
 
 def gateway(world: "World", number: int) -> Room:

@@ -111,6 +111,8 @@ class World:
         makers = [rooms.scheduler] * rng.choice([1, 2, 2])
         makers += [rooms.decoder] * rng.choice([1, 2, 3])
         makers += [rooms.gateway] * rng.choice([1, 2])
+        makers += [rooms.preprocess] * rng.choice([1, 1, 2])
+        makers += [rooms.encoder] * rng.choice([1, 2])
         for number, maker in enumerate(makers):
             self.rooms.append(maker(self, number))
         for room in self.rooms:
