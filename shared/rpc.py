@@ -93,7 +93,9 @@ class RoomServer:
             # Clients resolve names again when a connection ends: this is how they find new replicas.
             options.append(("grpc.max_connection_age_ms", int(max_connection_age_s * 1000)))
             options.append(("grpc.max_connection_age_grace_ms", 60_000))
-        self.grpc = grpc.aio.server(interceptors=[_ErrorInterceptor()], options=options)
+        self._is_ready = False
+        interceptor = _ErrorInterceptor(lambda: self._is_ready)
+        self.grpc = grpc.aio.server(interceptors=[interceptor], options=options)
         self.address = ""
         self._listen = listen
         self._advertise = advertise
@@ -134,6 +136,7 @@ class RoomServer:
     async def ready(self) -> None:
         """Says SERVING for the server and each of its services, and answers reflection."""
         reflection.enable_server_reflection(self._names, _Started(self.grpc))  # type: ignore[arg-type]
+        self._is_ready = True
         for name in ["", *self._names]:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -281,12 +284,18 @@ _HANDLERS = {
 
 
 class _ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Maps errors of unary and streaming handlers alike, so that servicers need no try."""
+    """Maps errors of unary and streaming handlers alike, so that servicers need no try.
+
+    Methods that are not known yet, while the room loads, are unavailable: who calls again will find them.
+    """
+
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
         if handler is None:
-            return None
+            return None if self._is_ready() else _STARTING
         streams = (handler.request_streaming, handler.response_streaming)
         inner = getattr(handler, _HANDLERS[streams])
         wrapped: Any = _streaming if handler.response_streaming else _unary
@@ -298,6 +307,13 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+async def _refuse(requests: Any, context: Any) -> None:
+    await _abort(context, Unavailable("STARTING", "this service is starting; retry in a moment"))
+
+
+_STARTING: Any = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def _is_async_generator(function: Any) -> bool:

@@ -178,9 +178,9 @@ class Follower:
     def __init__(self, queue: Queue, channel: TokenChannel) -> None:
         self._queue = queue
         self._channel = channel
-        # Two clients may follow one request.
-        self._follows: dict[str, set[Follow]] = {}
-        self._reading: dict[Follow, set[ChoiceLog]] = defaultdict(set)
+        # Two clients may follow one request. All in the order in which they came, as no set would be.
+        self._follows: dict[str, dict[Follow, None]] = {}
+        self._reading: dict[Follow, dict[ChoiceLog, None]] = defaultdict(dict)
         self._wanted = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -206,14 +206,14 @@ class Follower:
 
     def open_requests(self) -> list[str]:
         """The requests that are followed and have not ended."""
-        return list({follow.request_id for follow in self._all() if follow.open_logs})
+        return list(dict.fromkeys(f.request_id for f in self._all() if f.open_logs))
 
     def follow(self, request_id: str, *, new: bool, layout: LogLayout | None = None) -> Follow:
         """Follows a request from its first token on: one that is about to be admitted, or one
         already in the log. `layout` says which logs it has: one of tokens alone if None.
         """
         follow = Follow(self, request_id, new=new, layout=layout)
-        self._follows.setdefault(request_id, set()).add(follow)
+        self._follows.setdefault(request_id, {})[follow] = None
         if not new:
             self._want(follow, *follow.open_logs)
         return follow
@@ -222,7 +222,7 @@ class Follower:
         """Ends a follow."""
         follows = self._follows.get(follow.request_id)
         if follows is not None:
-            follows.discard(follow)
+            follows.pop(follow, None)
             if not follows:
                 del self._follows[follow.request_id]
         self._reading.pop(follow, None)
@@ -271,7 +271,7 @@ class Follower:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            reading, self._reading = self._reading, defaultdict(set)
+            reading, self._reading = self._reading, defaultdict(dict)
             # One reading has records of one size.
             wanted: dict[int, list[tuple[Follow, ChoiceLog]]] = defaultdict(list)
             for follow, logs in reading.items():
@@ -296,7 +296,7 @@ class Follower:
 
     def _want(self, follow: Follow, *logs: ChoiceLog) -> None:
         if logs:
-            self._reading[follow].update(logs)
+            self._reading[follow].update(dict.fromkeys(logs))
             self._wanted.set()
 
     def _all(self) -> list[Follow]:

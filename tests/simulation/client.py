@@ -1,0 +1,276 @@
+"""Clients of the gRPC door. They ask, read, come back when they were cut off, send the same request twice, leave when
+they like, and know the text that they must get.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from shared.rpc import channel
+from tessera.common.v1.ending_pb2 import FinishReason
+from tessera.gateway.v1.chat_pb2 import (
+    ChatEvent,
+    ChatMessage,
+    ChatRequest,
+    CompleteRequest,
+    ContentPart,
+    FollowRequest,
+    GenerationOptions,
+    TokenIds,
+)
+from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.simulation.arithmetic import MODEL
+from tests.simulation.media_rooms import picture_values
+from tests.simulation.virtual_loop import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_PREFIX = [7, 21, 14, 93, 5, 60, 77, 12, 31, 8, 44, 150, 19, 2, 88, 101]
+_AGAIN_S = 0.3
+PATIENCE_S = 90.0
+
+PLAIN, RESUMES, HAS_KEY = "plain", "resumes", "has a key"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a client wants, and what an undisturbed run gives it."""
+
+    kind: str
+    prompt: list[int]
+    picture: bytes  # comes before the last token of the prompt; empty is none
+    max_tokens: int
+    n: int
+    ignore_eos: bool
+    user: str
+    keep_s: int
+    timeout_s: float | None
+    expected: list[list[int]]
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "Wish":
+        """Any wish."""
+        shared = rng.choice([0, 8, 16])
+        prompt = _PREFIX[:shared] + [
+            rng.randrange(1, MODEL.vocabulary) for _ in range(rng.randint(1, 12))
+        ]
+        max_tokens, n = rng.choice([1, 3, 10, 25, 60]), rng.choice([1, 1, 1, 2, 3])
+        ignore_eos = rng.random() < 0.3
+        picture = rng.choice([b"", b"", b"a cat", b"a dog", b"a map"])
+        values = prompt
+        if picture:
+            values = [*prompt[:-1], *picture_values(picture), prompt[-1]]
+        return cls(
+            kind=rng.choice([PLAIN, RESUMES, RESUMES, HAS_KEY]),
+            prompt=prompt,
+            picture=picture,
+            max_tokens=max_tokens,
+            n=n,
+            ignore_eos=ignore_eos,
+            user=rng.choice(["", "ann", "bob"]),
+            keep_s=rng.choice([2, 20]),
+            timeout_s=rng.uniform(0.5, 5.0) if rng.random() < 0.1 else None,
+            expected=[MODEL.generate(values, c, max_tokens, not ignore_eos) for c in range(n)],
+        )
+
+    def reason(self, choice: int) -> int:
+        """How a choice ends."""
+        if not self.ignore_eos and self.expected[choice][-1] == MODEL.stop_token:
+            return FinishReason.FINISH_REASON_STOP
+        return FinishReason.FINISH_REASON_LENGTH
+
+
+def _chat(wish: Wish, options: GenerationOptions) -> ChatRequest:
+    parts = [
+        ContentPart(text=" ".join(map(str, wish.prompt[:-1]))),
+        ContentPart(image=wish.picture),
+        ContentPart(text=str(wish.prompt[-1])),
+    ]
+    return ChatRequest(messages=[ChatMessage(role="user", content=parts)], options=options)
+
+
+class Client:
+    """One wish, read by one reader, or by two at once where it has a key."""
+
+    def __init__(self, world: "World", number: int, rng: random.Random) -> None:
+        self.name = f"client-{number}"
+        self.done = False
+        self.wish = Wish.draw(rng)
+        self._world = world
+        self._process = Process(self.name)
+        self._begins = rng.uniform(0.3, 4.0)
+        self._leaves_after = rng.uniform(0.05, 2.0) if rng.random() < 0.15 else None
+        count = 2 if self.wish.kind == HAS_KEY and rng.random() < 0.5 else 1
+        self.readers = [
+            Reader(world, f"{self.name}{'ab'[i] if count > 1 else ''}", self.name, self.wish, rng)
+            for i in range(count)
+        ]
+
+    @property
+    def state(self) -> str:
+        """What it waits for, or how it went."""
+        return "; ".join(reader.state for reader in self.readers)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it was given."""
+        return sum(len(tokens) for reader in self.readers for tokens in reader.tokens)
+
+    def start(self) -> None:
+        """Comes when its time has come."""
+        self._world.loop.spawn(self._process, self._live())
+
+    async def _live(self) -> None:
+        await asyncio.sleep(self._begins)
+        reading = [asyncio.create_task(reader.read()) for reader in self.readers]
+        await asyncio.wait(reading, timeout=self._leaves_after)
+        for task, reader in zip(reading, self.readers, strict=True):
+            if not task.done():
+                self._world.trace(f"{reader.name} leaves")
+                task.cancel()
+                reader.state = "left"
+        await asyncio.wait(reading)
+        for task in reading:
+            if not task.cancelled():
+                task.result()
+        self.done = True
+        self._world.trace(f"{self.name} is done: {self.state}")
+
+
+class Reader:
+    """Reads an answer to its end, over as many calls as it takes."""
+
+    def __init__(self, world: "World", name: str, key: str, wish: Wish, rng: random.Random) -> None:
+        self.name = name
+        self.state = "not begun"
+        self.tokens: list[list[int]] = [[] for _ in range(wish.n)]
+        self._finished = [False] * wish.n
+        self._world = world
+        self._key = key
+        self._wish = wish
+        self._rng = random.Random(rng.getrandbits(32))
+        self._request_id = ""
+        self._event_id = ""
+        self._began = 0.0
+
+    async def read(self) -> None:
+        """Until the answer is whole, or cannot be had."""
+        loop = self._world.loop
+        self._began = loop.now
+        while loop.now < self._began + PATIENCE_S:
+            if not await self._try():
+                return
+            await asyncio.sleep(_AGAIN_S)
+        self._world.broken(f"{self.name} was never served: {self.state}")
+
+    async def _try(self) -> bool:
+        """One call. Returns whether to make another."""
+        gateways = [room for room in self._world.rooms if room.name.startswith("gateway")]
+        address = f"{self._rng.choice(gateways).name}:1"
+        self.state = f"asks {address}"
+        async with channel(address) as line:
+            try:
+                async for event in self._call(ChatServiceStub(line)):
+                    self._hear(event)
+            except grpc.aio.AioRpcError as error:
+                return self._goes_on_after(error)
+        self.state = "served"
+        if not all(self._finished):
+            self._world.broken(f"{self.name}: the stream ended before its choices did")
+        return False
+
+    def _call(self, stub: Any) -> AsyncIterator[ChatEvent]:
+        wish = self._wish
+        if self._request_id and wish.kind == RESUMES:
+            request = FollowRequest(
+                request_id=self._request_id, after=self._event_id, user=wish.user
+            )
+            calls: AsyncIterator[ChatEvent] = stub.Follow(request)
+            return calls
+        options = GenerationOptions(
+            max_tokens=wish.max_tokens,
+            n=wish.n,
+            ignore_eos=wish.ignore_eos,
+            return_token_ids=True,
+            user=wish.user,
+            temperature=1.0,
+            seed=1,
+        )
+        if wish.timeout_s is not None:
+            options.timeout = wish.timeout_s
+        metadata = []
+        if wish.kind == HAS_KEY:
+            metadata.append(("idempotency-key", self._key))
+            if self._event_id:
+                metadata.append(("last-event-id", self._event_id))
+        if wish.kind != PLAIN:
+            metadata.append(("x-tessera-resume", str(wish.keep_s)))
+        if wish.picture:
+            return stub.Chat(_chat(wish, options), metadata=metadata)  # type: ignore[no-any-return]
+        request = CompleteRequest(token_ids=TokenIds(ids=wish.prompt), options=options)
+        return stub.Complete(request, metadata=metadata)  # type: ignore[no-any-return]
+
+    def _hear(self, event: ChatEvent) -> None:
+        self._event_id = event.event_id
+        match event.WhichOneof("event"):
+            case "accepted":
+                self._accepted(event.accepted.request_id)
+            case "delta":
+                self._take(event.delta.choice, list(event.delta.token_ids))
+            case "finished":
+                self._finish(event.finished.choice, event.finished.reason)
+
+    def _accepted(self, request_id: str) -> None:
+        self._world.trace(f"{self.name} is accepted as {request_id}")
+        if self._request_id and (self._wish.kind == RESUMES or any(self.tokens)):
+            self._broken(f"is called {request_id} and was called {self._request_id}")
+        self._request_id = request_id
+
+    def _take(self, choice: int, tokens: list[int]) -> None:
+        have, want = self.tokens[choice], self._wish.expected[choice]
+        if self._finished[choice]:
+            self._broken(f"tokens after the end of choice {choice}")
+        if want[len(have) : len(have) + len(tokens)] != tokens:
+            right = want[len(have) : len(have) + 5]
+            self._broken(f"choice {choice}: {tokens} after {len(have)}; undisturbed {right}")
+        have += tokens
+
+    def _finish(self, choice: int, reason: int) -> None:
+        have, want = self.tokens[choice], self._wish.expected[choice]
+        if self._finished[choice]:
+            self._broken(f"choice {choice} ended twice")
+        self._finished[choice] = True
+        if have != want:
+            self._broken(f"choice {choice} ended with {len(have)} of {len(want)} tokens")
+        if reason != self._wish.reason(choice):
+            self._broken(f"choice {choice} ended for the reason {reason}")
+
+    def _broken(self, what: str) -> None:
+        self._world.broken(f"{self.name} ({self._request_id}): {what}")
+
+    def _goes_on_after(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether to try again. Everything that may not be told is an error of the system."""
+        self.state = f"{error.code().name}: {error.details()}"
+        self._world.trace(f"{self.name} is told {self.state}")
+        wish, waited = self._wish, self._world.loop.now - self._began
+        match error.code():
+            case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.RESOURCE_EXHAUSTED:
+                # Accepted and cut off: a plain client cannot come back.
+                return wish.kind != PLAIN or not self._request_id
+            case grpc.StatusCode.DEADLINE_EXCEEDED if wish.timeout_s and waited >= wish.timeout_s:
+                return False
+            case grpc.StatusCode.CANCELLED if self._may_be_forsaken():
+                return False
+            case grpc.StatusCode.NOT_FOUND if self._world.may_have_lost_requests:
+                return False
+        self._broken(f"was told {self.state}")
+        return False
+
+    def _may_be_forsaken(self) -> bool:
+        """Whether nobody may have followed the request for as long as it was to be kept."""
+        return self._wish.kind != PLAIN and self._world.loop.now - self._began > self._wish.keep_s

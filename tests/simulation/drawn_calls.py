@@ -1,0 +1,227 @@
+"""Draws calls of scripts, as likely to be refused as to be carried out."""
+
+import random
+from collections.abc import Callable
+
+from shared.log_event import EventWriter
+from shared.token_log import encode_tokens
+from tessera.common.v1.ending_pb2 import Ending, FinishReason
+
+Call = tuple[str, list[str]]
+
+PREFIX = "t:{m}"
+_STOP = Ending(reason=FinishReason.FINISH_REASON_STOP)
+_CANCELLED = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
+_ENDINGS = [_STOP, Ending(reason=FinishReason.FINISH_REASON_LENGTH), _CANCELLED]
+_KEEP_S = "600"
+
+
+def _text(data: bytes) -> str:
+    return data.decode("latin-1")
+
+
+class Draw:
+    """A world of few names, so that calls meet. `now_us` goes forward with each."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.now_us = 1_800_000_000_000_000
+        self._rng = rng
+        self._rids = [f"r{i}" for i in range(5)]
+        self._sids = ["a", "b"]
+        self._fields: dict[str, list[str]] = {}
+        self._lengths: dict[tuple[str, int], int] = {}
+        self._deadlines: dict[str, int] = {}
+        self._kinds: list[Callable[[], Call]] = [
+            self._door,
+            self._door,
+            self._admit,
+            self._admit,
+            self._take,
+            self._take,
+            self._append,
+            self._append,
+            self._append,
+            self._append,
+            self._renew,
+            self._renew,
+            self._fence,
+            self._give_back,
+            self._cancel,
+            self._join,
+            self._withdraw,
+            self._leave,
+            self._lease,
+            self._leases,
+            self._announce,
+            self._members,
+            self._follow,
+            self._forsaken,
+            self._expire,
+            self._sweep,
+            self._greet,
+            self._hold,
+            self._restore,
+            self._restore,
+            self._media,
+        ]
+
+    def next(self) -> Call:
+        """A script's name and its arguments; `hold` is a plain SET or DEL of that key."""
+        self.now_us += self._rng.choice([1, 900, 40_000, 300_000, 1_700_000, 4_000_000])
+        return self._rng.choice(self._kinds)()
+
+    def _some(self, names: list[str]) -> list[str]:
+        return self._rng.sample(names, self._rng.randint(0, len(names)))
+
+    def _rid(self) -> str:
+        return self._rng.choice(self._rids)
+
+    def _sid(self) -> str:
+        return self._rng.choice(self._sids)
+
+    def _closing(self) -> list[str]:
+        endings = [
+            _text(Ending(reason=FinishReason.FINISH_REASON_ERROR, stop=name).SerializeToString())
+            for name in ("queue", "first", "total")
+        ]
+        return [_KEEP_S, "30000", _text(_CANCELLED.SerializeToString()), *endings]
+
+    def _idem(self) -> str:
+        return self._rng.choice(["", "", f"{PREFIX}:idem:t:k"])
+
+    def _request(self, rid: str) -> list[str]:
+        """What `admit` and `restore` say of a request: the same each time, but for its key."""
+        rng = self._rng
+        if rid not in self._fields:
+            timeouts = [rng.choice(["0", "0", "0", "5000", "90000"]) for _ in range(3)]
+            self._fields[rid] = [
+                rid,
+                f"spec of {rid}",
+                "head",
+                rng.choice(["interactive", "interactive", "batch"]),
+                rng.choice(["", "x", "y"]),
+                str(rng.randint(5, 60)),
+                str(rng.choice([1, 1, 2])),
+                "4",
+                "4",
+                str(rng.choice([0, 0, 7])),
+                *timeouts,
+            ]
+        return [*self._fields[rid], self._idem(), "", rng.choice(["0", "30000"])]
+
+    def _door(self) -> Call:
+        rng = self._rng
+        limits = [str(rng.choice([2, 10])), str(rng.choice([60, 1000]))]
+        words = [self._rid(), str(rng.randint(5, 40)), *limits, "15000", self._idem()]
+        return "door", [*words, rng.choice(["f", "f", "g"]), _KEEP_S]
+
+    def _admit(self) -> Call:
+        advance = self._rng.choice(["0", "0", "-3600000000"])
+        return "admit", [*self._closing(), *self._request(self._rid()), advance]
+
+    def _take(self) -> Call:
+        room = [str(self._rng.randint(0, 3)), str(self._rng.choice([10, 100, 1 << 40]))]
+        return "take", [*self._closing(), self._sid(), *room]
+
+    def _append(self) -> Call:
+        rng = self._rng
+        batch = b""
+        for _ in range(rng.randint(1, 3)):
+            rid = self._rid()
+            choice = rng.choice(
+                [0, 0, int(self._fields[rid][6]) - 1, -1] if rid in self._fields else [0]
+            )
+            known = self._lengths.get((rid, choice), 0)
+            start = max(0, known + rng.choice([0, 0, 0, 0, -2, -1, 1]))
+            count = rng.choice([0, 1, 1, 1, 2, 5])
+            # A position has one token whoever writes it, or another now and then.
+            tokens = [7 * (start + i) + choice + 2 for i in range(count)]
+            ending = rng.choice(_ENDINGS) if choice >= 0 and rng.random() < 0.15 else None
+            batch += EventWriter(rid, choice, 4).event(start, encode_tokens(tokens), ending)
+            if start <= known:
+                self._lengths[rid, choice] = max(known, start + count)
+        return "append", [self._sid(), _KEEP_S, _text(batch)]
+
+    def _renew(self) -> Call:
+        sid = self._sid()
+        register, speed = self._rng.choice(["0", "1"]), self._rng.choice(["", "120.5"])
+        self._deadlines[sid] = self.now_us // 1000 + 1500
+        return "renew", [sid, "1500", register, "load", speed]
+
+    def _fence(self) -> Call:
+        sid = self._sid()
+        return "fence", [*self._closing(), sid, repr(float(self._deadlines.get(sid, 5)))]
+
+    def _give_back(self) -> Call:
+        return "give_back", [*self._closing(), self._sid(), *self._some(self._rids)]
+
+    def _cancel(self) -> Call:
+        rid = self._rid()
+        tenant = self._fields[rid][4] if rid in self._fields else "nobody"
+        tenant = self._rng.choice([tenant, tenant, "other"])
+        return "cancel", [*self._closing(), rid, tenant, self._rng.choice("01")]
+
+    def _join(self) -> Call:
+        return "join", [self._rid()]
+
+    def _withdraw(self) -> Call:
+        return "withdraw", [self._rid(), self._idem()]
+
+    def _leave(self) -> Call:
+        return "leave", [*self._closing(), self._sid()]
+
+    def _lease(self) -> Call:
+        did, sid = self._rng.choice(["d1", "d2"]), self._sid()
+        return "lease_decoder", [did, *self._rng.choice([[sid, ""], [sid, ""], ["", sid]])]
+
+    def _leases(self) -> Call:
+        return "leases", []
+
+    def _announce(self) -> Call:
+        address = self._rng.choice(["d:1", "d:1", ""])
+        return "announce", ["decoder", self._rng.choice(["d1", "d2"]), address, "2500", "9000000"]
+
+    def _members(self) -> Call:
+        return "members", ["decoder"]
+
+    def _follow(self) -> Call:
+        return "follow", [word for rid in self._some(self._rids) for word in (rid, "30000")]
+
+    def _forsaken(self) -> Call:
+        return "forsaken", ["30000", *self._some(self._rids)]
+
+    def _expire(self) -> Call:
+        return "expire", [*self._closing(), *self._some(self._rids)]
+
+    def _sweep(self) -> Call:
+        return "sweep", self._closing()
+
+    def _greet(self) -> Call:
+        return "greet", [self._rng.choice(["", "cafe"]), "900000"]
+
+    def _hold(self) -> Call:
+        return "hold", self._rng.choice([["SET"], ["DEL"], ["DEL"]])
+
+    def _restore(self) -> Call:
+        rng = self._rng
+        rid = self._rid()
+        request = self._request(rid)
+        owner = rng.choice(["", self._sid(), self._sid()])
+        own_at = str(self.now_us - rng.choice([0, 1_000_000, 9_000_000]))
+        logs = []
+        for choice in range(int(request[6])):
+            count = max(0, self._lengths.get((rid, choice), 0) + rng.choice([-1, 0, 0, 2]))
+            tokens = [7 * i + choice + 2 for i in range(count)]
+            if rng.random() < 0.1:
+                tokens = [99, *tokens[1:]]
+            ending = _text(rng.choice(_ENDINGS).SerializeToString()) if rng.random() < 0.1 else ""
+            logs += [_text(encode_tokens(tokens)), ending]
+        arrived = str(self.now_us // 1000 - 500)
+        words = [owner, own_at, "1500", arrived, str(self.now_us - 500_000), ""]
+        return "restore", [*self._closing(), *request, *words, *logs]
+
+    def _media(self) -> Call:
+        digest, size = self._rng.choice(["aa", "bb", "cc"]), str(self._rng.randint(1, 60))
+        if self._rng.random() < 0.3:
+            return "media_renew", ["5000", digest]
+        return "media_reserve", [digest, size, "5000", "100"]

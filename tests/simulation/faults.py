@@ -1,0 +1,173 @@
+"""What goes wrong, drawn from the seed: when, to whom, for how long."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation import rooms
+from tests.simulation.rooms import Room
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_FIRST_S, _LAST_S = 0.5, 6.0
+
+
+class Faults:
+    """All faults of a run; `over` when the last one has been put right."""
+
+    def __init__(self, world: "World", rng: random.Random, enabled: bool) -> None:
+        self.counts: Counter[str] = Counter()
+        self._world = world
+        self._rng = rng
+        self._pending = 0
+        self._enabled = enabled
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will go wrong."""
+        return not self._pending
+
+    def start(self) -> None:
+        """Sets all of them going."""
+        if not self._enabled:
+            return
+        kinds: list[Callable[[], None]] = [
+            self._kill,
+            self._kill,
+            self._freeze,
+            self._cut,
+            self._slow,
+            self._part,
+            self._kill_redis,
+            self._freeze_redis,
+            self._drain,
+            self._scale,
+        ]
+        if self._rng.random() < 0.15:  # one kind alone, again and again
+            kinds = [self._rng.choice(kinds)]
+        count = self._rng.choice([1, 2, 3, 4, 6, 8, 14])
+        for _ in range(count):
+            self._at(self._rng.uniform(_FIRST_S, _LAST_S), self._rng.choice(kinds))
+
+    def _at(self, seconds: float, what: Callable[[], None]) -> None:
+        self._pending += 1
+
+        def do() -> None:
+            self._pending -= 1
+            what()
+
+        self._world.outside(seconds, do)
+
+    def _note(self, kind: str, what: str) -> None:
+        self.counts[kind] += 1
+        self._world.trace(f"FAULT {kind} {what}")
+
+    def _room(self) -> Room:
+        return self._rng.choice(self._world.rooms)
+
+    def _kill(self) -> None:
+        room = self._room()
+        if room.runs:
+            self._note("kill", room.name)
+            room.kill()
+
+    def _freeze(self) -> None:
+        room = self._room()
+        process = room.process
+        if not room.runs or process is None or process.frozen:
+            return
+        seconds = self._rng.choice([0.2, 1.0, 2.5, 4.0, 7.0])
+        self._note("freeze", f"{room.name} for {seconds} s")
+        process.frozen = True
+        self._world.outside(5.0, self._world.network.give_up_silent)
+
+        def wake() -> None:
+            self._world.trace(f"{room.name} wakes")
+            self._world.loop.thaw(process)
+
+        self._at(seconds, wake)
+
+    def _cut(self) -> None:
+        network = self._world.network
+        ends = [e for e in network.connections if not e.process.name.startswith("client")]
+        if ends:
+            end = self._rng.choice(ends)
+            self._note("cut", f"{end.process} to {end.peer.process}")
+            network.cut(end)
+
+    def _pair(self) -> tuple[str, str]:
+        names = [room.name for room in self._world.rooms] + ["redis"]
+        one, other = self._rng.sample(names, 2)
+        return one, other
+
+    def _slow(self) -> None:
+        one, other = self._pair()
+        pair, seconds = frozenset((one, other)), self._rng.choice([0.02, 0.2, 0.8])
+        self._note("delay", f"{one} and {other} by {seconds} s")
+        self._world.network.slow[pair] = seconds
+        self._at(self._rng.uniform(0.5, 3.0), lambda: self._no_longer_slow(pair))
+
+    def _no_longer_slow(self, pair: frozenset[str]) -> None:
+        self._world.network.slow.pop(pair, None)
+
+    def _part(self) -> None:
+        one, other = self._pair()
+        seconds = self._rng.choice([0.3, 1.5, 3.0, 7.0])
+        self._note("partition", f"{one} and {other} for {seconds} s")
+        self._world.network.part(one, other)
+        self._at(seconds, lambda: self._world.network.heal(one, other))
+
+    def _kill_redis(self) -> None:
+        redis = self._world.redis
+        if not redis.process.alive:
+            return
+        lost_ms = self._rng.choice([0, 0, 5, 50, 400, 1000])
+        undone = redis.kill(lost_ms)
+        self._note("kill", f"redis, {lost_ms} ms and {undone} writes lost")
+        self._world.watch.rolled_back()
+
+        def start() -> None:
+            self._world.trace("redis starts")
+            redis.start()
+
+        self._at(self._rng.uniform(0.05, 2.0), start)
+
+    def _freeze_redis(self) -> None:
+        redis = self._world.redis
+        process = redis.process
+        if not process.alive or process.frozen:
+            return
+        seconds = self._rng.choice([0.3, 1.0, 3.0, 6.0])
+        self._note("freeze", f"redis for {seconds} s")
+        process.frozen = True
+
+        def wake() -> None:
+            self._world.trace("redis wakes")
+            self._world.loop.thaw(process)
+
+        self._at(seconds, wake)
+
+    def _scale(self) -> None:
+        """One decoder more, or one less for good."""
+        decoders = [r for r in self._world.rooms if r.name.startswith("decoder") and r.wanted]
+        if len(decoders) > 1 and self._rng.random() < 0.5:
+            room = self._rng.choice(decoders)
+            self._note("scale", f"{room.name} away")
+            room.wanted = False
+            if room.runs:
+                assert room.process is not None
+                self._world.loop.call_in(room.process, room.stop.set)
+        else:
+            room = rooms.decoder(self._world, len(self._world.rooms))
+            self._note("scale", f"{room.name} comes")
+            self._world.rooms.append(room)
+            room.start()
+
+    def _drain(self) -> None:
+        room = self._room()
+        if room.runs:
+            self._note("drain", room.name)
+            assert room.process is not None
+            self._world.loop.call_in(room.process, room.stop.set)

@@ -1,0 +1,215 @@
+"""Redis on the simulated network: a server that speaks its protocol, and the client object that production code is
+given. From `RedisLine` on, all code above is the real one.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from tests.simulation.network import End, Network, Refused
+from tests.simulation.redis_model import RedisError, RedisModel, Reply, Status
+from tests.simulation.scripts import twin_of
+from tests.simulation.virtual_loop import Process, VirtualLoop
+
+ADDRESS = "redis"
+_EPOCH_US = 1_800_000_000_000_000
+
+
+class RedisHost:
+    """The machine that Redis runs on: its file survives a kill, but for a tail. `after` sees each command."""
+
+    def __init__(self, loop: VirtualLoop, network: Network, rng: random.Random) -> None:
+        self.model = RedisModel(self.now_us)
+        self.process = Process(ADDRESS)
+        self.after: Callable[[str, list[str], Reply], None] = lambda name, words, reply: None
+        self._loop = loop
+        self._network = network
+        self._rng = rng
+        self.lost_writes = False  # ever
+        self._known: set[str] = set()  # digests of scripts that this incarnation has seen
+        self._subscribers: dict[str, dict[End, None]] = {}
+        self.model.published = self._publish
+        self.start()
+
+    def now_us(self) -> int:
+        """The clock of Redis, microseconds since the epoch."""
+        return _EPOCH_US + int(self._loop.now * 1_000_000)
+
+    def start(self) -> None:
+        """A new incarnation, with what the file holds."""
+        self.process = Process(ADDRESS)
+        self.process.on_death.append(lambda: self._network.close_all(process))
+        process = self.process
+        self.model.run_id = f"{self._rng.getrandbits(160):040x}"
+        self._known.clear()
+        self._subscribers.clear()
+        self.process.context.run(self._network.listen, ADDRESS, self._accept)
+
+    def kill(self, lost_ms: int) -> int:
+        """Dies; the last milliseconds of the file are lost with it. Returns how many changes that were."""
+        self._loop.kill(self.process)
+        undone = self.model.roll_back(self.now_us() - lost_ms * 1000) if lost_ms else 0
+        self.lost_writes = self.lost_writes or undone > 0
+        return undone
+
+    def _accept(self, end: End) -> None:
+        reader = hiredis.Reader(notEnoughData=...)
+
+        def hear(data: bytes) -> None:
+            reader.feed(data)
+            while (words := reader.gets()) is not ...:
+                end.send(self._answer(end, [str(word, "latin-1") for word in words]))
+
+        def close() -> None:
+            for listening in self._subscribers.values():
+                listening.pop(end, None)
+
+        end.on_message, end.on_close = hear, close
+
+    def _answer(self, end: End, words: list[str]) -> bytes:
+        name = words[0].upper()
+        if name == "SUBSCRIBE":
+            self._subscribers.setdefault(words[1], {})[end] = None
+            return resp(["subscribe", words[1], 1])
+        try:
+            reply = self._run(name, words)
+        except RedisError as error:
+            return b"-" + str(error).encode() + b"\r\n"
+        return resp(reply)
+
+    def _run(self, name: str, words: list[str]) -> Reply:
+        if name not in ("EVAL", "EVALSHA"):
+            reply = self.model.call(name, *words[1:])
+            self.after(name, words[1:], reply)
+            return reply
+        script, run, digest = twin_of(words[1])
+        if name == "EVAL":
+            self._known.add(digest)
+        elif digest not in self._known:
+            raise RedisError("NOSCRIPT No matching script. Please use EVAL.")
+        count = int(words[2])
+        arguments = words[3 + count :]
+        reply = run(self.model, words[3 : 3 + count], arguments)
+        self.after(script, arguments, reply)
+        return reply
+
+    def _publish(self, channel: str, message: str) -> None:
+        for end in self._subscribers.get(channel, ()):
+            end.send(resp(["message", channel, message]))
+
+
+def resp(reply: Reply) -> bytes:
+    """A reply as it goes over the wire; numbers of a script lose what is behind the point."""
+    if reply is None or reply is False:
+        return b"$-1\r\n"
+    if isinstance(reply, Status):
+        return b"+" + reply.encode("latin-1") + b"\r\n"
+    if isinstance(reply, str):
+        data = reply.encode("latin-1")
+        return b"$%d\r\n%s\r\n" % (len(data), data)
+    if isinstance(reply, list):
+        return b"*%d\r\n" % len(reply) + b"".join(map(resp, reply))
+    return b":%d\r\n" % int(reply)
+
+
+class SimulatedRedis:
+    """Stands where production code expects a client of the library: it only connects."""
+
+    def __init__(self, network: Network) -> None:
+        self.connection_pool = _Pool(network)
+
+    async def aclose(self) -> None:
+        """Hangs up everything."""
+        for connection in list(self.connection_pool.connections):
+            await connection.disconnect()
+
+
+class _Pool:
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self.connections: dict[_Connection, None] = {}
+
+    async def get_connection(self) -> "_Connection":
+        try:
+            end = await self._network.connect(ADDRESS)
+        except Refused as error:
+            raise RedisConnectionError(str(error)) from error
+        connection = _Connection(end)
+        self.connections[connection] = None
+        return connection
+
+    async def release(self, connection: "_Connection") -> None:
+        self.connections.pop(connection, None)
+
+
+class _Connection:
+    """A connection of the library, which reads its answers until a line takes the transport over."""
+
+    def __init__(self, end: End) -> None:
+        self._writer = self  # the library keeps its transport there
+        self.transport = _Transport(end)
+        self._reader = _Reader()
+        self.transport.set_protocol(self._reader)
+
+    async def send_command(self, *words: Any) -> None:
+        self.transport.write(hiredis.pack_command(words))
+
+    async def read_response(self) -> Any:
+        answer = await self._reader.answers.get()
+        if isinstance(answer, hiredis.ReplyError):
+            raise ResponseError(str(answer))
+        if answer is ...:
+            raise RedisConnectionError("the connection ended")
+        return answer
+
+    async def disconnect(self, nowait: bool = False) -> None:
+        self.transport.close()
+
+
+class _Reader(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self._reader = hiredis.Reader(notEnoughData=...)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (answer := self._reader.gets()) is not ...:
+            self.answers.put_nowait(answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.answers.put_nowait(...)
+
+
+class _Transport:
+    """As much of a transport as a line needs."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+        self._protocol: Any = asyncio.Protocol()
+        end.on_message = lambda data: self._protocol.data_received(data)
+        end.on_close = lambda: self._protocol.connection_lost(ConnectionResetError("reset by peer"))
+
+    def get_protocol(self) -> Any:
+        return self._protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
+    def write(self, data: bytes) -> None:
+        self._end.send(data)
+
+    def close(self) -> None:
+        if not self._end.closed:
+            self._end.close()
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+
+    def abort(self) -> None:
+        self.close()
+
+    def is_closing(self) -> bool:
+        return self._end.closed

@@ -1,0 +1,142 @@
+"""The processes of the world: what each runs, which is production code's own `serve`, and the launcher that starts
+again what dies.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from services.decoder import room as decoder_room
+from services.decoder.plan import Limits
+from services.decoder.settings import DecoderSettings
+from services.gateway.gateway import run_gateway
+from services.gateway.settings import GatewaySettings
+from services.scheduler import server as scheduler_server
+from services.scheduler.settings import SchedulerSettings
+from tests.simulation.arithmetic import BLOCK_SIZE, MODEL
+from tests.simulation.media_rooms import serve_encoder, serve_preprocess
+from tests.simulation.seams import MAX_MODEL_LEN, model_folder
+from tests.simulation.virtual_loop import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+MODEL_NAME = "arithmetic"
+LIMITS = Limits(
+    num_blocks=40,
+    num_host_blocks=6,
+    max_slots=8,
+    max_model_len=MAX_MODEL_LEN,
+    max_batched_tokens=48,
+    block_size=BLOCK_SIZE,
+)
+assert MODEL.vocabulary < 480  # what the tokenizer has
+
+Main = Callable[[asyncio.Event], Awaitable[object]]
+
+
+class Room:
+    """One replica that the launcher keeps running: `process` is its present incarnation."""
+
+    def __init__(self, world: "World", name: str, main: Main) -> None:
+        self.world = world
+        self.name = name
+        self.process: Process | None = None
+        self.wanted = True
+        self.stop = asyncio.Event()
+        self._main = main
+        self._born = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether an incarnation is alive."""
+        return self.process is not None and self.process.alive
+
+    def start(self) -> None:
+        """A new incarnation."""
+        world = self.world
+        process = self.process = Process(self.name)
+        self._born += 1
+        process.on_death.append(lambda: world.network.close_all(process))
+        self.stop = asyncio.Event()
+        task = world.loop.spawn(process, self._run(self._main, self.stop))
+        task.add_done_callback(lambda _: self._ended(process, task))
+        world.trace(f"{self.name} starts")
+
+    @staticmethod
+    async def _run(main: Main, stop: asyncio.Event) -> object:
+        return await main(stop)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.runs:
+            assert self.process is not None
+            self.world.loop.kill(self.process)
+            self._again(0.2 + 0.8 * self.world.rng.random())
+
+    def _ended(self, process: Process, task: "asyncio.Task[object]") -> None:
+        error = None if task.cancelled() else task.exception()
+        self.world.trace(f"{self.name} ends: {error or 'in order'}")
+        if error is not None:
+            lines = "".join(traceback.format_exception(error))
+            self.world.broken(f"{self.name} broke down: {lines}")
+        self.world.loop.kill(process)
+        self._again(0.3)
+
+    def _again(self, seconds: float) -> None:
+        if self.wanted:
+            self.world.outside(seconds, self._restart)
+
+    def _restart(self) -> None:
+        if self.wanted and not self.runs:
+            self.start()
+
+
+def scheduler(world: "World", number: int) -> Room:
+    """A scheduler."""
+    settings = SchedulerSettings(
+        model=model_folder(),
+        served_model_name=MODEL_NAME,
+        listen=f"scheduler-{number}:1",
+        redis_url="redis://simulated",
+    )
+    return Room(world, f"scheduler-{number}", lambda stop: scheduler_server.serve(settings, stop))
+
+
+def decoder(world: "World", number: int) -> Room:
+    """A decoder."""
+    settings = DecoderSettings(
+        model=model_folder(),
+        served_model_name=MODEL_NAME,
+        listen=f"decoder-{number}:1",
+        redis_url="redis://simulated",
+        shutdown_timeout=3.0,
+    )
+    return Room(world, f"decoder-{number}", lambda stop: decoder_room.serve(settings, stop))
+
+
+def preprocess(world: "World", number: int) -> Room:
+    """A preprocess."""
+    name = f"preprocess-{number}"
+    return Room(world, name, lambda stop: serve_preprocess(world, f"{name}:1", MODEL_NAME, stop))
+
+
+def encoder(world: "World", number: int) -> Room:
+    """A vision encoder."""
+    name = f"encoder-{number}"
+    return Room(world, name, lambda stop: serve_encoder(world, f"{name}:1", MODEL_NAME, stop))
+
+
+def gateway(world: "World", number: int) -> Room:
+    """A gateway."""
+    settings = GatewaySettings(
+        model=model_folder(),
+        served_model_name=MODEL_NAME,
+        listen="unused:1",
+        host=f"gateway-{number}",
+        grpc_port=1,
+        redis_url="redis://simulated",
+        shutdown_timeout=3.0,
+    )
+    return Room(world, f"gateway-{number}", lambda stop: run_gateway(settings, stop))

@@ -1,0 +1,166 @@
+"""Where production code reaches outside, and what it finds there in a simulation: clocks, randomness, gRPC's transport,
+the Redis client, the HTTP socket, and the decoder's model and compute thread. Nothing else is replaced.
+"""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import json
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import grpc.aio
+import redis.asyncio
+import structlog
+from support.tokenizers import byte_level_tokenizer
+
+import services.decoder.room
+import services.gateway.gateway
+import services.scheduler.decoder_link
+import services.scheduler.server
+import shared.rpc
+from services.gateway.model import ServedModel
+from services.scheduler.decoder_link import DecoderLink
+from services.scheduler.dispatcher import Dispatcher
+from services.scheduler.fleet import Fleet
+from services.scheduler.ledger import Ledger
+from tests.simulation.arithmetic import MODEL, VirtualExecutor
+from tests.simulation.redis_room import SimulatedRedis
+from tests.simulation.rpc import SimulatedChannel, SimulatedServer
+
+MAX_MODEL_LEN = 120
+_MONOTONIC = time.monotonic
+
+
+@functools.cache
+def model_folder() -> Path:
+    """A checkpoint folder with a tokenizer and no weights."""
+    folder = Path(tempfile.mkdtemp(prefix="ts-sim-"))
+    config = {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "vocab_size": MODEL.vocabulary,
+        "eos_token_id": MODEL.stop_token,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+class _NoHttp:
+    """The REST door is not simulated; clients come by gRPC."""
+
+    port = 1
+
+    def __init__(self, *_: Any) -> None:
+        """Binds nothing."""
+
+    def start(self, app: Any) -> None:
+        """Answers nothing."""
+
+    def unbind(self) -> None:
+        """Nothing is bound."""
+
+    async def stop(self) -> None:
+        """Nothing runs."""
+
+
+_load_model = functools.cache(ServedModel.load)
+_read_table = functools.cache(services.scheduler.server._read_table)
+
+
+@contextlib.contextmanager
+def seams(world: Any) -> Iterator[None]:
+    """Inside, production code lives in `world`: its loop, network, rng and Redis."""
+    loop, rng, network = world.loop, world.secrets, world.network
+    with contextlib.ExitStack() as stack:
+
+        def patch(where: Any, name: str, what: Any) -> None:
+            stack.enter_context(mock.patch.object(where, name, what))
+
+        patch(time, "monotonic", loop.time)
+        for kind in (
+            Dispatcher,
+            DecoderLink,
+            Fleet,
+            Ledger,
+        ):  # they took their clock when they were read
+            _set_clock(patch, kind.__init__, loop.time)
+        patch(time, "perf_counter", loop.time)
+        patch(time, "perf_counter_ns", lambda: int(loop.now * 1e9))
+        patch(time, "time", lambda: 1_800_000_000.0 + loop.now)
+        patch(secrets, "token_hex", lambda n=32: rng.randbytes(n).hex())
+        patch(secrets, "token_bytes", lambda n=32: rng.randbytes(n))
+        patch(secrets, "randbits", rng.getrandbits)
+        patch(grpc.aio, "insecure_channel", lambda a, **_: SimulatedChannel(network, a))
+        patch(
+            grpc.aio, "server", lambda interceptors=(), **_: SimulatedServer(network, interceptors)
+        )
+        patch(redis.asyncio.Redis, "from_url", lambda *_, **__: SimulatedRedis(network))
+        patch(services.gateway.gateway, "HttpServer", _NoHttp)
+        patch(ServedModel, "load", _load_model)
+        patch(services.scheduler.server, "_read_table", _read_table)
+        patch(services.scheduler.decoder_link, "Scheduler", world.core_class)
+        patch(services.decoder.room, "Executor", lambda: _executor(loop, world))
+        patch(services.decoder.room, "load", lambda settings: world.load_decoder())
+        patch(shared.rpc, "settle", lambda: None)
+        patch(sys, "setswitchinterval", lambda _: None)
+        stack.enter_context(_logging_to(world))
+        stack.enter_context(_without_garbage_collection())
+        yield
+
+
+def _set_clock(patch: Any, function: Any, clock: Any) -> None:
+    by_place, by_name = function.__defaults__ or (), function.__kwdefaults__ or {}
+    patch(function, "__defaults__", tuple(clock if d is _MONOTONIC else d for d in by_place))
+    named = {name: clock if d is _MONOTONIC else d for name, d in by_name.items()}
+    patch(function, "__kwdefaults__", named)
+
+
+def _executor(loop: asyncio.AbstractEventLoop, world: Any) -> VirtualExecutor:
+    executor = VirtualExecutor(loop)
+    world.executors[world.process()] = executor
+    return executor
+
+
+def loaded(runner: Any) -> Any:
+    """What `services.decoder.loading.load` returns."""
+    return SimpleNamespace(runner=runner, fingerprint=b"arithmetic-model", row_invariant=True)
+
+
+@contextlib.contextmanager
+def _logging_to(world: Any) -> Iterator[None]:
+    def keep(logger: Any, method: str, event: dict[str, Any]) -> Any:
+        world.note_log(method, event)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[keep], cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """When cycles are found depends on what ran before in this interpreter."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

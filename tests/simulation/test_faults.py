@@ -1,0 +1,108 @@
+"""Hundreds of seeds of the whole system under faults, and proof that the simulation would see what it looks for."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.planted import PLANTED, planted
+from tests.simulation.virtual_loop import Process, VirtualLoop
+from tests.simulation.world import Outcome, simulate
+
+SEEDS = int(os.environ.get("TESSERA_SIMULATION_SEEDS", "240"))
+_ROOT = Path(__file__).parents[2]
+_AT_A_TIME = 20
+
+
+def _run(first: int) -> list[Outcome]:
+    return [simulate(seed) for seed in range(first, min(first + _AT_A_TIME, SEEDS))]
+
+
+def _outcomes() -> Iterator[Outcome]:
+    """All seeds, on all cores."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
+        for some in pool.map(_run, range(0, SEEDS, _AT_A_TIME)):
+            yield from some
+
+
+@pytest.mark.timeout(400)
+def test_nothing_accepted_is_lost_whatever_happens() -> None:
+    faults: Counter[str] = Counter()
+    tokens, broken = 0, []
+    for outcome in _outcomes():
+        faults += outcome.faults
+        tokens += outcome.tokens
+        if outcome.failures:
+            command = f"python -m tests.simulation --seed {outcome.seed} --trace"
+            broken.append("\n    ".join([command, *outcome.failures[:3]]))
+    assert not broken, "\n".join([f"{len(broken)} of {SEEDS} seeds; replay with", *broken])
+    kinds = {"kill", "freeze", "cut", "delay", "partition", "drain"}
+    assert kinds <= faults.keys() and tokens > 50 * SEEDS
+
+
+def test_a_calm_run_gives_every_client_its_text() -> None:
+    outcome = simulate(7, faults=False)
+    assert outcome.failures == [] and outcome.faults == {} and outcome.tokens > 0
+
+
+@pytest.mark.parametrize("fault", sorted(PLANTED))
+def test_a_deliberate_fault_is_caught(fault: str) -> None:
+    for seed in range(60):
+        with planted(fault):
+            outcome = simulate(seed)
+        if outcome.failures:
+            assert simulate(seed).failures == []  # it is the fault that breaks it
+            return
+    pytest.fail(f"{fault} was not seen in 60 seeds")
+
+
+def test_a_seed_is_the_same_run_every_time_and_everywhere() -> None:
+    here = [simulate(seed).digest for seed in range(4)]
+    assert here == [simulate(seed).digest for seed in range(4)]
+    assert len(set(here)) == 4
+    for hash_seed in ("1", "2"):
+        command = [sys.executable, "-m", "tests.simulation", "--seeds", "4", "--digest"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        said = subprocess.check_output(command, cwd=_ROOT, env=environment, text=True)
+        assert said.splitlines()[:4] == [f"{seed} {digest}" for seed, digest in enumerate(here)]
+
+
+def test_a_killed_process_runs_no_further_and_a_frozen_one_later() -> None:
+    loop = VirtualLoop()
+    said: list[tuple[float, str]] = []
+    killed, frozen = Process("killed"), Process("frozen")
+
+    async def tick(name: str) -> None:
+        import asyncio
+
+        try:
+            for _ in range(3):
+                said.append((loop.now, name))
+                await asyncio.sleep(1)
+        finally:
+            said.append((loop.now, f"{name} is over"))
+
+    async def body() -> None:
+        import asyncio
+
+        loop.spawn(killed, tick("killed"))
+        loop.spawn(frozen, tick("frozen"))
+        await asyncio.sleep(0.5)
+        loop.kill(killed)
+        frozen.frozen = True
+        await asyncio.sleep(5)
+        loop.thaw(frozen)
+        await asyncio.sleep(5)
+
+    loop.run_until_complete(body())
+    assert [name for _, name in said if name.startswith("killed")] == ["killed"]
+    assert said[2:] == [(5.5, "frozen"), (6.5, "frozen"), (7.5, "frozen is over")]
+    loop.bury()
+    loop.close()

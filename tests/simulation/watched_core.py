@@ -1,0 +1,57 @@
+"""The scheduler's core under observation: after everything that it does, its blocks, slots and sequences add up."""
+
+from collections import Counter
+from typing import Any
+
+from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.sequence import Ending, Sequence
+
+
+def watched(world: Any) -> type[Scheduler]:
+    """A core that tells the world when something does not add up."""
+
+    class WatchedScheduler(Scheduler):
+        def add(self, sequence: Sequence, *siblings: Sequence) -> Ending | None:
+            ending = super().add(sequence, *siblings)
+            self._look()
+            return ending
+
+        def cancel(self, request_id: str) -> list[Sequence]:
+            ended = super().cancel(request_id)
+            self._look()
+            return ended
+
+        def complete(self, output: StepOutput) -> StepProgress:
+            progress = super().complete(output)
+            self._look()
+            return progress
+
+        def plan(self) -> StepPlan | None:
+            plan = super().plan()
+            self._look()
+            return plan
+
+        def _look(self) -> None:
+            for problem in problems(self):
+                world.broken(f"core of {world.process()}: {problem}")
+
+    return WatchedScheduler
+
+
+def problems(core: Scheduler) -> list[str]:
+    """What does not add up."""
+    found = []
+    held = Counter(block for sequence in core.running for block in sequence.blocks)
+    blocks = core.blocks
+    for block in range(1, blocks.num_total + 1):
+        if blocks.refs(block) != held[block]:
+            found.append(f"block {block} counts {blocks.refs(block)}, is held {held[block]} times")
+    if blocks.num_used != len(held):
+        found.append(f"{blocks.num_used} blocks count as used, {len(held)} are held")
+    slots = [sequence.slot for sequence in core.sequences() if sequence.slot >= 0]
+    if len(set(slots)) != len(slots):
+        found.append(f"a slot has two sequences: {slots}")
+    if len(core.sequences()) != core.num_sequences:
+        found.append(f"{core.num_sequences} sequences are counted, {len(core.sequences())} there")
+    return found

@@ -1,0 +1,200 @@
+"""One simulated run: rooms, clients and faults drawn from a seed, and what became of it."""
+
+import asyncio
+import contextvars
+import gc
+import hashlib
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from tests.simulation import rooms
+from tests.simulation.arithmetic import ArithmeticRunner
+from tests.simulation.client import Client
+from tests.simulation.faults import Faults
+from tests.simulation.invariants import Watch, leftovers
+from tests.simulation.network import Network
+from tests.simulation.redis_room import RedisHost
+from tests.simulation.rooms import Room
+from tests.simulation.seams import loaded, model_folder, seams
+from tests.simulation.virtual_loop import Process, Stuck, VirtualLoop, current_process
+from tests.simulation.watched_core import watched
+
+_CALM_S = 60.0  # within which everything has ended after the last fault
+_LAST_CLIENT_S = 4.0
+_LOOK_S = 0.5
+_COLLECT_EVERY = 8  # runs: it takes as long as a run
+
+
+@dataclass
+class Outcome:
+    """What a run gave. `digest` is equal for equal runs; no `failures` is what a test wants."""
+
+    seed: int
+    failures: list[str]
+    digest: str
+    seconds: float
+    events: int
+    requests: int
+    tokens: int
+    faults: dict[str, int]
+    trace: list[str] = field(default_factory=list)
+
+
+def simulate(seed: int, *, faults: bool = True, keep_trace: bool = False) -> Outcome:
+    """Runs a seed."""
+    with warnings.catch_warnings(), mock.patch.object(sys, "unraisablehook", lambda _: None):
+        warnings.simplefilter("ignore")  # what was suspended at the end is thrown away
+        outcome = World(seed, faults=faults, keep_trace=keep_trace).run()
+        if not seed % _COLLECT_EVERY:
+            gc.collect()
+    return outcome
+
+
+class World:
+    """Everything that one run consists of."""
+
+    def __init__(self, seed: int, *, faults: bool = True, keep_trace: bool = False) -> None:
+        self.seed = seed
+        self.loop = VirtualLoop()
+        self.rng = random.Random(f"{seed}/world")
+        self.secrets = random.Random(f"{seed}/secrets")
+        self.network = Network(self.loop, random.Random(f"{seed}/network"))
+        self.executors: dict[Process | None, Any] = {}
+        self.core_class = watched(self)
+        self.failures: list[str] = []
+        self.lines: list[str] = []
+        self._keep_trace = keep_trace
+        self._digest = hashlib.blake2b(digest_size=16)
+        self.redis: RedisHost
+        self.watch: Watch
+        self.rooms: list[Room] = []
+        self.clients: list[Client] = []
+        self._with_faults = faults
+
+    def run(self) -> Outcome:
+        """Runs it to its end."""
+        with seams(self):
+            asyncio.set_event_loop(self.loop)
+            try:
+                self.loop.run_until_complete(self._live())
+            except Stuck as error:
+                self.broken(str(error))
+            finally:
+                self.network.over = True
+                self.loop.bury()
+                asyncio.set_event_loop(None)
+                self.loop.close()
+        self.failures += self.loop.failures
+        tokens = sum(client.num_tokens for client in self.clients)
+        return Outcome(
+            self.seed,
+            self.failures,
+            self._digest.hexdigest(),
+            self.loop.now,
+            self.loop.events,
+            len(self.clients),
+            tokens,
+            self.faults.counts,
+            self.lines,
+        )
+
+    async def _live(self) -> None:
+        self.redis = RedisHost(self.loop, self.network, random.Random(f"{self.seed}/redis"))
+        self.watch = Watch(self)
+        rng = self.rng
+        makers = [rooms.scheduler] * rng.choice([1, 2, 2])
+        makers += [rooms.decoder] * rng.choice([1, 2, 3])
+        makers += [rooms.gateway] * rng.choice([1, 2])
+        makers += [rooms.preprocess] * rng.choice([1, 1, 2])
+        makers += [rooms.encoder] * rng.choice([1, 2])
+        for number, maker in enumerate(makers):
+            self.rooms.append(maker(self, number))
+        for room in self.rooms:
+            room.start()
+        self.clients = [
+            Client(self, number, random.Random(f"{self.seed}/client {number}"))
+            for number in range(rng.randint(4, 10))
+        ]
+        for client in self.clients:
+            client.start()
+        self.faults = Faults(self, random.Random(f"{self.seed}/faults"), self._with_faults)
+        self.faults.start()
+        await self._until_calm()
+
+    async def _until_calm(self) -> None:
+        """Until every client has been served and nothing is left."""
+        bound = _LAST_CLIENT_S + _CALM_S
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self.failures:
+                return
+            if not self.faults.over:
+                bound = self.loop.now + _CALM_S
+                continue
+            waiting = [client for client in self.clients if not client.done]
+            left = leftovers(self)
+            if not waiting and not left:
+                return
+            if self.loop.now > bound:
+                names = ", ".join(f"{c.name} ({c.state})" for c in waiting)
+                self.broken(f"{_CALM_S:.0f} s after the last fault: waiting {names}; {left}")
+                return
+
+    # What others call
+
+    def process(self) -> Process | None:
+        """Whose code is running."""
+        return current_process()
+
+    def outside(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
+        """Has something done later that belongs to no process."""
+        self.loop.call_at(self.loop.now + seconds, callback, *args, context=_NOBODY)
+
+    @property
+    def may_have_lost_requests(self) -> bool:
+        """Redis has lost writes, and another process that knew of them was away as well: the one hole that is left."""
+        return self.redis.lost_writes and sum(self.faults.counts.values()) > 1
+
+    def load_decoder(self) -> Any:
+        """What a decoder process finds where its model would be loaded."""
+        process = self.process()
+        assert process is not None
+        rng = random.Random(f"{self.seed}/{process.name}")
+        slow = rng.choice([0.004, 0.01, 0.02])
+        runner = ArithmeticRunner(
+            rooms.LIMITS,
+            self.executors[process],
+            lambda tokens: slow * (0.8 + 0.4 * rng.random()) + 0.0002 * tokens,
+            lambda what: self.broken(f"{process}: {what}"),
+        )
+        return loaded(runner)
+
+    def trace(self, line: str) -> None:
+        """Something happened: it counts for the digest."""
+        text = f"{self.loop.now:9.4f} {line}"
+        self._digest.update(text.encode())
+        if self._keep_trace:
+            self.lines.append(text)
+
+    def note_log(self, method: str, event: dict[str, Any]) -> None:
+        """A log line of production code."""
+        words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
+        words = words.replace(str(model_folder()), "the model")  # its name is random
+        self.trace(f"{self.process()} {method}: {event.get('event')} {words}")
+        if method in ("exception", "critical") or event.get("exc_info"):
+            self.broken(f"{self.process()} logged {method}: {event}\n{traceback.format_exc()}")
+
+    def broken(self, what: str) -> None:
+        """An invariant does not hold."""
+        self.trace(f"BROKEN {what}")
+        if len(self.failures) < 20:
+            self.failures.append(f"at {self.loop.now:.3f} s: {what}")
+
+
+_NOBODY = contextvars.copy_context()
