@@ -186,26 +186,6 @@ static void linear_tile(void* context, int tile) {
 // takes as long as reading them.
 constexpr int64_t LEAST_BYTES = 256 << 10;
 
-// Of the weight that is read next this much is fetched ahead.
-constexpr int64_t AHEAD_BYTES = 2 << 20;
-
-// Tells the pool which weight followed on this one the last time: in steps of a few rows, which wait
-// for memory, it can be fetched while the caller does what no second thread helps with.
-static void foresee(Pool& pool, const void* weight, int64_t bytes) {
-    struct Known {
-        const void *weight, *next;
-        int64_t bytes;
-    };
-    // What it says may be out of date, and the memory gone: fetching harms nowhere.
-    static thread_local Known known[1024];
-    static thread_local Known* last = known;
-    last->next = weight;
-    last->bytes = bytes;
-    last = &known[((uintptr_t)weight >> 12) * 0x9e3779b97f4a7c15u >> 54];
-    if (last->weight != weight) *last = {weight, nullptr, 0};
-    pool.expect(last->next, std::min(last->bytes, AHEAD_BYTES));
-}
-
 // chosen: the panels to multiply, ascending, at least one; null: all of them.
 template <class T>
 static void linear(Pool& pool, const Linear& layer, const typename T::Element* x, int64_t x_stride,
@@ -220,7 +200,6 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
         call.panels = (int64_t)chosen->size();
     }
     const int64_t panel_bytes = layer.inputs * PANEL * sizeof(typename T::Element);
-    if (rows <= MOST_ROWS && !chosen) foresee(pool, layer.panels, panel_bytes * call.panels);
     const int64_t work = panel_bytes * call.panels * std::max<int64_t>(1, rows / 4);
     // Few enough that taking one costs nothing, many enough that a thread held up costs little.
     const bool alone = work < LEAST_BYTES || pool.threads() == 1;

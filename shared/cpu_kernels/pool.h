@@ -1,8 +1,8 @@
 // A pool of threads for regions of a few microseconds to some hundred milliseconds.
 //
 // A region is a number of tiles that the threads take one after the other, so that one which
-// another process holds up costs no more than its tile. Between regions the threads fetch what the
-// next one will read, if anybody said what, spin for some microseconds, then sleep.
+// another process holds up costs no more than its tile. Between regions the threads spin for some
+// microseconds, then sleep.
 #pragma once
 
 #include <linux/futex.h>
@@ -32,15 +32,6 @@ public:
     }
 
     int threads() const { return (int)workers_.size() + 1; }
-
-    // What a region after the next one will read: threads without a tile bring it into the caches.
-    void expect(const void* from, int64_t bytes) {
-        if (workers_.empty()) return;
-        ahead_.store(0, std::memory_order_relaxed);
-        ahead_end_.store(0, std::memory_order_relaxed);
-        ahead_from_.store((const char*)from, std::memory_order_relaxed);
-        ahead_end_.store(bytes, std::memory_order_release);
-    }
 
     // Runs work(context, 0 .. tiles - 1). A second caller meanwhile does its tiles alone.
     void run(int tiles, Work work, void* context) {
@@ -93,20 +84,7 @@ private:
             syscall(SYS_futex, &calls_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
     }
 
-    // Fetches a piece of what is expected; false if there is none.
-    bool fetch() {
-        const int64_t end = ahead_end_.load(std::memory_order_acquire);
-        if (ahead_.load(std::memory_order_relaxed) >= end) return false;
-        const int64_t at = ahead_.fetch_add(PIECE, std::memory_order_relaxed);
-        // Should another thread have changed one of the two since: a prefetch harms nowhere.
-        const char* from = ahead_from_.load(std::memory_order_relaxed) + at;
-        for (int64_t i = 0; i < PIECE && at + i < end; i += 64) __builtin_prefetch(from + i, 0, 2);
-        return true;
-    }
-
     void wait(int known) {
-        while (calls_.load(std::memory_order_acquire) == known && fetch()) {
-        }
         const long until = now() + SPIN_NS;
         do {
             for (int i = 0; i < 32; i++) {
@@ -129,15 +107,12 @@ private:
     }
 
     static constexpr long SPIN_NS = 50000;
-    static constexpr int64_t PIECE = 4096;  // bytes
 
     std::atomic<uint64_t> state_{0};  // number of the region << 32 | next tile
     std::atomic<int> tiles_{0};
     std::atomic<int> done_{0};
     std::atomic<int> calls_{0};  // what sleepers wait for
     std::atomic<int> sleeping_{0};
-    std::atomic<const char*> ahead_from_{nullptr};
-    std::atomic<int64_t> ahead_{0}, ahead_end_{0};  // of it is fetched; of it in all
     std::atomic<bool> leaving_{false};
     std::atomic<bool> busy_{false};
     Work work_ = nullptr;

@@ -240,7 +240,6 @@ static void largest_of(Pool& pool, const Linear& layer, Shortlist& list,
     lower.resize(call.panels * rows);
     call.upper = upper.data();
     call.lower = lower.data();
-    foresee(pool, list.sketch, list.inputs * PANEL * call.panels);
     choose_panels(pool, call, chosen);
     if ((int64_t)chosen.size() * 2 > call.panels) {
         list.rest = list.pause = std::min(2 * list.pause + 1, 63);
