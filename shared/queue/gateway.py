@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from shared import token_log
-from shared.errors import Conflict, Overloaded
+from shared.errors import Conflict, InvalidRequest, Overloaded
 from shared.queue.base import Verbs, ending_or_none, key_digest, pairs, request_words
-from shared.queue.messages import INTERACTIVE, LogNews, RequestLog, RequestState
+from shared.queue.messages import INTERACTIVE, PRIORITIES, LogNews, RequestLog, RequestState
 from shared.redis_line import Word
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
@@ -102,6 +102,12 @@ class GatewayVerbs(Verbs):
         Raises Conflict with the `request_id` of another request that was admitted with the same idempotency key
         after this one's reservation had run out: follow that one.
         """
+        if prio not in PRIORITIES:
+            raise InvalidRequest(
+                "UNKNOWN_PRIORITY",
+                f"prio: {prio!r} is none of {', '.join(PRIORITIES)}",
+                field="prio",
+            )
         if idempotency_key:
             spec.idempotency = key_digest(idempotency_key)
             spec.fingerprint = fingerprint

@@ -9,6 +9,7 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 INTERACTIVE = "interactive"
 BATCH = "batch"
+PRIORITIES = (INTERACTIVE, BATCH)
 
 CANCELLED = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
 

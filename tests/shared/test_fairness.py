@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from support.queue_desk import NO_LOAD, STOP, Desk
 
-from shared.errors import Overloaded
+from shared.errors import InvalidRequest, Overloaded
 
 
 async def flood(desk: Desk, tenant: str, count: int = 30, **more: int) -> list[str]:
@@ -33,6 +33,8 @@ async def test_batch_work_gets_every_tenth_turn_and_otherwise_waits(desk: Desk) 
     batch = [await desk.admit(prio="batch", tenant="b") for _ in range(3)]
     for _ in range(25):
         await desk.admit()
+    with pytest.raises(InvalidRequest, match="prio"):
+        await desk.admit(prio="urgent")
     await desk.scheduler("s")
     taken = await desk.take("s", 20)
     assert [i for i, rid in enumerate(taken) if rid in batch] == [9, 19]
