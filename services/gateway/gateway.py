@@ -24,6 +24,7 @@ from services.gateway.preprocess_pool import PreprocessPool
 from services.gateway.requests_door import Requests
 from services.gateway.resume import Resumption
 from services.gateway.settings import GatewaySettings
+from services.gateway.tenant_weights import TenantWeights, read_weights
 from services.gateway.terms import Timeouts
 from shared import rpc
 from shared.keys import Keys, new_instance_id
@@ -71,6 +72,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     not ready then.
     """
     limit = settings.max_body_bytes + _MESSAGE_EXTRA
+    weights = read_weights(settings.tenant_weights)
     grpc_server = RoomServer(
         _join(settings.host, settings.grpc_port), max_message_bytes=limit, grace_s=0.5
     )
@@ -95,6 +97,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         decoder = await stack.enter_async_context(Directory(redis, keys, "decoder"))
         health = await stack.enter_async_context(Health(queue, preprocess, decoder))
         follower = await stack.enter_async_context(Follower(queue, TokenChannel(redis, keys)))
+        await stack.enter_async_context(TenantWeights(queue, weights))
         pool = PreprocessPool(preprocess, limit)
         stack.push_async_callback(pool.close)
         metrics = Metrics(model.name)

@@ -30,6 +30,10 @@ class GatewaySettings(RoomSettings):
     max_waiting_tokens: int = Field(
         4 << 20, ge=1, description="Tokens that all those may cost together before a 429."
     )
+    tenant_weights: str = Field(
+        "",
+        description="Shares under load: key:<API key>=4,user:<name>=0.5; who is not named has 1.",
+    )
     max_choices: int = Field(
         128, ge=1, le=512, description="Most answers (n) or candidates (best_of) of one request."
     )

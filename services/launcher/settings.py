@@ -48,6 +48,19 @@ class ServeSettings(Settings):
     max_waiting_tokens: int | None = Field(
         None, ge=1, description="Tokens that all those may cost together before a 429."
     )
+    queue_timeout: float | None = Field(
+        None, ge=0, le=86400, description="Seconds that a request may wait to be taken; 0 is any."
+    )
+    first_token_timeout: float | None = Field(
+        None, ge=0, le=86400, description="Seconds from arrival to the first token; 0 is any."
+    )
+    request_timeout: float | None = Field(
+        None, ge=0, le=86400, description="Seconds from arrival to the end; 0 is any."
+    )
+    tenant_weights: str | None = Field(
+        None,
+        description="Shares under load: key:<API key>=4,user:<name>=0.5; who is not named has 1.",
+    )
     max_num_seqs: int | None = Field(
         None, ge=1, description="Sequences that one decoder runs at once."
     )

@@ -107,6 +107,12 @@ def test_every_room_reads_what_it_is_told(
         "max_video_frames": 12,
         "allowed_media_domains": "example.org,example.com",
         "allow_private_media": True,
+        "max_waiting_requests": 11,
+        "max_waiting_tokens": 12_000,
+        "queue_timeout": 13.0,
+        "first_token_timeout": 14.0,
+        "request_timeout": 15.0,
+        "tenant_weights": "user:alice=2",
     }
     assert set(values) == set(PASSED_ON)
     settings = ServeSettings(model=checkpoint, port=8200, log_level="warning", **values)

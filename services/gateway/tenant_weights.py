@@ -1,0 +1,80 @@
+"""What share of the decoders tenants get against each other when more wait than can be served."""
+
+import asyncio
+from typing import Self
+
+import structlog
+
+from services.gateway.caller import Caller, tenant_of
+from shared import tasks
+from shared.errors import InvalidRequest, Unavailable
+from shared.queue import Queue
+
+log = structlog.get_logger(__name__)
+
+_RETRY_S = 1.0
+_KINDS = ("key", "user")
+
+
+def read_weights(told: str) -> dict[str, float]:
+    """Tenants and their weights, from `key:<API key>=4,user:<name>=0.5`.
+
+    Raises InvalidRequest for anything else.
+    """
+    weights = {}
+    for part in filter(None, (part.strip() for part in told.split(","))):
+        name, _, number = part.rpartition("=")
+        kind, _, who = name.partition(":")
+        weight = _number(number)
+        if kind not in _KINDS or not who or not weight:
+            # The part may hold a key: it is not repeated.
+            raise InvalidRequest(
+                "BAD_TENANT_WEIGHTS",
+                "tenant_weights: each is key:<API key>=<weight> or user:<name>=<weight>, a number above 0, with "
+                "commas between",
+                field="tenant_weights",
+            )
+        caller = Caller("", api_key=who if kind == "key" else "")
+        weights[tenant_of(caller, who)] = weight
+    return weights
+
+
+def _number(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        return 0.0
+    return weight if 0 < weight < float("inf") else 0.0
+
+
+class TenantWeights:
+    """Tells Redis the weights that this gateway was started with, and again whenever Redis has lost its last writes.
+
+    `async with` begins. All gateways of a model are to be started with the same.
+    """
+
+    def __init__(self, queue: Queue, weights: dict[str, float]) -> None:
+        self._queue = queue
+        self._weights = weights
+        self._work: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        if self._weights:
+            self._work = [asyncio.create_task(self._tell()), asyncio.create_task(self._recover())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await tasks.end(*self._work)
+
+    async def _tell(self) -> None:
+        while True:
+            try:
+                await self._queue.set_weights(self._weights)
+                return
+            except Unavailable as error:
+                log.debug("weights not told yet", error=error.message)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _recover(self) -> None:
+        async for _ in self._queue.recoveries():
+            await self._tell()
