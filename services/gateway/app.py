@@ -64,7 +64,9 @@ class App:
             await _answer_error(exchange, error)
         except asyncio.CancelledError:
             # The time that a shutdown allows is over.
-            closing = Unavailable("SHUTTING_DOWN", "this server is shutting down; send it again")
+            closing = Unavailable(
+                "SHUTTING_DOWN", "this gateway is shutting down; go on, or ask again, at another"
+            )
             await _answer_error(exchange, closing)
         except Exception as error:
             log.exception("unexpected error", request_id=exchange.request_id, path=exchange.path)

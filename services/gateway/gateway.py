@@ -152,7 +152,9 @@ async def _drain(
     def close() -> None:
         custody.is_closing = True
 
-    timer = asyncio.get_running_loop().call_later(max(0.0, timeout_s - _EARLIER_S), close)
+    timer = asyncio.get_running_loop().call_later(timeout_s - _EARLIER_S, close)
+    if timeout_s <= _EARLIER_S:
+        close()
     try:
         await asyncio.gather(http_server.stop(), grpc_server.grpc.stop(timeout_s))
     finally:
