@@ -27,6 +27,7 @@ from tessera.preprocess.v1.preprocess_pb2 import Media, Part, PrepareRequest, Vi
 
 _LARGE = 4096
 _INLINE = 64 << 10
+_HEAVY = 1 << 20
 # Base64 characters decoded at a time: about a millisecond.
 _SLICE = 256 << 10
 _OPENING = b'"data:'
@@ -43,6 +44,11 @@ class Luggage:
 
     ticket: str = ""
     pieces: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether what is done with all of it is better done in a thread."""
+        return sum(map(len, self.pieces)) > _HEAVY
 
     def find(self, data: str) -> bytes | None:
         """The data behind a ticket; None for what is none."""
