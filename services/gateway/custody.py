@@ -141,10 +141,13 @@ class Custody:
         while True:
             await asyncio.sleep(_TICK_S)
             self._forget()
-            # What Redis does not hear now it hears in the next round.
-            with contextlib.suppress(Unavailable):
+            try:
                 await self._tell()
                 await self._expire()
+            except Unavailable:
+                pass  # what Redis does not hear now it hears in the next round
+            except Exception:  # without these rounds all requests would be taken for forsaken
+                log.exception("a round failed")
 
     def _forget(self) -> None:
         now = time.monotonic()
@@ -195,6 +198,9 @@ class Custody:
                 except Unavailable:
                     await asyncio.sleep(_RESTORE_RETRY_S)
                     continue
+                except Exception:
+                    log.exception("requests were not restored", held=len(held))
+                    break
                 self._metrics.restored(sum(taken), len(taken) - sum(taken))
                 log.info("Redis came back", held=len(held), restored=sum(taken))
                 break
