@@ -40,15 +40,16 @@ class Gateway:
     url: str = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:]) if k}
-        body = await reader.readexactly(int(headers["content-length"]))
-        self.asked.append(Asked(head[0], headers, json.loads(body or b"{}")))
-        reply = self.replies.pop(0)
-        writer.write(reply if isinstance(reply, bytes) else reply(self.asked[-1]))
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:]) if k}
+            body = await reader.readexactly(int(headers["content-length"]))
+            self.asked.append(Asked(head[0], headers, json.loads(body or b"{}")))
+            reply = self.replies.pop(0)
+            writer.write(reply if isinstance(reply, bytes) else reply(self.asked[-1]))
             await writer.drain()
-            writer.close()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
 
 
