@@ -72,11 +72,13 @@ def main(arguments: list[str]) -> None:
                 costs[name].append(cost)
                 print(f"{name:<18}{rate:8.0f} tokens/s {cost:8.1f} us a token", flush=True)
     least = statistics.median(rates["no log, no file"])
-    print(f"\n{'median':<18}{'tokens/s':>10}{'cost':>8}{'processor us a token':>24}")
+    cheapest = statistics.median(costs["no log, no file"])
+    print(f"\n{'median':<18}{'tokens/s':>10}{'cost':>8}{'processor us a token':>24}{'cost':>8}")
     for name in VARIANTS:
         rate = statistics.median(rates[name])
         cost = statistics.median(costs[name])
-        print(f"{name:<18}{rate:>10.0f}{1 - rate / least:>8.1%}{cost:>24.1f}")
+        shares = f"{rate:>10.0f}{1 - rate / least:>8.1%}{cost:>24.1f}{cost / cheapest - 1:>8.1%}"
+        print(f"{name:<18}{shares}")
 
 
 @contextmanager

@@ -131,6 +131,22 @@ async def test_stages_end_in_order(program: ProgramMaker, record: Record) -> Non
     assert began[0] == "redis"
 
 
+async def test_open_answers_may_run_on(
+    program: ProgramMaker, record: Record, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    busy = (
+        "import signal, sys, time\n"
+        "from pathlib import Path\n"
+        f"def end(*_): time.sleep(2); Path({str(done)!r}).touch(); sys.exit(0)\n"
+        "signal.signal(15, end); ready(); time.sleep(600)"
+    )
+    children = [record.child(program("gateway", busy)), record.child(program("decoder"))]
+    async with running(Supervisor([[children[0]], [children[1]]], drain_s=30)):
+        pass
+    assert done.exists()
+
+
 async def test_a_process_that_will_not_end_is_killed(program: ProgramMaker, record: Record) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
     child = record.child(program("decoder", deaf))

@@ -38,17 +38,22 @@ class Gateway:
     replies: list[Reply | bytes]
     asked: list[Asked] = field(default_factory=list)
     url: str = ""
+    serving: list[asyncio.Task[Any] | None] = field(default_factory=list)
+    met: asyncio.Event = field(default_factory=asyncio.Event)  # somebody has connected
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:]) if k}
-        body = await reader.readexactly(int(headers["content-length"]))
-        self.asked.append(Asked(head[0], headers, json.loads(body or b"{}")))
-        reply = self.replies.pop(0)
-        writer.write(reply if isinstance(reply, bytes) else reply(self.asked[-1]))
-        with contextlib.suppress(ConnectionError):
+        self.serving.append(asyncio.current_task())
+        self.met.set()
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:]) if k}
+            body = await reader.readexactly(int(headers["content-length"]))
+            self.asked.append(Asked(head[0], headers, json.loads(body or b"{}")))
+            reply = self.replies.pop(0)
+            writer.write(reply if isinstance(reply, bytes) else reply(self.asked[-1]))
             await writer.drain()
-            writer.close()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
 
 
@@ -59,6 +64,7 @@ async def gateway(*replies: Reply | bytes) -> AsyncIterator[Gateway]:
     played.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield played
+        await asyncio.wait_for(asyncio.gather(*filter(None, played.serving)), 20)
 
 
 def token(count: int) -> bytes:
@@ -228,7 +234,7 @@ async def test_events_without_ids_cannot_be_gone_on_behind() -> None:
 
 async def test_several_prompts_in_one_body_are_not_mixed_up() -> None:
     other = token(1).replace(b"r_ab", b"r_cd")
-    async with gateway(stream(token(1), other, whole=False)) as only:
+    async with gateway(stream(token(1), other, whole=False), refusal(200, "")) as only:
         client = Client([only.url])
         with pytest.raises(GaveUp, match="several prompts"):
             await read(client)
@@ -262,4 +268,5 @@ async def test_a_connection_to_itself_is_seen() -> None:
         port = int(other.url.rpartition(":")[2])
         transport, connection = await loop.create_connection(Connection, "127.0.0.1", port)
         assert not connection.is_to_itself
+        await other.met.wait()
         transport.abort()

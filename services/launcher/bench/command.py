@@ -22,7 +22,7 @@ _USAGE = (
     "usage: tessera bench <what> [options]\n\n"
     "  serve     load on a server with OpenAI's API, and what a client saw of it\n"
     "  kill      load on a Tessera whose processes are killed, and what was lost; also `--kill decoder,redis`\n\n"
-    "`tessera bench <what> --help` lists the options."
+    "`tessera bench serve --help` and `tessera bench kill --help` list the options."
 )
 _INTERRUPTED = 130  # what shells expect after Ctrl-C
 
