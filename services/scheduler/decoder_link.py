@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 2.0
 _HELLO_S = 5.0
+_LOST_AGAIN_S = 2.0
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ class DecoderLink:
         self.is_given_away = False  # another scheduler has none
         self._scheduler_id = scheduler_id
         self._encoders = encoders
+        self._user = f"{member.instance_id}/{lease}"  # leases of two decoders may be equal
         self._lead_s = lead_s
         self._encoder_budget = encoder_budget
         self._policy = policy
@@ -91,6 +93,7 @@ class DecoderLink:
         self._heard = 0.0
         self._plans_in_flight = 1
         self._encodes: dict[asyncio.Task[None], None] = {}
+        self._losses: dict[bytes, int] = {}
         self._stopped = False
         self._ended_because: Unavailable | None = None
         self.hello = decoder_pb2.Hello()
@@ -154,7 +157,7 @@ class DecoderLink:
             if self._wake is not None:
                 self._wake.cancel()
             await tasks.end(writer, watch, *self._encodes)
-            self._encoders.release_all(self.lease)
+            self._encoders.release_all(self._user)
 
     def finish(self, reason: str, message: str) -> None:
         """Ends the stream: `run` raises why."""
@@ -254,9 +257,10 @@ class DecoderLink:
             progress = self.core.complete(convert.output_of(plan, result))
             self._totals.plan_s += self._clock() - now
         for digest in result.artifacts_ready:
+            self._losses.pop(digest, None)
             self.core.embeddings_ready(digest)
         for digest in result.artifacts_lost:
-            progress.extend(self.core.embeddings_lost(digest))
+            self._lose(digest, progress)
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
@@ -278,6 +282,21 @@ class DecoderLink:
 
     # Media
 
+    def _lose(self, digest: bytes, progress: StepProgress) -> None:
+        """An item that is lost again is asked for a little later: encoder and decoder may be cut off for a moment."""
+        losses = self._losses[digest] = self._losses.get(digest, 0) + 1
+        if losses == 1:
+            progress.extend(self.core.embeddings_lost(digest))
+        else:
+            loop = asyncio.get_running_loop()
+            loop.call_later(_LOST_AGAIN_S * (losses - 1), self._lose_later, digest)
+
+    def _lose_later(self, digest: bytes) -> None:
+        if not self._stopped:
+            progress = self.core.embeddings_lost(digest)
+            self.pump()
+            self._on_step(progress, None, None)
+
     def _care_for_media(self) -> None:
         for span in self.core.media.take_wanted():
             task = asyncio.create_task(self._encode(span))
@@ -285,11 +304,11 @@ class DecoderLink:
             task.add_done_callback(lambda done: self._encodes.pop(done, None))
         released = self.core.media.take_released()
         if released:
-            self._encoders.release(released, self.lease)
+            self._encoders.release(released, self._user)
 
     async def _encode(self, span: MediaSpan) -> None:
         try:
-            artifact = await self._encoders.encode(span.payload, self.lease)
+            artifact = await self._encoders.encode(span.payload, self._user)
         except ServingError as error:
             failed = self.core.embeddings_failed(
                 span.digest, Error(error.reason, error.message, status_number(error.status))

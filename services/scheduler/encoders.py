@@ -43,17 +43,25 @@ class Encoders:
         self._patience_s = patience_s
         self._stubs: dict[str, VisionEncoderServiceAsyncStub] = {}
         self._running: dict[bytes, asyncio.Task[ArtifactRef]] = {}
-        self._users: dict[bytes, set[int]] = {}
+        self._users: dict[bytes, set[str]] = {}
         self._holders: dict[bytes, Member] = {}
+        # Those whose result was lost on the way to a decoder, which may be cut off from them.
+        self._failed: dict[bytes, set[Member]] = {}
         self._background: dict[asyncio.Task[None], None] = {}
 
-    async def encode(self, item: MediaItem, user: int) -> ArtifactRef:
+    async def encode(self, item: MediaItem, user: str) -> ArtifactRef:
         """The item's embeddings.
 
         A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for for a
         while. Raises Unavailable when no encoder can be had, or what the encoder said is wrong with the item.
         """
-        self._users.setdefault(item.digest, set()).add(user)
+        users = self._users.setdefault(item.digest, set())
+        holder = self._holders.get(item.digest)
+        if (
+            user in users and holder is not None
+        ):  # it asks again: it could not get what it was told of
+            self._failed.setdefault(item.digest, set()).add(holder)
+        users.add(user)
         task = self._running.get(item.digest)
         if task is None:
             task = asyncio.create_task(self._encode(item))
@@ -61,7 +69,7 @@ class Encoders:
             task.add_done_callback(lambda done: self._done(item.digest, done))
         return await asyncio.shield(task)
 
-    def release(self, digests: Iterable[bytes], user: int) -> None:
+    def release(self, digests: Iterable[bytes], user: str) -> None:
         """Its user does not wait for these any more. Work that nobody waits for is not begun, or given up; who holds
         the result is told. Returns at once; a lost call only costs cache."""
         by_member: dict[Member, list[bytes]] = {}
@@ -71,6 +79,7 @@ class Encoders:
             if users:
                 continue
             self._users.pop(digest, None)
+            self._failed.pop(digest, None)
             running = self._running.pop(digest, None)
             if running is not None:
                 running.cancel()
@@ -82,7 +91,7 @@ class Encoders:
             self._background[task] = None
             task.add_done_callback(lambda done: self._background.pop(done))
 
-    def release_all(self, user: int) -> None:
+    def release_all(self, user: str) -> None:
         """The user is gone."""
         self.release([digest for digest, users in self._users.items() if user in users], user)
 
@@ -102,7 +111,8 @@ class Encoders:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
         while loop.time() < deadline:
-            for member in self._directory.pick(item.digest):
+            failed = self._failed.get(item.digest, ())
+            for member in sorted(self._directory.pick(item.digest), key=lambda m: m in failed):
                 try:
                     with calling("vision_encoder"):
                         answer = await self._stub(member).Encode(request, timeout=_CALL_TIMEOUT_S)

@@ -70,7 +70,7 @@ async def test_one_that_dies_is_passed_over(bench: Bench, encoders: Encoders) ->
     async with started(bench) as one, started(bench) as other:
         one.failure = Unavailable("GONE", "it was killed")
         other.failure = NotFound("ARTIFACT_GONE", "no pixels")
-        call = asyncio.create_task(encoders.encode(ITEM, 1))
+        call = asyncio.create_task(encoders.encode(ITEM, "1"))
         while not (one.calls and other.calls):
             await asyncio.sleep(0.01)
         assert not call.done()
@@ -78,12 +78,21 @@ async def test_one_that_dies_is_passed_over(bench: Bench, encoders: Encoders) ->
         assert (await call).digest == ITEM.digest
 
 
+async def test_one_whose_results_get_lost_is_asked_last(bench: Bench, encoders: Encoders) -> None:
+    async with started(bench) as one, started(bench) as other:
+        await asyncio.sleep(0.7)  # until both are known
+        await encoders.encode(ITEM, "1")
+        assert one.calls + other.calls == 1
+        await encoders.encode(ITEM, "1")
+        assert one.calls == other.calls == 1
+
+
 async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(
     bench: Bench, encoders: Encoders
 ) -> None:
     async with started(bench) as played:
         played.failure = Overloaded("ENCODER_CACHE_HELD", "full", retry_after_s="1")
-        call = asyncio.create_task(encoders.encode(ITEM, 1))
+        call = asyncio.create_task(encoders.encode(ITEM, "1"))
         await asyncio.sleep(2.5)
         assert not call.done()
         played.failure = None
@@ -92,7 +101,7 @@ async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(
 
 async def test_when_none_comes_it_says_so(encoders: Encoders) -> None:
     with pytest.raises(Unavailable) as caught:
-        await encoders.encode(ITEM, 1)
+        await encoders.encode(ITEM, "1")
     assert caught.value.reason == "NO_VISION_ENCODER"
 
 
@@ -102,7 +111,7 @@ async def test_bytes_that_nobody_has_any_more_end_it_at_once(
     async with started(bench) as played:
         played.failure = NotFound("MEDIA_EXPIRED", "send it again")
         with pytest.raises(NotFound):
-            await encoders.encode(ITEM, 1)
+            await encoders.encode(ITEM, "1")
         assert played.calls == 1
 
 
@@ -110,12 +119,12 @@ async def test_an_item_is_held_until_its_last_user_lets_go(
     bench: Bench, encoders: Encoders
 ) -> None:
     async with started(bench) as played:
-        await asyncio.gather(encoders.encode(ITEM, 1), encoders.encode(ITEM, 2))
+        await asyncio.gather(encoders.encode(ITEM, "1"), encoders.encode(ITEM, "2"))
         assert played.calls == 1
-        encoders.release([ITEM.digest], 1)
+        encoders.release([ITEM.digest], "1")
         await asyncio.sleep(0.1)
         assert not played.released
-        encoders.release_all(2)
+        encoders.release_all("2")
         while played.released != [ITEM.digest]:
             await asyncio.sleep(0.01)
 
@@ -125,14 +134,14 @@ async def test_what_nobody_waits_for_is_not_tried_any_more(
 ) -> None:
     async with started(bench) as played:
         played.failure = Overloaded("ENCODER_CACHE_HELD", "full", retry_after_s="1")
-        call = asyncio.create_task(encoders.encode(ITEM, 1))
+        call = asyncio.create_task(encoders.encode(ITEM, "1"))
         while not played.calls:
             await asyncio.sleep(0.01)
-        encoders.release([ITEM.digest], 1)
+        encoders.release([ITEM.digest], "1")
         with pytest.raises(asyncio.CancelledError):
             await call
         calls = played.calls
         played.failure = None
         await asyncio.sleep(0.2)
         assert played.calls == calls
-        assert await encoders.encode(ITEM, 1), "another request may want it later"
+        assert await encoders.encode(ITEM, "1"), "another request may want it later"
