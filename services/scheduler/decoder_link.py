@@ -154,7 +154,7 @@ class DecoderLink:
             if self._wake is not None:
                 self._wake.cancel()
             await tasks.end(writer, watch, *self._encodes)
-            self._encoders.release_all(self.lease)
+            self._encoders.release_all(self.member.instance_id)
 
     def finish(self, reason: str, message: str) -> None:
         """Ends the stream: `run` raises why."""
@@ -285,11 +285,11 @@ class DecoderLink:
             task.add_done_callback(lambda done: self._encodes.pop(done, None))
         released = self.core.media.take_released()
         if released:
-            self._encoders.release(released, self.lease)
+            self._encoders.release(released, self.member.instance_id)
 
     async def _encode(self, span: MediaSpan) -> None:
         try:
-            artifact = await self._encoders.encode(span.payload, self.lease)
+            artifact = await self._encoders.encode(span.payload, self.member.instance_id)
         except ServingError as error:
             failed = self.core.embeddings_failed(
                 span.digest, Error(error.reason, error.message, status_number(error.status))

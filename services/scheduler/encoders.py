@@ -43,11 +43,11 @@ class Encoders:
         self._patience_s = patience_s
         self._stubs: dict[str, VisionEncoderServiceAsyncStub] = {}
         self._running: dict[bytes, asyncio.Task[ArtifactRef]] = {}
-        self._users: dict[bytes, set[int]] = {}
+        self._users: dict[bytes, set[str]] = {}
         self._holders: dict[bytes, Member] = {}
         self._background: dict[asyncio.Task[None], None] = {}
 
-    async def encode(self, item: MediaItem, user: int) -> ArtifactRef:
+    async def encode(self, item: MediaItem, user: str) -> ArtifactRef:
         """The item's embeddings.
 
         A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for for a
@@ -61,7 +61,7 @@ class Encoders:
             task.add_done_callback(lambda done: self._done(item.digest, done))
         return await asyncio.shield(task)
 
-    def release(self, digests: Iterable[bytes], user: int) -> None:
+    def release(self, digests: Iterable[bytes], user: str) -> None:
         """Its user does not wait for these any more. Work that nobody waits for is not begun, or given up; who holds
         the result is told. Returns at once; a lost call only costs cache."""
         by_member: dict[Member, list[bytes]] = {}
@@ -82,7 +82,7 @@ class Encoders:
             self._background[task] = None
             task.add_done_callback(lambda done: self._background.pop(done))
 
-    def release_all(self, user: int) -> None:
+    def release_all(self, user: str) -> None:
         """The user is gone."""
         self.release([digest for digest, users in self._users.items() if user in users], user)
 

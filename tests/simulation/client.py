@@ -264,13 +264,5 @@ class Reader:
                 return wish.kind != PLAIN or not self._request_id
             case grpc.StatusCode.DEADLINE_EXCEEDED if wish.timeout_s and waited >= wish.timeout_s:
                 return False
-            case grpc.StatusCode.CANCELLED if self._may_be_forsaken():
-                return False
-            case grpc.StatusCode.NOT_FOUND if self._world.may_have_lost_requests:
-                return False
         self._broken(f"was told {self.state}")
         return False
-
-    def _may_be_forsaken(self) -> bool:
-        """Whether nobody may have followed the request for as long as it was to be kept."""
-        return self._wish.kind != PLAIN and self._world.loop.now - self._began > self._wish.keep_s

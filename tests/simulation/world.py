@@ -156,11 +156,6 @@ class World:
         """Has something done later that belongs to no process."""
         self.loop.call_at(self.loop.now + seconds, callback, *args, context=_NOBODY)
 
-    @property
-    def may_have_lost_requests(self) -> bool:
-        """Redis has lost writes, and another process that knew of them was away as well: the one hole that is left."""
-        return self.redis.lost_writes and sum(self.faults.counts.values()) > 1
-
     def load_decoder(self) -> Any:
         """What a decoder process finds where its model would be loaded."""
         process = self.process()
