@@ -1,4 +1,4 @@
-"""The twins on a real socket: what the tests of the queue ask of Lua on Redis they ask of Python here, word for word."""
+"""The twins on a real socket: what tests of the queue ask of Lua on Redis they ask of Python here, word for word."""
 
 import asyncio
 import threading
