@@ -31,6 +31,7 @@ class RedisHost:
         self._network = network
         self._rng = rng
         self._time_us = 0
+        self.lost_writes = False  # ever
         self._known: set[str] = set()  # digests of scripts that this incarnation has seen
         self._subscribers: dict[str, dict[End, None]] = {}
         self.model.published = self._publish
@@ -53,7 +54,9 @@ class RedisHost:
     def kill(self, lost_ms: int) -> int:
         """Dies; the last milliseconds of the file are lost with it. Returns how many changes that were."""
         self._loop.kill(self.process)
-        return self.model.roll_back(self.now_us() - lost_ms * 1000) if lost_ms else 0
+        undone = self.model.roll_back(self.now_us() - lost_ms * 1000) if lost_ms else 0
+        self.lost_writes = self.lost_writes or undone > 0
+        return undone
 
     def _accept(self, end: End) -> None:
         reader = hiredis.Reader(notEnoughData=...)

@@ -156,6 +156,11 @@ class World:
         """Has something done later that belongs to no process."""
         self.loop.call_at(self.loop.now + seconds, callback, *args, context=_NOBODY)
 
+    @property
+    def may_have_lost_requests(self) -> bool:
+        """The one hole that is left: Redis lost what it had just accepted, and the gateway that knew it died as well."""
+        return self.redis.lost_writes and self.faults.has_killed_gateway
+
     def load_decoder(self) -> Any:
         """What a decoder process finds where its model would be loaded."""
         process = self.process()
