@@ -264,7 +264,8 @@ class Reader:
                 return wish.kind != PLAIN or not self._request_id
             case grpc.StatusCode.DEADLINE_EXCEEDED if wish.timeout_s and waited >= wish.timeout_s:
                 return False
-        if error.code() is grpc.StatusCode.NOT_FOUND and self._world.may_have_lost_requests:
+        is_gone = error.code() is grpc.StatusCode.NOT_FOUND or "another request" in self.state
+        if is_gone and self._world.may_have_lost_requests:
             return False
         if "were lost 3 times" in self.state and self._world.faults.has_kept_pictures_away:
             return False  # the end that is written for this

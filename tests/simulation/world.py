@@ -158,7 +158,7 @@ class World:
 
     @property
     def may_have_lost_requests(self) -> bool:
-        """The one hole that is left: Redis lost what it had just accepted, and the gateway that knew it died as well."""
+        """The one hole that is left: Redis lost what it had just accepted, and the gateway that knew of it died too."""
         return self.redis.lost_writes and self.faults.has_killed_gateway
 
     def load_decoder(self) -> Any:
