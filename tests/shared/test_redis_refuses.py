@@ -92,6 +92,7 @@ async def test_with_a_full_disk_nothing_accepted_is_lost(server: FillableRedis, 
     assert (await full.queue.depth())[0] == len(accepted)
 
 
+@pytest.mark.parametrize("desk", ["lua"], indirect=True)
 async def test_a_full_memory_refuses_whole_scripts(desk: Desk) -> None:
     await desk.scheduler("a")
     running, waiting = await desk.admit(), await desk.admit()

@@ -264,13 +264,10 @@ class Reader:
                 return wish.kind != PLAIN or not self._request_id
             case grpc.StatusCode.DEADLINE_EXCEEDED if wish.timeout_s and waited >= wish.timeout_s:
                 return False
-            case grpc.StatusCode.CANCELLED if self._may_be_forsaken():
-                return False
-            case grpc.StatusCode.NOT_FOUND if self._world.may_have_lost_requests:
-                return False
+        is_gone = error.code() is grpc.StatusCode.NOT_FOUND or "another request" in self.state
+        if is_gone and self._world.may_have_lost_requests:
+            return False
+        if "were lost 3 times" in self.state and self._world.faults.has_kept_pictures_away:
+            return False  # the end that is written for this
         self._broken(f"was told {self.state}")
         return False
-
-    def _may_be_forsaken(self) -> bool:
-        """Whether nobody may have followed the request for as long as it was to be kept."""
-        return self._wish.kind != PLAIN and self._world.loop.now - self._began > self._wish.keep_s

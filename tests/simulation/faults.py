@@ -19,6 +19,8 @@ class Faults:
 
     def __init__(self, world: "World", rng: random.Random, enabled: bool) -> None:
         self.counts: Counter[str] = Counter()
+        self.has_killed_gateway = False
+        self.has_kept_pictures_away = False  # a decoder from what an encoder has made for it
         self._world = world
         self._rng = rng
         self._pending = 0
@@ -71,6 +73,7 @@ class Faults:
         room = self._room()
         if room.runs:
             self._note("kill", room.name)
+            self.has_killed_gateway |= room.name.startswith("gateway")
             room.kill()
 
     def _freeze(self) -> None:
@@ -114,6 +117,9 @@ class Faults:
 
     def _part(self) -> None:
         one, other = self._pair()
+        if {name.partition("-")[0] for name in (one, other)} == {"decoder", "encoder"}:
+            self.has_killed_gateway = False
+        self.has_kept_pictures_away = True
         seconds = self._rng.choice([0.3, 1.5, 3.0, 7.0])
         self._note("partition", f"{one} and {other} for {seconds} s")
         self._world.network.part(one, other)

@@ -7,6 +7,7 @@ append-only file is.
 
 from collections import deque
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
 from tests.simulation.lua import number_text
@@ -135,6 +136,9 @@ class RedisModel:
                 self.expires.pop(key, None)
                 count += 1
         return count
+
+    def _keys(self, pattern: str) -> list[str]:
+        return [key for key in list(self.data) if fnmatchcase(key, pattern) and self._exists(key)]
 
     def _type(self, key: str) -> Status:
         names = {Hash: "hash", ZSet: "zset", Set: "set", str: "string"}
@@ -378,6 +382,13 @@ class RedisModel:
 
     def _info(self, *sections: str) -> str:
         return f"# Server\r\nredis_version:6.2.14\r\nrun_id:{self.run_id}\r\n"
+
+    def _multi(self) -> Status:
+        """What is sent together is carried out together here, so that each command may be at once."""
+        return Status("OK")
+
+    def _exec(self) -> list[Reply]:
+        return []
 
     def _ping(self) -> Status:
         return Status("PONG")

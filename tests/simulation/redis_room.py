@@ -30,6 +30,7 @@ class RedisHost:
         self._loop = loop
         self._network = network
         self._rng = rng
+        self._time_us = 0
         self.lost_writes = False  # ever
         self._known: set[str] = set()  # digests of scripts that this incarnation has seen
         self._subscribers: dict[str, dict[End, None]] = {}
@@ -37,8 +38,8 @@ class RedisHost:
         self.start()
 
     def now_us(self) -> int:
-        """The clock of Redis, microseconds since the epoch."""
-        return _EPOCH_US + int(self._loop.now * 1_000_000)
+        """The clock of Redis, microseconds since the epoch. It stands still while a command is executed."""
+        return max(self._time_us, _EPOCH_US + int(self._loop.now * 1_000_000))
 
     def start(self) -> None:
         """A new incarnation, with what the file holds."""
@@ -72,6 +73,7 @@ class RedisHost:
         end.on_message, end.on_close = hear, close
 
     def _answer(self, end: End, words: list[str]) -> bytes:
+        self._time_us = self.now_us() + 1  # no command is executed in no time
         name = words[0].upper()
         if name == "SUBSCRIBE":
             self._subscribers.setdefault(words[1], {})[end] = None

@@ -15,7 +15,7 @@ from tests.simulation.planted import PLANTED, planted
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.world import Outcome, simulate
 
-SEEDS = int(os.environ.get("TESSERA_SIMULATION_SEEDS", "240"))
+SEEDS = int(os.environ.get("TESSERA_SIMULATION_SEEDS", "200"))
 _ROOT = Path(__file__).parents[2]
 _AT_A_TIME = 20
 

@@ -158,8 +158,8 @@ class World:
 
     @property
     def may_have_lost_requests(self) -> bool:
-        """Redis has lost writes, and another process that knew of them was away as well: the one hole that is left."""
-        return self.redis.lost_writes and sum(self.faults.counts.values()) > 1
+        """The one hole that is left: Redis lost what it had just accepted, and the gateway that knew of it died too."""
+        return self.redis.lost_writes and self.faults.has_killed_gateway
 
     def load_decoder(self) -> Any:
         """What a decoder process finds where its model would be loaded."""

@@ -1,4 +1,4 @@
-"""The twin of prelude.lua: what stands before every script."""
+"""The twin of prelude.lua, which stands before every script, and of waiting.lua, which stands before some."""
 
 import math
 from dataclasses import dataclass
