@@ -3,10 +3,13 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
-from support.gateway_stage import MODEL, Stage, open_stage, write_model
+from support.gateway_stage import MODEL, Stage, open_stage, until_ready, write_model
 from support.tokenizers import byte_level_tokenizer
 from tokenizers import Tokenizer
+
+from services.gateway.gateway import Gateway, open_gateway
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +26,13 @@ def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 async def stage(redis_url: str, model_folder: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
     async with open_stage(redis_url, model_folder, tokenizer) as opened:
         yield opened
+
+
+@pytest.fixture
+async def other(stage: Stage) -> AsyncIterator[Gateway]:
+    """A second gateway on the same Redis."""
+    settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
+    async with open_gateway(settings) as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url) as client:
+            await until_ready(client)
+        yield gateway

@@ -18,15 +18,6 @@ CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
 
 
-@pytest.fixture
-async def other(stage: Stage) -> AsyncIterator[Gateway]:
-    settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
-    async with open_gateway(settings) as gateway:
-        async with httpx.AsyncClient(base_url=gateway.url) as client:
-            await until_ready(client)
-        yield gateway
-
-
 def endless(stage: Stage) -> None:
     async def slowly(rid: str, index: int) -> None:
         await asyncio.sleep(0.02)

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletionChunk
-from support.gateway_stage import ANSWER, Stage, until_ready
+from support.gateway_stage import ANSWER, Stage
 from support.sse import event_ids, events, told, with_ids
 
-from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.gateway import Gateway
 from shared import rpc
 from shared.errors import InvalidRequest, NotFound
 from tessera.gateway.v1.chat_pb2 import (
@@ -56,16 +56,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "Here: ", "max_tokens": 0, "echo": True, "prompt_logprobs": 1}),
     (COMPLETIONS, {"prompt": "Here: ", "skip_special_tokens": False, "stream_options": USAGE}),
 ]
-
-
-@pytest.fixture
-async def other(stage: Stage) -> AsyncIterator[Gateway]:
-    """A second gateway on the same Redis."""
-    settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
-    async with open_gateway(settings) as gateway:
-        async with httpx.AsyncClient(base_url=gateway.url) as client:
-            await until_ready(client)
-        yield gateway
 
 
 def speak_differently(stage: Stage) -> None:
