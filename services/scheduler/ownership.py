@@ -81,6 +81,7 @@ class Ownership:
         clock = asyncio.get_running_loop().time()
         ends = [(deadline - now_ms) / 1000 for deadline in others.values() if deadline >= now_ms]
         looks = [seen + _TWO_LOOKS_S - clock for _, seen in self._suspects.values()]
+        looks = [seconds for seconds in looks if seconds > 0]
         return max(_NEXT_LOOK_S, min([_RENEW_S, *(s + _NEXT_LOOK_S for s in (*ends, *looks))]))
 
     async def _fence_the_dead(self, now_ms: int, others: dict[str, float]) -> None:
@@ -91,9 +92,11 @@ class Ownership:
                 continue
             known = self._suspects.get(sid)
             first_seen = known[1] if known is not None and known[0] == deadline else clock
+            returned = -1
             if clock - first_seen >= _TWO_LOOKS_S:
                 returned = await self._queue.fence(sid, deadline)
+            if returned >= 0:
                 log.warning("fenced off a dead scheduler", scheduler=sid, requests=returned)
-            else:
+            else:  # not yet, or refused while Redis recovers
                 suspects[sid] = (deadline, first_seen)
         self._suspects = suspects
