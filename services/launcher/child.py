@@ -94,6 +94,7 @@ class Child:
     def retire(self) -> None:
         """Does not start it again: `run` returns once it has ended, for whatever reason."""
         self._stopping.set()
+        self._spare.give_up()
 
     def stop(self) -> None:
         """Asks it to end."""
@@ -103,7 +104,7 @@ class Child:
 
     def kill(self) -> None:
         """Ends it and all that it started, at once."""
-        self._stopping.set()
+        self.retire()
         self._signal(signal.SIGKILL, group=True)
 
     async def _run_once(self) -> int:

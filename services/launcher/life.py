@@ -108,6 +108,7 @@ class Spare:
         self._program = program
         self._life: Life | None = None
         self._making: asyncio.Task[None] | None = None
+        self._has_begun = False  # the process of the one that is being made runs
 
     def prepare(self) -> None:
         """Makes one in the background, if there is none and the program has a way."""
@@ -115,10 +116,19 @@ class Spare:
             self._making = asyncio.create_task(self._make())
 
     async def take(self) -> Life | None:
-        """The process, at work from now on; None if there is none that is ready."""
-        life, self._life = self._life, None
+        """The process, at work from now on; None if there is none. One that is importing still is waited for: it is
+        ahead of one that begins now.
+        """
+        if self._making is not None and self._has_begun:
+            await asyncio.wait([self._making])
         await self._end_making()
+        life, self._life = self._life, None
         return life if life is not None and life.release() else None
+
+    def give_up(self) -> None:
+        """Makes none any more; who waits for one gets none."""
+        if self._making is not None:
+            self._making.cancel()
 
     async def close(self) -> None:
         """Ends it."""
@@ -130,6 +140,7 @@ class Spare:
     async def _make(self) -> None:
         async with self._turn:
             life = await Life.begin(self._program, held=True)
+            self._has_begun = True
             try:
                 held = await life.is_held()
             except BaseException:
@@ -142,6 +153,7 @@ class Spare:
 
     async def _end_making(self) -> None:
         making, self._making = self._making, None
+        self._has_begun = False
         if making is not None:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
