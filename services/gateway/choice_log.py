@@ -95,6 +95,8 @@ class ChoiceLog:
         """Takes records from index `start` on; True if there is news. `whole` says that nothing can
         be missing before an ending.
         """
+        if self.ending is not None:  # two readings were under way: an ending is news once
+            return False
         if len(records) == TOKENS_ONLY == self.stride:  # nearly always
             fresh = [int.from_bytes(records, "little", signed=True)]
         else:
