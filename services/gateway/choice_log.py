@@ -95,6 +95,8 @@ class ChoiceLog:
         """Takes records from index `start` on; True if there is news. `whole` says that nothing can
         be missing before an ending.
         """
+        if self.ending is not None:  # two readings were under way: an ending is news once
+            return False
         if len(records) == TOKENS_ONLY == self.stride:  # nearly always
             fresh = [int.from_bytes(records, "little", signed=True)]
         else:
@@ -111,19 +113,23 @@ class ChoiceLog:
             return True
         if end > known:
             self._take_in(fresh, records, known - start)
-        if ending is not None and whole and end < known and ending.reason in _GOOD:
-            self.diverged = True
-        elif ending is not None:
-            # An event of an ending without tokens does not say how long the log is: read it once
-            # more.
-            if whole or end == len(self.tokens) > 0:
-                self.ending = ending
-            else:
-                self.needs_read = True
+        if ending is not None:
+            self._end(ending, end, known, whole)
         if end > known or self.ending is not None or self.diverged:
             self.heard_at = time.monotonic()
             return True
         return False
+
+    def _end(self, ending: Ending, end: int, known: int, whole: bool) -> None:
+        """Takes the ending of a log of which `end` records were told and `known` were known before."""
+        if whole and end < known and ending.reason in _GOOD:
+            self.diverged = True
+        elif whole or end == len(self.tokens) > 0:
+            self.ending = ending
+        else:
+            # An event of an ending without tokens does not say how long the log is: read it once
+            # more.
+            self.needs_read = True
 
     def _is_settled(self, start: int, fresh: list[int], ending: Ending | None, whole: bool) -> bool:
         """Whether what came ends the doubt: the log from its beginning, and as long as it was."""

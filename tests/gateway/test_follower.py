@@ -319,6 +319,14 @@ def chunks(start: int, tokens: list[int], sizes: list[int]) -> bytes:
     return written + writer.piece(fold.push(tokens[at:], STOP))
 
 
+def test_an_ending_that_is_read_twice_is_told_once() -> None:
+    log = ChoiceLog(0, stride(None))
+    assert log.offer(0, encode_tokens([1, 2]), STOP, whole=True)
+    assert log.take().ending == STOP
+    assert not log.offer(1, encode_tokens([2]), STOP, whole=True)
+    assert not log.offer(2, b"", STOP, whole=True)
+
+
 def test_events_after_a_token_depend_on_the_tokens_alone() -> None:
     tokens = [0, 1, 25, 2, 23, 24, 3, 25]
     whole = chunks(0, tokens, [1] * 8)

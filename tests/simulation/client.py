@@ -25,6 +25,7 @@ from tessera.gateway.v1.chat_pb2 import (
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.simulation.arithmetic import MODEL
 from tests.simulation.media_rooms import picture_values
+from tests.simulation.seams import pieces
 from tests.simulation.virtual_loop import Process
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class Wish:
     user: str
     keep_s: int
     timeout_s: float | None
+    stop: str  # ends an answer that it stands in; empty is none
     expected: list[list[int]]
+    texts: list[str]
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Wish":
@@ -65,6 +68,9 @@ class Wish:
         values = prompt
         if picture:
             values = [*prompt[:-1], *picture_values(picture), prompt[-1]]
+        expected = [MODEL.generate(values, c, max_tokens, not ignore_eos) for c in range(n)]
+        stop = _a_part_of(expected[0], rng) if rng.random() < 0.3 else ""
+        ended = [_until(stop, tokens) for tokens in expected]
         return cls(
             kind=rng.choice([PLAIN, RESUMES, RESUMES, HAS_KEY]),
             prompt=prompt,
@@ -75,14 +81,42 @@ class Wish:
             user=rng.choice(["", "ann", "bob"]),
             keep_s=rng.choice([2, 20]),
             timeout_s=rng.uniform(0.5, 5.0) if rng.random() < 0.1 else None,
-            expected=[MODEL.generate(values, c, max_tokens, not ignore_eos) for c in range(n)],
+            stop=stop,
+            expected=[tokens for tokens, _ in ended],
+            texts=[text for _, text in ended],
         )
 
     def reason(self, choice: int) -> int:
         """How a choice ends."""
+        if self.stop and self.stop.encode() in _bytes_of(self.expected[choice]):
+            return FinishReason.FINISH_REASON_STOP
         if not self.ignore_eos and self.expected[choice][-1] == MODEL.stop_token:
             return FinishReason.FINISH_REASON_STOP
         return FinishReason.FINISH_REASON_LENGTH
+
+
+def _bytes_of(tokens: list[int]) -> bytes:
+    table = pieces()
+    return b"".join(table[token] for token in tokens)
+
+
+def _a_part_of(tokens: list[int], rng: random.Random) -> str:
+    """A stop string that these tokens will run into."""
+    begin = rng.randrange(len(tokens))
+    try:
+        return _bytes_of(tokens[begin : begin + rng.randint(1, 3)]).decode("ascii")
+    except UnicodeDecodeError:
+        return ""
+
+
+def _until(stop: str, tokens: list[int]) -> tuple[list[int], str]:
+    """The tokens up to the one that completes the stop string, and the text before that."""
+    raw = stop.encode()
+    for count in range(1, len(tokens) + 1):
+        text = _bytes_of(tokens[:count])
+        if raw and raw in text:
+            return tokens[:count], text[: text.index(raw)].decode("utf-8", "replace")
+    return tokens, _bytes_of(tokens).decode("utf-8", "replace")
 
 
 def _chat(wish: Wish, options: GenerationOptions) -> ChatRequest:
@@ -149,6 +183,7 @@ class Reader:
         self.name = name
         self.state = "not begun"
         self.tokens: list[list[int]] = [[] for _ in range(wish.n)]
+        self._texts = [""] * wish.n
         self._finished = [False] * wish.n
         self._world = world
         self._key = key
@@ -198,6 +233,7 @@ class Reader:
             ignore_eos=wish.ignore_eos,
             return_token_ids=True,
             user=wish.user,
+            stop=[wish.stop] if wish.stop else [],
             temperature=1.0,
             seed=1,
         )
@@ -221,6 +257,7 @@ class Reader:
             case "accepted":
                 self._accepted(event.accepted.request_id)
             case "delta":
+                self._texts[event.delta.choice] += event.delta.text
                 self._take(event.delta.choice, list(event.delta.token_ids))
             case "finished":
                 self._finish(event.finished.choice, event.finished.reason)
@@ -247,6 +284,9 @@ class Reader:
         self._finished[choice] = True
         if have != want:
             self._broken(f"choice {choice} ended with {len(have)} of {len(want)} tokens")
+        if self._texts[choice] != self._wish.texts[choice]:
+            told, right = self._texts[choice], self._wish.texts[choice]
+            self._broken(f"choice {choice} has the text {told!r} in place of {right!r}")
         if reason != self._wish.reason(choice):
             self._broken(f"choice {choice} ended for the reason {reason}")
 

@@ -81,6 +81,11 @@ _load_model = functools.cache(ServedModel.load)
 _read_table = functools.cache(services.scheduler.server._read_table)
 
 
+def pieces() -> list[bytes]:
+    """What each token adds to the text."""
+    return _read_table(model_folder() / "tokenizer.json").shown_pieces
+
+
 @contextlib.contextmanager
 def seams(world: Any) -> Iterator[None]:
     """Inside, production code lives in `world`: its loop, network, rng and Redis."""
