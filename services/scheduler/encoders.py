@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 _HOLD_S = 60
 _CALL_TIMEOUT_S = 60
 _BUSY_WAIT_S = 0.05
-_PATIENCE_S = 30.0
+_PATIENCE_S = 120.0  # a restart on a machine that has too much to do took 38
 _MEDIA_EXPIRED = (
     "MEDIA_EXPIRED"  # the raw bytes are gone from the store: nobody can make them again
 )
