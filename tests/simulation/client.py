@@ -192,6 +192,7 @@ class Reader:
         self._request_id = ""
         self._event_id = ""
         self._began = 0.0
+        self._heard_at = 0.0
 
     async def read(self) -> None:
         """Until the answer is whole, or cannot be had."""
@@ -253,6 +254,7 @@ class Reader:
 
     def _hear(self, event: ChatEvent) -> None:
         self._event_id = event.event_id
+        self._heard_at = self._world.loop.now
         match event.WhichOneof("event"):
             case "accepted":
                 self._accepted(event.accepted.request_id)
@@ -293,6 +295,11 @@ class Reader:
     def _broken(self, what: str) -> None:
         self._world.broken(f"{self.name} ({self._request_id}): {what}")
 
+    def _may_have_ended(self, waited: float) -> bool:
+        """Nothing is kept for longer than was asked for, and what timed out does not keep its key."""
+        away, timeout_s = self._world.loop.now - self._heard_at, self._wish.timeout_s
+        return away >= self._wish.keep_s or (timeout_s is not None and waited >= timeout_s)
+
     def _goes_on_after(self, error: grpc.aio.AioRpcError) -> bool:
         """Whether to try again. Everything that may not be told is an error of the system."""
         self.state = f"{error.code().name}: {error.details()}"
@@ -305,7 +312,7 @@ class Reader:
             case grpc.StatusCode.DEADLINE_EXCEEDED if wish.timeout_s and waited >= wish.timeout_s:
                 return False
         is_gone = error.code() is grpc.StatusCode.NOT_FOUND or "another request" in self.state
-        if is_gone and self._world.may_have_lost_requests:
+        if is_gone and (self._world.may_have_lost_requests or self._may_have_ended(waited)):
             return False
         if "were lost 3 times" in self.state and self._world.faults.has_kept_pictures_away:
             return False  # the end that is written for this
