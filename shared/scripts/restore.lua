@@ -2,11 +2,12 @@
 -- ARGV: closing (6), request (16), sid or '' for a gateway, own_at, lease ms, arrived ms, rank, prompt log,
 --   log0, e0, log1, e1, ...
 -- Returns 1, or 0: refused (no hold; another owner took it later; its logs are not as the caller knows them; it ended)
+-- A gateway may put back what is missing altogether at any time: the hold may be over before its word got through.
 local close, q = closing(), request_at(7)
 local sid, own_at, lease_ms, arrived_ms, rank = ARGV[23], tonumber(ARGV[24]), tonumber(ARGV[25]), ARGV[26], ARGV[27]
 local LOGS = 29
-if redis.call('EXISTS', P .. ':hold') == 0 then return 0 end
 local rid, r = q.rid, request(q.rid)
+if redis.call('EXISTS', P .. ':hold') == 0 and (sid ~= '' or redis.call('EXISTS', r) == 1) then return 0 end
 local now_ms = math.floor(now_us() / 1000)
 local logs = {p = ARGV[28]}
 for c = 0, q.n - 1 do logs[c] = ARGV[LOGS + 2 * c] end

@@ -240,6 +240,19 @@ async def test_of_two_owners_the_later_taking_wins(desk: Desk) -> None:
     assert await desk.queue.restore([held(second, [1])], "b") == [False]
 
 
+async def test_a_gateway_puts_back_what_is_missing_also_when_the_hold_is_over(desk: Desk) -> None:
+    spec = desk.spec()
+    await desk.queue.admit(spec, cost=8)
+    await desk.redis.flushall()
+    known = Held(spec, (encode_tokens([5]),), (None,), arrived_ms=1)
+    assert await desk.queue.restore([known]) == [True]
+    assert await desk.tokens(spec.request_id) == [5]
+    longer = Held(spec, (encode_tokens([5, 6]),), (None,), arrived_ms=1)
+    assert await desk.queue.restore([longer]) == [False]  # there it is: its owner may be running it
+    await desk.scheduler("a")
+    assert await desk.take("a") == [spec.request_id]
+
+
 async def test_an_owner_that_redis_has_forgotten_is_listed_again(desk: Desk) -> None:
     await desk.admit()
     taken = await take_one(desk, "a")

@@ -15,9 +15,9 @@ def run(lua: Prelude) -> Reply:
         ARGV[26],
         ARGV[27],
     )
-    if lua.call("EXISTS", P + ":hold") == 0:
-        return 0
     rid, r = q.rid, lua.request(q.rid)
+    if lua.call("EXISTS", P + ":hold") == 0 and (sid != "" or lua.call("EXISTS", r) == 1):
+        return 0
     now_ms = lua.now_ms()
     logs: dict[int | str, str] = {"p": ARGV[28]}
     for c in range(int(q.n)):
