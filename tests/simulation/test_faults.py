@@ -1,4 +1,4 @@
-"""Seeds of the whole system under faults (CI runs hundreds), and proof that the simulation would see what it looks for."""
+"""Seeds of the whole system under faults (CI runs hundreds), and proof that the simulation sees what it looks for."""
 
 import concurrent.futures
 import multiprocessing
