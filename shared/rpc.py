@@ -224,6 +224,10 @@ def calling(peer: str) -> Iterator[None]:
         raise from_rpc_error(error, peer) from error
 
 
+# Our servers say in their own words what went wrong in them. Without those the call broke: a server may have been killed.
+_BROKEN_CALL = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+
+
 def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> ServingError:
     """The `ServingError` that a server of ours raised, or the nearest one for a failure of the call itself."""
     number = errors.status_number(error.code())
@@ -234,9 +238,10 @@ def from_rpc_error(error: grpc.aio.AioRpcError, peer: str) -> ServingError:
             return errors.from_status_number(
                 number, info.reason, error.details() or "", dict(info.metadata)
             )
-    return errors.from_status_number(
-        number, error.code().name, f"{peer}: {error.details() or error.code().name}", {}
-    )
+    message = f"{peer}: {error.details() or error.code().name}"
+    if error.code() in _BROKEN_CALL:
+        return Unavailable("CALL_BROKEN", message)
+    return errors.from_status_number(number, error.code().name, message, {})
 
 
 def to_status(error: ServingError) -> status_pb2.Status:

@@ -1,10 +1,12 @@
-"""A room's gRPC server before it is ready."""
+"""A room's gRPC server before it is ready, and what callers make of its errors."""
 
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
-from shared.errors import Unavailable
+from shared.errors import Internal, Unavailable
 from shared.rpc import RoomServer, calling, channel
 from tessera.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -34,3 +36,45 @@ async def test_a_method_is_unavailable_while_its_service_loads(short_tmp: Path) 
         with calling("it"):
             answer = await stub.GetLoad(scheduler_pb2.GetLoadRequest())
         assert answer.scheduler_id == "s"
+
+
+class Failing(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Fails in its own code, or as gRPC does when a process goes in the middle of a call."""
+
+    async def GetLoad(
+        self, request: scheduler_pb2.GetLoadRequest, context: Any
+    ) -> scheduler_pb2.GetLoadResponse:
+        raise ValueError("a mistake")
+
+
+class Breaking(scheduler_pb2_grpc.SchedulerServiceServicer):
+    async def GetLoad(
+        self, request: scheduler_pb2.GetLoadRequest, context: Any
+    ) -> scheduler_pb2.GetLoadResponse:
+        await context.abort(grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+
+async def test_a_mistake_of_the_server_is_told_from_a_call_that_broke(short_tmp: Path) -> None:
+    name = "tessera.scheduler.v1.SchedulerService"
+    add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
+    async with RoomServer(f"unix:{short_tmp}/s.sock", grace_s=0) as ours:
+        ours.add(name, add, Failing())
+        await ours.ready()
+        async with channel(ours.address) as line:
+            with pytest.raises(Internal), calling("it"):
+                await scheduler_pb2_grpc.SchedulerServiceStub(line).GetLoad(
+                    scheduler_pb2.GetLoadRequest()
+                )
+    broken = grpc.aio.server()
+    add(Breaking(), broken)
+    address = f"unix:{short_tmp}/b.sock"
+    broken.add_insecure_port(address)
+    await broken.start()
+    try:
+        async with channel(address) as line:
+            with pytest.raises(Unavailable, match="it: Internal error"), calling("it"):
+                await scheduler_pb2_grpc.SchedulerServiceStub(line).GetLoad(
+                    scheduler_pb2.GetLoadRequest()
+                )
+    finally:
+        await broken.stop(None)
