@@ -224,7 +224,7 @@ def calling(peer: str) -> Iterator[None]:
         raise from_rpc_error(error, peer) from error
 
 
-# Our servers say in their own words what went wrong in them. Without those the call broke: a server may have been killed.
+# Our servers say in their own words what went wrong in them. Without those the call broke: a server may be dead.
 _BROKEN_CALL = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
