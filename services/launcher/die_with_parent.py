@@ -10,8 +10,11 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """Returns a `preexec_fn` by which the kernel sends the child `number` when its parent is gone.
+def die_with_parent(
+    number: signal.Signals = signal.SIGKILL, niceness: int = 0
+) -> Callable[[], None]:
+    """Returns a `preexec_fn` by which the kernel sends the child `number` when its parent is gone; the
+    child gives way to others by `niceness`.
 
     The kernel means the *thread* that started the child, so children are started from the main
     thread. Source: prctl(2), PR_SET_PDEATHSIG (Linux).
@@ -22,5 +25,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], Non
         _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent:  # it died between fork and prctl
             os._exit(1)
+        if niceness:
+            os.nice(niceness)
 
     return prepare

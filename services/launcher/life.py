@@ -28,6 +28,7 @@ class Program:
     end_with: signal.Signals = signal.SIGKILL  # what it gets when the launcher itself is gone
     room: str = ""  # such as "decoder", "redis"
     held_command: Sequence[str] = ()  # the same as a spare process (`held.py`); none unless given
+    niceness: int = 0  # how much it gives way to others where cores are short
     quiet: bool = False  # its lines are shown only if it does not come up
 
 
@@ -63,7 +64,7 @@ class Life:
                 stderr=write_end,
                 # Ctrl-C in a terminal reaches the launcher alone, which ends them in the right order.
                 start_new_session=True,
-                preexec_fn=die_with_parent(program.end_with),
+                preexec_fn=die_with_parent(program.end_with, program.niceness),
             )
         finally:
             os.close(write_end)

@@ -33,6 +33,10 @@ _LIBRARIES = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+# Those that compute keep a core for as long as they can; those that hand over need one for a moment, now.
+_WORKERS = ("decoder", "vision_encoder", "preprocess")
+_WORKERS_GIVE_WAY = 8
+
 # Which rooms have which of our flags. A flag that is not given leaves each room's own default.
 PASSED_ON: dict[str, tuple[str, ...]] = {
     "device": ("decoder", "vision_encoder"),
@@ -188,6 +192,7 @@ class Rooms:
                     path,
                     room=room,
                     held_command=self._held(room),
+                    niceness=_WORKERS_GIVE_WAY if room in _WORKERS else 0,
                 )
             )
         return programs
