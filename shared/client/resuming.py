@@ -24,6 +24,7 @@ _SILENCE_S = 25.0  # a gateway says something every ten seconds
 _UNTIL_FIRST_BYTE_S = 120.0  # media are fetched and prepared before anything is said
 _FORGOTTEN_S = 5.0  # a queue that has just come back learns from its gateways what it lost
 _LEAVE_WITHIN_S = 2.0
+_GOING = "shutting_down"  # the last event of a gateway that ends
 _BUSY = (429, 503)
 _BAD_GATEWAY = 502  # a proxy's word for a gateway that is away
 _NOT_FOUND = 404
@@ -179,11 +180,13 @@ class _Answer:
         return "GET", path, b"", f"{keep}Last-Event-ID: {self._last_id}\r\n"
 
     def _note(self, event: Event) -> None:
-        """Raises Failed for an event that is an error, ClientError for one that no stream goes on behind."""
+        """Raises Failed for an event that is an error, HttpError where only the gateway ends and the answer goes on."""
         error = event.data.get("error")
         if error:
-            self._is_over = True
             told = error if isinstance(error, dict) else {"message": error}
+            if told.get("code") == _GOING:
+                raise HttpError("the gateway is shutting down")
+            self._is_over = True
             raise Failed(str(told.get("message", told)), str(told.get("code") or ""))
         self._failures = 0
         self._has_begun = True

@@ -120,6 +120,18 @@ async def test_a_stream_goes_on_at_another_gateway_behind_its_last_whole_event()
     assert client.reconnects == 1
 
 
+async def test_a_gateway_that_says_it_ends_is_left_for_another() -> None:
+    ends = b'data: {"error":{"message":"this gateway is shutting down","code":"shutting_down"}}\n\n'
+    async with gateway(stream(token(1), token(2), ends)) as first, gateway(
+        stream(token(3), end(3), DONE)
+    ) as second:  # fmt: skip
+        client = Client([first.url, second.url], patience_s=30)
+        events = await read(client)
+        client.close()
+    assert text(events) == "w1 w2 w3 "
+    assert second.asked[0].headers["last-event-id"] == "r_ab/2"
+
+
 async def test_before_the_first_event_the_same_request_is_sent_again_with_its_key() -> None:
     async with gateway(stream(whole=False), stream(token(1), end(1), DONE)) as only:
         client = Client([only.url + "/v1"], api_key="secret", patience_s=30)
