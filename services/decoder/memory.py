@@ -1,6 +1,7 @@
 """How much memory a step takes, and how much the cache may take."""
 
 import contextlib
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - before
+    with contextlib.suppress(AttributeError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would be used again unseen
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5")  # the highest mark is that of now: proc(5)
     before = _status_bytes("VmRSS")

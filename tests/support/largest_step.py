@@ -1,7 +1,6 @@
 """`python -m support.largest_step FOLDER SETTINGS`: loads a decoder and runs the largest step that a scheduler may send
 it, in a process whose memory nothing else has touched. Prints the bytes that were predicted and those that it took."""
 
-import ctypes
 import json
 import sys
 import time
@@ -25,7 +24,6 @@ def main(folder: str, options: str) -> None:
     plan = read_plan(_plan(counts, limits.block_size), limits)
     results: list[StepResult] = []
     time.sleep(1)  # until the cache's pages are there
-    ctypes.CDLL(None).malloc_trim(0)  # what the start has freed is not to be used again unseen
     took = peak_bytes(lambda: loaded.runner.step(plan, results.append), loaded.ops.device)
     assert not results[0].failed, results[0].failed
     print(json.dumps({"predicted": loaded.profile.step_bytes, "took": took}))
