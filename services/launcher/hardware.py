@@ -11,6 +11,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from shared.cpu_kernels import build
+from shared.errors import InvalidRequest
+
 # The instruction sets that decide how fast matrix products are here.
 _INTERESTING = (
     "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8",
@@ -24,6 +27,24 @@ def describe() -> Iterator[tuple[str, str]]:
     yield "memory", _memory()
     yield "cuda", _cuda()
     yield "npu", _npu()
+
+
+def require_instructions() -> None:
+    """Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have."""
+    try:
+        build.chosen_instruction_set()
+    except ValueError as error:
+        raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
+
+
+def processor() -> str:
+    """Model, and the instruction set that CPU kernels use here: what figures have to be read with."""
+    model = _cpu_info(Path("/proc/cpuinfo")).get("model name") or platform.machine()
+    try:
+        known = build.chosen_instruction_set()
+    except ValueError as error:
+        return f"{model}, {error}"
+    return f"{model}, {'torch alone' if known is None else known.name}"
 
 
 def _cpu() -> str:

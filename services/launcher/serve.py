@@ -9,7 +9,7 @@ from typing import TextIO, cast
 
 import structlog
 
-from services.launcher import redis_check
+from services.launcher import hardware, redis_check
 from services.launcher.child import Child, GaveUp
 from services.launcher.embedded_redis import EmbeddedRedis
 from services.launcher.folders import Folders
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
     """Serves until it is told to stop. Returns the exit status: 0, or 1 when it could not."""
     settings = ServeSettings.load(arguments, prog="tessera serve")
     try:
+        hardware.require_instructions()
         require_free(settings.host, _ports(settings))
         if settings.redis_url:
             redis_check.require(settings.redis_url)

@@ -15,9 +15,10 @@ from support.ports import free_ports
 
 from services.launcher import cli
 from services.launcher.embedded_redis import EmbeddedRedis
+from shared.cpu_kernels import build
 
 
-def tessera(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def tessera(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-m", "services.launcher", *arguments],
@@ -26,7 +27,12 @@ def tessera(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str
         text=True,
         timeout=60,
         cwd=root,
-        env={"PYTHONPATH": f"{root}:{root / 'protos'}", "HOME": "/nonexistent", "PATH": "/usr/bin"},
+        env={
+            "PYTHONPATH": f"{root}:{root / 'protos'}",
+            "HOME": "/nonexistent",
+            "PATH": "/usr/bin",
+            **variables,
+        },
         check=False,
     )
 
@@ -160,6 +166,16 @@ def test_doctor_finds_nothing_missing_where_these_tests_run(tmp_path: Path) -> N
     for word in ("python", "cpu", "torch", "grpcio", "redis-server", "shared memory", "protos"):
         assert word in result.stdout
     assert "LlavaForConditionalGeneration" in result.stdout
+
+
+def test_an_instruction_set_that_is_none_is_refused_before_anything_starts() -> None:
+    doctor = tessera("doctor", **{build.VARIABLE: "mmx"})
+    serve = tessera("serve", **{build.VARIABLE: "mmx"})
+    assert (doctor.returncode, serve.returncode) == (1, 1)
+    for said in (doctor.stdout, serve.stderr):
+        assert "TESSERA_CPU_INSTRUCTIONS=mmx" in said
+        assert "here it may be" in said
+    assert len(serve.stderr.splitlines()) == 1
 
 
 def test_doctor_says_how_to_mend_a_redis_that_forgets(short_tmp: Path) -> None:
