@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -20,42 +21,81 @@ _FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden",
     # Products and sums in one rounding, everywhere alike; no errno for square roots.
     "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-Wno-ignored-attributes",
+    # A vector wider than a register goes through memory: many times slower (gcc's warning).
+    "-Werror=vector-operation-performance", "-Wno-unknown-warning-option",
 )  # fmt: skip
+# Forces one of the sets by its name, or "none": torch does the work.
+VARIABLE = "TESSERA_CPU_INSTRUCTIONS"
 
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """`needs`: names in /proc/cpuinfo; `flags`: what the compiler is told."""
+    """`machine`: as `uname -m` says; `needs`: names in /proc/cpuinfo; `flags`: what the compiler is told."""
 
     name: str
+    machine: str
     needs: frozenset[str]
     flags: tuple[str, ...]
 
 
-def _instruction_set(name: str, *extensions: str) -> InstructionSet:
+def _x86(name: str, *extensions: str) -> InstructionSet:
     spelt = {"avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni"}
     flags = tuple(f"-m{spelt.get(extension, extension)}" for extension in extensions)
-    return InstructionSet(name, frozenset(extensions), flags)
+    return InstructionSet(name, "x86_64", frozenset(extensions), flags)
 
 
 _AVX512 = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
-# The best first.
+# The best of each machine first.
 INSTRUCTION_SETS = (
-    _instruction_set("avx512_bf16", *_AVX512, "avx512_vnni", "avx512_bf16"),
-    _instruction_set("avx512", *_AVX512),
-    _instruction_set("avx2", "avx2", "fma"),
+    _x86("avx512_bf16", *_AVX512, "avx512_vnni", "avx512_bf16"),
+    _x86("avx512", *_AVX512),
+    _x86("avx2", "avx2", "fma"),
+    InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )
 
 
-def best_instruction_set() -> InstructionSet | None:
-    """What this machine has; None where there is nothing for it."""
-    flags: set[str] = set()
+def runnable_instruction_sets() -> tuple[InstructionSet, ...]:
+    """What this machine has, the best first."""
+    flags = _processor_flags()
+    return tuple(known for known in _of_this_machine() if known.needs <= flags)
+
+
+def chosen_instruction_set() -> InstructionSet | None:
+    """The best that this machine has, or the one that TESSERA_CPU_INSTRUCTIONS names; None where
+    there is none for it, or none is wanted. Raises ValueError for one that cannot run here."""
+    runnable = runnable_instruction_sets()
+    asked = os.environ.get(VARIABLE, "")
+    if asked == "none":
+        return None
+    if not asked:
+        return next(iter(runnable), None)
+    for known in runnable:
+        if known.name == asked:
+            return known
+    names = [known.name for known in runnable]
+    kind = "is no" if asked not in (s.name for s in INSTRUCTION_SETS) else "this machine lacks that"
+    raise ValueError(
+        f"{VARIABLE}={asked}: {kind} instruction set; here it may be {', '.join([*names, 'none'])}"
+    )
+
+
+def why_none() -> str:
+    """Why `chosen_instruction_set` gave none."""
+    return f"{VARIABLE}=none" if os.environ.get(VARIABLE) else "there are none for this processor"
+
+
+def _of_this_machine() -> tuple[InstructionSet, ...]:
+    machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    return tuple(known for known in INSTRUCTION_SETS if known.machine == machine)
+
+
+def _processor_flags() -> set[str]:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                flags = set(line.partition(":")[2].split())
-                break
-    return next((known for known in INSTRUCTION_SETS if known.needs <= flags), None)
+            name, _, values = line.partition(":")
+            if name.strip() in ("flags", "Features"):  # of x86, of Arm
+                return set(values.split())
+    return set()
 
 
 def find(known: InstructionSet) -> Path | None:
@@ -114,17 +154,25 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="for every instruction set")
     parser.add_argument("--status", action="store_true", help="only say what there is")
     arguments = parser.parse_args()
-    here = best_instruction_set()
-    if here is None:
+    sets = _of_this_machine() if arguments.all else runnable_instruction_sets()[:1]
+    if not sets:
         print("none for this processor")
-        return
-    if arguments.status:
-        print(f"{here.name}, {'compiled' if find(here) else 'to be compiled'}")
+    elif arguments.status:
+        print(status())
     elif compiler() is None:
         print("not compiled: there is no C++ compiler (install g++ or clang++)")
     else:
-        for known in INSTRUCTION_SETS if arguments.all else (here,):
+        for known in sets:
             print(find(known) or compile_library(known))
+
+
+def status() -> str:
+    """What the next process will use, in a line. Raises ValueError as `chosen_instruction_set` does."""
+    known = chosen_instruction_set()
+    if known is None:
+        return f"torch, {why_none()}"
+    forced = f", {VARIABLE}" if os.environ.get(VARIABLE) else ""
+    return f"{known.name}, {'compiled' if find(known) else 'to be compiled'}{forced}"
 
 
 if __name__ == "__main__":

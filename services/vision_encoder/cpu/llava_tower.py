@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from services.vision_encoder.cpu.blocks import Block, run_blocks
-from services.vision_encoder.cpu.ops import ACTIVATIONS, Norm, Segments, TowerOps
+from services.vision_encoder.cpu.ops import ACTIVATIONS, Norm, TowerOps
 
 
 class LlavaTower:
@@ -49,7 +49,7 @@ class LlavaTower:
         if self._first is not None:
             x = self._ops.add_norm(None, x, self._first)
         size = x.shape[1] // self._heads
-        segments = Segments([rows] * count, self._heads, size, self._ops.dtype)
+        segments = self._ops.segments([rows] * count, self._heads, size)
         shared = [segments] * len(self._blocks)
         states = run_blocks(self._ops, self._blocks, x, self._heads, shared, keep=self._layers)
         taken = [states[layer].view(count, rows, -1) for layer in self._layers]
