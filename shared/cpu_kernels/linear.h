@@ -4,7 +4,7 @@
 // the inputs the columns' units side by side, so that one row reads memory in one stream, and a tile
 // of rows keeps its sums in registers. Each output is one sum over the inputs in their order.
 //
-// Where there are more rows than a tile has, a panel is taken in blocks of inputs that stay in a
+// Where there are more rows than a tile or a few have, a panel is taken in blocks of inputs that stay in a
 // core's own cache while all rows pass: between blocks the sums rest in memory, as they are.
 #pragma once
 
@@ -22,6 +22,7 @@ constexpr int PANEL = 2 * LANES;  // columns
 // Words of each column in a block: with the rows of a tile they fill most of the second cache (three
 // quarters of 512 KiB for AVX2, of 1 MiB for AVX-512). Smaller blocks were slower (benchmarks/README.md).
 constexpr int64_t BLOCK = 6144;
+constexpr int WIDEN_TILES = 4;  // of rows: with more it pays to widen a block before they pass
 constexpr int AHEAD_WORDS = 512;  // how far ahead of the sums weights are asked for
 
 // What becomes of a sum: itself, what it is gated by, or an activation of it (`activations.h`).
@@ -219,7 +220,7 @@ template <class T>
 static void multiply_panel(const LinearCall& call, int64_t panel, Running* best) {
     const int64_t units = call.layer->inputs / T::PER_UNIT;
     const int32_t* w = call.layer->panels + panel * units * PANEL;
-    if (call.rows <= TILE_ROWS)
+    if (call.rows <= (T::WIDENS ? WIDEN_TILES : 1) * TILE_ROWS)
         return multiply_rows<T, T>(call, Block{panel, w, units, 0, nullptr, true, true}, best);
     static thread_local std::vector<floats> sums;
     static thread_local std::vector<int32_t> widened;

@@ -106,12 +106,20 @@ static inline halves to_bfloat16(floats v) {
     const ints bits = (ints)v;
     const ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
     const ints kept = v == v ? rounded : (bits | 0x400000);
+#if defined(__ARM_NEON)
+    return (halves)vshrn_n_u32((uint32x4_t)kept, 16);
+#else
     return __builtin_convertvector((kept >> 16) & 0xffff, halves);
+#endif
 #endif
 }
 
 static inline floats from_bfloat16(halves v) {
+#if defined(__ARM_NEON)
+    return (floats)vshlq_n_u32(vmovl_u16((uint16x4_t)v), 16);
+#else
     return (floats)(__builtin_convertvector(v, ints) << 16);
+#endif
 }
 
 // A unit is four bytes of a weight or of the cache: one float32, or a pair of neighbours in
