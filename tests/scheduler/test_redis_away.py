@@ -74,7 +74,7 @@ async def test_what_redis_has_lost_is_put_back_by_the_owner(
     bench: Bench, private_redis: EmbeddedRedis, lost: str
 ) -> None:
     decoder, _ = await bench.decoder(delay_s=0.01)
-    file = private_redis.folder / "appendonly.aof"
+    (file,) = private_redis.folder.rglob("appendonly*.aof")
     backup = private_redis.folder / "backup"
     if lost == "everything":  # all but that it ever ran
         await bench.redis.ping()

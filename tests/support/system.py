@@ -175,7 +175,8 @@ class System:
 
 def _room(command: list[str]) -> str:
     """The room that a command line starts."""
-    if command and "redis-server" in command[0]:  # it writes its socket behind its name
+    # It writes its socket behind its name.
+    if command and any(name in command[0] for name in ("redis-server", "valkey-server")):
         return "redis"
     modules = [word for word in command if word.startswith("services.")]
     return modules[0].removeprefix("services.") if modules else "other"
