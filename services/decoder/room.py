@@ -74,4 +74,6 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         attention_kind=ATTENTION_KIND_CAUSAL,
         host=platform.node(),
         row_invariant=loaded.row_invariant,
+        step_us=loaded.profile.step_us,
+        token_us=loaded.profile.token_us,
     )

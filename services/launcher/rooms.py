@@ -51,6 +51,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "max_num_seqs": ("decoder",),
     "max_num_batched_tokens": ("decoder",),
     "num_host_blocks": ("decoder",),
+    "step_target_ms": ("scheduler",),
     "scheduling_policy": ("scheduler",),
     "preemption_mode": ("scheduler",),
     "kv_cache_memory_bytes": ("decoder",),

@@ -154,6 +154,10 @@ async def test_it_answers_health_reflection_and_load(bench: Bench, short_tmp: Pa
         assert [d.blocks_total for d in answer.decoders] == [199]
         totals = answer.decoders[0].totals
         assert totals.steps == 10 and totals.tokens == 3 + 9
+        load = answer.decoders[0]
+        assert load.step_target_us == 250_000 and load.step_predicted_us > 0
+        assert load.prompt_budget == 64 - 64 // 17 - 1  # beside the only stream, in no time
+        assert sum(load.read_steps.counts) == 9 and load.read_steps.total_s > 0
         assert totals.plan_us > 0 and totals.log_us > 0 and totals.step_us >= totals.steps
         call = opened.unary_unary("/tessera.scheduler.v1.SchedulerService/Nothing")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
