@@ -22,6 +22,7 @@ from services.launcher.roster import Roster, System, waiting
 from services.launcher.screen import LinesTo, open_screen
 from services.launcher.settings import ServeSettings
 from services.launcher.supervisor import Supervisor
+from shared import processors
 from shared.errors import ServingError
 from shared.settings import child_environment
 from shared.telemetry import configure_logs
@@ -74,6 +75,8 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
     ):
         lines = cast(TextIO, LinesTo(screen))
         configure_logs("launcher", settings.log_level, settings.log_format, lines)
+
+        log.info("starting", model=str(settings.model), processors=str(processors.find()))
 
         children: dict[str, Child] = {}
 
