@@ -9,7 +9,6 @@ from typing import TextIO, cast
 
 import structlog
 
-from services.launcher import redis_check
 from services.launcher.child import Child, GaveUp
 from services.launcher.embedded_redis import EmbeddedRedis
 from services.launcher.folders import Folders
@@ -36,6 +35,9 @@ def main(arguments: list[str]) -> int:
     try:
         require_free(settings.host, _ports(settings))
         if settings.redis_url:
+            # Imported where it is needed: every start waits for the launcher's own.
+            from services.launcher import redis_check
+
             redis_check.require(settings.redis_url)
         with Folders(settings.state_folder) as folders:
             return asyncio.run(_serve(settings, folders))

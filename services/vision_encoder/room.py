@@ -15,7 +15,7 @@ from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.servicer import VisionEncoderServicer
 from services.vision_encoder.settings import VisionEncoderSettings
 from services.vision_encoder.tower_queue import TowerQueue
-from shared import artifacts, processors
+from shared import artifacts, processors, rpc
 from shared.artifacts import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
@@ -79,6 +79,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
                 processors=str(processors.find()),
                 start_ms=watch.lap_us() // 1000,
             )
+            rpc.settle()
             await stop.wait()
         log.info("draining")
         await server.not_ready()
