@@ -77,7 +77,7 @@ class _Embeddings(nn.Module):
             config.num_channels, hidden, patch, patch, bias=not config.is_clip
         )
         places = (config.image_size // patch) ** 2 + config.is_clip
-        self.position_embedding = nn.Embedding(places, hidden)
+        self.position_embedding = _Table(places, hidden)
         if config.is_clip:
             self.class_embedding = nn.Parameter(torch.empty(hidden))
         self._is_clip = config.is_clip
@@ -87,6 +87,14 @@ class _Embeddings(nn.Module):
         if self._is_clip:
             x = torch.cat([self.class_embedding.expand(len(x), 1, -1), x], dim=1)
         return x + self.position_embedding.weight
+
+
+class _Table(nn.Module):
+    """As `nn.Embedding`, which draws random rows at first: on the meta device torch imports its compiler for that."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, size))
 
 
 class _Layer(nn.Module):
