@@ -4,13 +4,13 @@ Nothing here imports torch or torch_npu: that takes seconds, and a broken driver
 whole command along.
 """
 
-import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from shared import processors
 from shared.cpu_kernels import build
 from shared.errors import InvalidRequest
 
@@ -52,7 +52,7 @@ def _cpu() -> str:
     model = info.get("model name") or platform.processor() or platform.machine()
     flags = set((info.get("flags") or info.get("Features") or "").split())
     known = " ".join(name for name in _INTERESTING if name in flags) or "no vector extensions known"
-    return f"{model}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {known}"
+    return f"{model}, {processors.find()}, {known}"
 
 
 def _cpu_info(path: Path) -> dict[str, str]:
