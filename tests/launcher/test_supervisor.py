@@ -57,7 +57,7 @@ def alive(pid: int | None) -> bool:
 
 
 async def until_replaced(child: Child, pid: int | None) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while child.pid in (pid, None) or not child.ready.is_set():
             await asyncio.sleep(0.02)
 
@@ -85,7 +85,7 @@ async def test_a_process_that_falls_silent_is_killed(
     async with running(Supervisor([[child]])):
         first = child.pid
         (tmp_path / "encoder.silent").touch()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while alive(first):
                 await asyncio.sleep(0.05)
         (tmp_path / "encoder.silent").unlink()
@@ -219,7 +219,7 @@ async def test_a_spare_process_takes_the_place_of_a_dead_one(
     async with running(Supervisor([[child]])):
         first = child.pid
         assert first is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while len(imported()) < 2:
                 await asyncio.sleep(0.02)
         (spare,) = imported() - {first}
@@ -231,7 +231,7 @@ async def test_a_spare_process_takes_the_place_of_a_dead_one(
         await until_replaced(child, first)
         assert child.pid == spare
         assert record.lines[-1] == f"decoder: at work {spare}"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while len(imported()) < 3:
                 await asyncio.sleep(0.02)
     assert not any(map(alive, imported()))

@@ -31,7 +31,7 @@ async def bench(private_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[B
 
 async def generated(decoder: PlayedDecoder, count: int, sequences: int = 1) -> None:
     """Waits until a decoder has that many tokens of each of so many sequences."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while (
             len(decoder.slots) < sequences
             or min(map(len, decoder.slots.values())) < len(PROMPT) + count

@@ -72,7 +72,7 @@ async def test_cancelling_a_running_request_ends_it_and_frees_its_slot(bench: Be
     assert await bench.queue.cancel(rid) == "FLAGGED"
     _, ending = await bench.answer(rid)
     assert ending.reason == ending_pb2.FINISH_REASON_CANCELLED
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while decoder.slots:
             await asyncio.sleep(0.01)
 

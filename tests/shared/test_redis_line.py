@@ -89,7 +89,7 @@ async def test_a_subscription_hears_what_is_published_and_when_it_breaks(
     subscription = Subscription(redis, "channel")
     await subscription.open()
     heard: list[bytes] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await line_of(redis).call("PUBLISH", "channel", "0") == 0:
             await asyncio.sleep(0.01)
         for number in range(1, 50):

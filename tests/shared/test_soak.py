@@ -152,7 +152,7 @@ async def test_redis_is_as_empty_after_it_as_before(desk: Desk) -> None:
     background = [asyncio.create_task(task) for task in (soak.listen(), soak.look_after())]
     background += [asyncio.create_task(soak.serve_all()) for _ in range(3)]
     await asyncio.gather(*(soak.ask_all(REQUESTS // 20) for _ in range(20)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while await desk.queue.depth() != (0, 0):
             await asyncio.sleep(0.05)
         await tasks.end(*background[2:])
