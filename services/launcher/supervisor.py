@@ -9,7 +9,9 @@ from services.launcher.child import Child
 
 _STOP_WITHIN_S = 3.5  # the drain not counted
 _FOUNDATION_S = 1.0  # Redis writes its file out
-_KILLED_WITHIN_S = 5.0  # the kernel frees what it held; at once, unless the machine has too much to do
+_KILLED_WITHIN_S = (
+    5.0  # the kernel frees what it held; at once, unless the machine has too much to do
+)
 
 
 class Supervisor:
