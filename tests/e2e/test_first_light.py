@@ -24,7 +24,7 @@ from support.system import System
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

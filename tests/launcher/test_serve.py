@@ -13,7 +13,7 @@ from support.system import System
 
 from shared.settings import DEMO_MODEL
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def until(condition: Callable[[], bool], what: str, within_s: float = 60) -> None:

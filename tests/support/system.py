@@ -34,7 +34,7 @@ class System:
         self,
         model: Path | None = None,
         *flags: str,
-        ready_within_s: float = 120.0,
+        ready_within_s: float = 240.0,
         program: Sequence[str] = (sys.executable, "-m", "services.launcher"),
     ) -> None:
         """`model` is a checkpoint folder, the demo model if None; `program` is what `tessera` is."""
