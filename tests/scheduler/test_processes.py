@@ -15,7 +15,7 @@ from shared.settings import child_environment, python_path
 
 PROMPT = [1, 2, 3]
 LENGTH = 240
-WITHIN_S = 60  # a scheduler that starts on a busy machine imports for many seconds
+WITHIN_S = 120  # a scheduler that starts on a busy machine imports for many seconds
 _ROOT = Path(__file__).parents[2]
 
 

@@ -16,7 +16,7 @@ from support.step_stream import DECODER_ID, running_decoder
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
 from shared import token_log
-from shared.errors import Unavailable
+from shared.errors import Superseded, Unavailable
 from shared.keys import Keys, new_instance_id, new_request_id
 from shared.log_event import PROMPT
 from shared.queue import Queue, connect
@@ -107,6 +107,9 @@ class PlayedDecoder(DecoderServiceServicer):
             if self.stalled.is_set():
                 await asyncio.sleep(3600)
             await asyncio.sleep(self.delay_s)
+            if first.open.lease < self.largest_lease:
+                # As the real one: a plan of an older lease changes nothing any more.
+                raise Superseded("NEWER_LEASE", f"lease {self.largest_lease} took over")
             yield decoder_pb2.StepsResponse(result=self.step(request.plan))
 
     def step(self, plan: decoder_pb2.StepPlan) -> decoder_pb2.StepResult:
