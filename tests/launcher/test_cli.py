@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ports import free_ports
+from support.ports import closed_port, free_ports
 
 from services.launcher import cli
 from services.launcher.embedded_redis import EmbeddedRedis
@@ -25,7 +25,7 @@ def tessera(*arguments: str, stdin: str = "", **variables: str) -> subprocess.Co
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         cwd=root,
         env={
             "PYTHONPATH": f"{root}:{root / 'protos'}",
@@ -120,8 +120,8 @@ def test_a_value_out_of_range_names_its_flag() -> None:
 
 
 def test_a_redis_that_is_away_is_said_before_anything_starts() -> None:
-    (port,) = free_ports(1)
-    result = tessera("serve", "--redis-url", f"redis://127.0.0.1:{port}")
+    with closed_port() as port:
+        result = tessera("serve", "--redis-url", f"redis://127.0.0.1:{port}")
     assert result.returncode == 1
     assert f"no Redis answers at redis://127.0.0.1:{port}" in result.stderr
 
@@ -149,8 +149,8 @@ def test_a_refused_question_is_explained_and_forgotten(echo_url: str) -> None:
 
 
 def test_a_server_that_is_away_is_explained() -> None:
-    (port,) = free_ports(1)
-    result = tessera("chat", "--url", f"http://127.0.0.1:{port}/v1", stdin="hello\n")
+    with closed_port() as port:
+        result = tessera("chat", "--url", f"http://127.0.0.1:{port}/v1", stdin="hello\n")
     assert result.returncode == 1
     assert "nobody answers" in result.stderr
     assert "tessera serve" in result.stderr
