@@ -34,6 +34,7 @@ FROM python AS kernels
 RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ >/dev/null
 WORKDIR /build
 COPY shared/cpu_kernels cpu_kernels
+# Every instruction set of the architecture that the image is built for.
 RUN python cpu_kernels/build.py --all
 
 # --- libraries: they change when pyproject.toml does, not when code does -------------------------
@@ -87,6 +88,8 @@ ENV TESSERA_GATEWAY_HOST=0.0.0.0 TESSERA_GATEWAY_PORT=8000 TESSERA_GATEWAY_GRPC_
 EXPOSE 8000 8001
 HEALTHCHECK --interval=10s --start-interval=2s --start-period=600s --timeout=5s --retries=3 \
     CMD ["python", "-m", "shared.healthcheck", "http://127.0.0.1:8000/health/ready"]
+# Here and in each room below: a container writes no bytecode, and would compile its sources at every start.
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.gateway"]
 
@@ -95,6 +98,7 @@ COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/scheduler services/scheduler
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.scheduler"]
 
@@ -103,6 +107,7 @@ COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/preprocess services/preprocess
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.preprocess"]
 
@@ -112,6 +117,7 @@ COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/vision_encoder services/vision_encoder
 COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.vision_encoder"]
 
@@ -121,5 +127,6 @@ COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/decoder services/decoder
 COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.decoder"]

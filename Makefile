@@ -21,10 +21,10 @@ PROTOS    := $(shell find protos -name '*.proto')
 COMPOSE   := docker compose
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install proto kernels lint types test bench docker up down clean
+.PHONY: help serve install proto kernels self-test lint types test bench docker up down clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: install proto kernels ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
 	@exec $(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --port $(PORT) $(ARGS)
@@ -56,6 +56,9 @@ kernels: $(KERNELS) ## Compile the CPU kernels, if one has changed and there is 
 $(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/*.h $(CPU_KERNELS)/*.cpp) $(INSTALLED)
 	@$(BIN)/python $(CPU_KERNELS)/build.py
 	@touch $@
+
+self-test: install ## Try every CPU kernel against plain loops, those for Arm under an emulator if there is one
+	@$(BIN)/python $(CPU_KERNELS)/build.py --self-test --all
 
 lint: install proto ## Check style, format and which room imports what
 	$(BIN)/ruff check .

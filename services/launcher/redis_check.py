@@ -1,5 +1,6 @@
 """Whether a Redis can be our queue: it answers, it forgets nothing, it writes down what it holds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import redis
@@ -11,7 +12,10 @@ _TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class RedisReport:
-    """What a Redis says about itself; None where it does not let itself be asked."""
+    """What a Redis says about itself; None where it does not let itself be asked.
+
+    version: such as "7.4.1", or "Valkey 9.1.2".
+    """
 
     version: str
     eviction: str | None
@@ -47,9 +51,10 @@ def report(url: str) -> RedisReport:
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_TIMEOUT_S,
         ) as client:
-            version = str(client.info("server")["redis_version"])
             return RedisReport(
-                version, _setting(client, "maxmemory-policy"), _setting(client, "appendonly")
+                _version(client.info("server")),
+                _setting(client, "maxmemory-policy"),
+                _setting(client, "appendonly"),
             )
     except (redis.RedisError, ValueError, OSError) as error:
         raise Unavailable("REDIS_AWAY", f"no Redis answers at {url}: {error}") from error
@@ -58,6 +63,12 @@ def report(url: str) -> RedisReport:
 def require(url: str) -> None:
     """Raises Unavailable if no Redis answers there."""
     report(url)
+
+
+def _version(server: Mapping[str, object]) -> str:
+    # Valkey's `redis_version` is that of the Redis that it stands in for.
+    own = server.get("valkey_version")
+    return str(server["redis_version"]) if own is None else f"Valkey {own}"
 
 
 def _setting(client: redis.Redis, name: str) -> str | None:

@@ -343,7 +343,11 @@ class DecoderLink:
             self._outbox.put_nowait(
                 decoder_pb2.StepsRequest(heartbeat=decoder_pb2.Heartbeat(draining=False))
             )
+            before = self._clock()
             await asyncio.sleep(_HEARTBEAT_S)
+            now = self._clock()
+            if now - before > _SILENCE_S / 2:
+                self._heard = now  # it was we who slept: what was sent meanwhile is still unread
         self.finish("DECODER_SILENT", f"the decoder was silent for {_SILENCE_S:.0f} s")
 
     async def _reason(self) -> ServingError:

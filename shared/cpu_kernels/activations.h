@@ -1,4 +1,4 @@
-// Activations of sixteen sums at a time, in float32.
+// Activations of a vector of sums, in float32.
 #pragma once
 
 #include "vectors.h"

@@ -3,7 +3,7 @@
 // Sixteen tokens of one head are a page, laid out as the products want it: keys as a panel of 16
 // columns (for every unit of the head the keys side by side), then values as rows of units (two
 // neighbouring keys make a unit in bfloat16). So both products are the same small kernel as a
-// linear layer's. A block of the cache is one page or several.
+// linear layer's. A block of the cache is one page or several, a page one vector of keys or several.
 //
 // Queries walk over the keys in tiles of fixed places with a running maximum (Milakov and
 // Gimelshein, 2018; Dao et al., 2022): what a query adds up, and in which order, depends on its own
@@ -19,14 +19,12 @@
 
 namespace tessera {
 
-constexpr int PAGE = 16;  // keys
-constexpr int TILE_PAGES = 8;
-constexpr int TILE = PAGE * TILE_PAGES;  // keys of one step of the running maximum
-#if defined(__AVX512F__)
-constexpr int SCORE_ROWS = 12, VALUE_ROWS = 6;
-#else
-constexpr int SCORE_ROWS = 3, VALUE_ROWS = 1;
-#endif
+constexpr int PAGE = 16;  // keys: whole vectors of every instruction set
+constexpr int TILE = 128;  // keys of one step of the running maximum
+constexpr int TILE_PAGES = TILE / PAGE, TILE_VECTORS = TILE / LANES;
+constexpr int PAGE_VECTORS = PAGE / LANES;
+// Values of one pass: as many sums as a tile of a linear layer has.
+constexpr int VALUE_ROWS = 6, VALUE_VECTORS = 2 * TILE_ROWS / VALUE_ROWS;
 
 // One layer's cache: [blocks, kv heads, pages of a block, keys then values, PAGE * size] elements.
 struct Cache {
@@ -80,76 +78,82 @@ struct Attention {
     const float* sinks;    // [q heads] or null
 };
 
-// What one thread needs for a task; kept from call to call.
+// What one thread needs for a task; kept from call to call. Queries and weights are words.
 template <class T>
 struct Workspace {
-    std::vector<typename T::Element> queries, weights;
+    std::vector<int32_t> queries, weights;
     std::vector<float> scores, mixed, highest, total;
 
     void fit(int64_t rows, int64_t size) {
-        queries.resize(rows * size);
-        weights.resize(rows * TILE);
+        queries.resize(rows * words(size));
+        weights.resize(rows * words(TILE));
         scores.resize(rows * TILE);
         mixed.resize(rows * size);
         highest.resize(rows);
         total.resize(rows);
     }
+
+    static constexpr int64_t words(int64_t elements) { return elements / T::PER_UNIT * T::PARTS; }
 };
 
-// scores[R][32] of two neighbouring pages (or one page twice).
+// scores[R][2 vectors] of two neighbouring vectors of keys (or one twice).
 template <class T, int R>
-static inline void score(const typename T::Element* queries, int64_t size,
-                         const typename T::Element* first, const typename T::Element* second,
-                         float* scores) {
-    const int64_t units = size / T::PER_UNIT;
-    const int32_t* q = (const int32_t*)queries;
-    const int32_t *a = (const int32_t*)first, *b = (const int32_t*)second;
+static inline void score(const int32_t* queries, int64_t size, const int32_t* first,
+                         const int32_t* second, float* scores) {
+    const int64_t units = size / T::PER_UNIT, stride = units * T::PARTS;
     floats left[R] = {}, right[R] = {};
     for (int64_t u = 0; u < units; u++) {
-        const ints ka = load<ints>(a + u * PAGE), kb = load<ints>(b + u * PAGE);
+#pragma GCC unroll 2
+        for (int part = 0; part < T::PARTS; part++) {
+            const ints a = T::column(load<ints>(first + u * PAGE), part);
+            const ints b = T::column(load<ints>(second + u * PAGE), part);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-            const int32_t unit = q[r * units + u];
-            left[r] = T::dot(left[r], ka, unit);
-            right[r] = T::dot(right[r], kb, unit);
+            for (int r = 0; r < R; r++) {
+                const int32_t word = queries[r * stride + u * T::PARTS + part];
+                left[r] = T::dot(left[r], a, word);
+                right[r] = T::dot(right[r], b, word);
+            }
         }
     }
     for (int r = 0; r < R; r++) {
         store(scores + r * TILE, left[r]);
-        store(scores + r * TILE + PAGE, right[r]);
+        store(scores + r * TILE + LANES, right[r]);
     }
 }
 
 template <class T, int R>
-static inline void score_some(int rows, const typename T::Element* queries, int64_t size,
-                              const typename T::Element* first, const typename T::Element* second,
-                              float* scores) {
+static inline void score_some(int rows, const int32_t* queries, int64_t size, const int32_t* first,
+                              const int32_t* second, float* scores) {
     if constexpr (R > 0) {
         if (rows == R) return score<T, R>(queries, size, first, second, scores);
         score_some<T, R - 1>(rows, queries, size, first, second, scores);
     }
 }
 
-// mixed[R][C * 16] += weights[R][keys] times values[keys][C * 16].
+// mixed[R][C vectors] += weights[R][keys] times values[keys][C vectors].
 template <class T, int R, int C>
-static inline void mix(const typename T::Element* weights, const typename T::Element* const* values,
-                       int pages, int64_t size, int64_t column, float* mixed) {
-    constexpr int64_t UNITS = PAGE / T::PER_UNIT;
-    const int32_t* w = (const int32_t*)weights;
+static inline void mix(const int32_t* weights, const int32_t* const* values, int pages,
+                       int64_t size, int64_t column, float* mixed) {
+    constexpr int64_t UNITS = PAGE / T::PER_UNIT, WORDS = UNITS * T::PARTS;
     floats acc[R][C];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) acc[r][c] = load<floats>(mixed + r * size + c * LANES);
     for (int page = 0; page < pages; page++) {
-        const int32_t* v = (const int32_t*)values[page] + column;
+        const int32_t* v = values[page] + column;
+        const int32_t* w = weights + page * WORDS;
         for (int64_t u = 0; u < UNITS; u++) {
-            ints columns[C];
+#pragma GCC unroll 2
+            for (int part = 0; part < T::PARTS; part++) {
+                ints columns[C];
 #pragma GCC unroll 4
-            for (int c = 0; c < C; c++) columns[c] = load<ints>(v + u * size + c * LANES);
+                for (int c = 0; c < C; c++)
+                    columns[c] = T::column(load<ints>(v + u * size + c * LANES), part);
 #pragma GCC unroll 6
-            for (int r = 0; r < R; r++) {
-                const int32_t unit = w[(r * TILE_PAGES + page) * UNITS + u];
+                for (int r = 0; r < R; r++) {
+                    const int32_t word = w[r * TILE_PAGES * WORDS + u * T::PARTS + part];
 #pragma GCC unroll 4
-                for (int c = 0; c < C; c++) acc[r][c] = T::dot(acc[r][c], columns[c], unit);
+                    for (int c = 0; c < C; c++) acc[r][c] = T::dot(acc[r][c], columns[c], word);
+                }
             }
         }
     }
@@ -158,9 +162,8 @@ static inline void mix(const typename T::Element* weights, const typename T::Ele
 }
 
 template <class T, int R, int C>
-static inline void mix_some(int rows, const typename T::Element* weights,
-                            const typename T::Element* const* values, int pages, int64_t size,
-                            int64_t column, float* mixed) {
+static inline void mix_some(int rows, const int32_t* weights, const int32_t* const* values,
+                            int pages, int64_t size, int64_t column, float* mixed) {
     if constexpr (R > 0) {
         if (rows == R) return mix<T, R, C>(weights, values, pages, size, column, mixed);
         mix_some<T, R - 1, C>(rows, weights, values, pages, size, column, mixed);
@@ -169,12 +172,12 @@ static inline void mix_some(int rows, const typename T::Element* weights,
 
 // Turns a row's scores of one tile into weights; returns what older sums are to be scaled by.
 template <class T>
-static inline float soften(const float* scores, int seen_from, int seen_to, int width,
+static inline float soften(const float* scores, int seen_from, int seen_to, int vectors,
                            const Attention& call, float* highest, float* total,
-                           typename T::Element* weights) {
+                           int32_t* weights) {
     const floats never = broadcast(-INFINITY);
-    floats kept[TILE_PAGES], best = never;
-    for (int i = 0; i < width; i++) {
+    floats kept[TILE_VECTORS], best = never;
+    for (int i = 0; i < vectors; i++) {
         floats s = load<floats>(scores + i * LANES) * call.scale;
         if (call.softcap > 0) {
             const floats e = exp(-2.0f * max(s, -s) / call.softcap);
@@ -189,9 +192,9 @@ static inline float soften(const float* scores, int seen_from, int seen_to, int 
     const float before = *highest;
     const float now = std::max(before, largest(best));
     floats added = {};
-    for (int i = 0; i < width; i++) {
+    for (int i = 0; i < vectors; i++) {
         const floats e = exp(kept[i] - now);
-        T::write(weights + i * LANES, e);
+        T::put(weights, i * LANES, e);
         added = added + e;
     }
     const float factor = exp(broadcast(before - now))[0];
@@ -209,12 +212,13 @@ static void attend(const Attention& call, const Cache& cache, const int32_t* tas
     const int64_t size = cache.size, real = cache.real;
     const int64_t share = call.q_heads / cache.heads, rows = tokens * share;
     space.fit(rows, size);
+    const int64_t words = space.words(size), tile_words = space.words(TILE);
+    std::vector<Element> padded(size);
     for (int64_t r = 0; r < rows; r++) {
         const Element* q = (const Element*)call.q + (token + r / share) * call.q_stride +
                            (head * share + r % share) * real;
-        Element* to = space.queries.data() + r * size;
-        std::memcpy(to, q, real * sizeof(Element));
-        std::memset(to + real, 0, (size - real) * sizeof(Element));
+        std::memcpy(padded.data(), q, real * sizeof(Element));
+        to_words<T>(padded.data(), size, space.queries.data() + r * words);
         space.highest[r] = call.sinks ? call.sinks[head * share + r % share] : -1e30f;
         space.total[r] = call.sinks ? 1.0f : 0.0f;
     }
@@ -224,29 +228,33 @@ static void attend(const Attention& call, const Cache& cache, const int32_t* tas
     const int64_t oldest = call.window ? std::max<int64_t>(0, position - call.window + 1) : 0;
     for (int64_t tile = oldest / TILE * TILE; tile < keys; tile += TILE) {
         const int pages = (int)std::min<int64_t>(TILE_PAGES, (keys - tile + PAGE - 1) / PAGE);
-        const Element *page[TILE_PAGES], *values[TILE_PAGES];
+        const int vectors = pages * PAGE_VECTORS;
+        const int32_t *keys_of[TILE_VECTORS], *values[TILE_PAGES];
         for (int p = 0; p < pages; p++) {
             const int64_t number = tile / PAGE + p;
-            page[p] = page_of<T>(cache, table[number / cache.pages], number % cache.pages, head);
-            values[p] = page[p] + PAGE * size;
+            const Element* page =
+                page_of<T>(cache, table[number / cache.pages], number % cache.pages, head);
+            for (int i = 0; i < PAGE_VECTORS; i++)
+                keys_of[p * PAGE_VECTORS + i] = (const int32_t*)page + i * LANES;
+            values[p] = (const int32_t*)(page + PAGE * size);
         }
         // Groups of like size: a last one of one row would cost as much as one of many.
-        const int64_t score_groups = (rows + SCORE_ROWS - 1) / SCORE_ROWS;
+        const int64_t score_groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
         for (int64_t group = 0; group < score_groups; group++) {
             const int64_t r = rows * group / score_groups;
             const int count = (int)(rows * (group + 1) / score_groups - r);
-            for (int p = 0; p < pages; p += 2)
-                score_some<T, SCORE_ROWS>(count, space.queries.data() + r * size, size, page[p],
-                                          page[std::min(p + 1, pages - 1)],
-                                          space.scores.data() + r * TILE + p * PAGE);
+            for (int i = 0; i < vectors; i += 2)
+                score_some<T, TILE_ROWS>(count, space.queries.data() + r * words, size, keys_of[i],
+                                         keys_of[std::min(i + 1, vectors - 1)],
+                                         space.scores.data() + r * TILE + i * LANES);
         }
         for (int64_t r = 0; r < rows; r++) {
             const int64_t place = position + r / share;
             const int64_t from = call.window ? place - call.window + 1 - tile : 0;
             const float factor = soften<T>(
                 space.scores.data() + r * TILE, (int)std::max<int64_t>(0, from),
-                (int)std::min<int64_t>(TILE, (all ? all : place + 1) - tile), pages, call, &space.highest[r],
-                &space.total[r], space.weights.data() + r * TILE);
+                (int)std::min<int64_t>(TILE, (all ? all : place + 1) - tile), vectors, call,
+                &space.highest[r], &space.total[r], space.weights.data() + r * tile_words);
             if (factor != 1.0f)
                 for (int64_t d = 0; d < size; d++) space.mixed[r * size + d] *= factor;
         }
@@ -254,11 +262,13 @@ static void attend(const Attention& call, const Cache& cache, const int32_t* tas
         for (int64_t group = 0; group < value_groups; group++) {
             const int64_t r = rows * group / value_groups;
             const int count = (int)(rows * (group + 1) / value_groups - r);
-            const Element* weights = space.weights.data() + r * TILE;
+            const int32_t* weights = space.weights.data() + r * tile_words;
             float* mixed = space.mixed.data() + r * size;
+            constexpr int WIDTH = VALUE_VECTORS * LANES;
             int64_t d = 0;
-            for (; d + 4 * LANES <= size; d += 4 * LANES)
-                mix_some<T, VALUE_ROWS, 4>(count, weights, values, pages, size, d, mixed + d);
+            for (; d + WIDTH <= size; d += WIDTH)
+                mix_some<T, VALUE_ROWS, VALUE_VECTORS>(count, weights, values, pages, size, d,
+                                                       mixed + d);
             for (; d < size; d += LANES)
                 mix_some<T, VALUE_ROWS, 1>(count, weights, values, pages, size, d, mixed + d);
         }

@@ -8,14 +8,18 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_
 import structlog
 
 from shared.cpu_kernels import build
+from shared.errors import InvalidRequest
 
 log = structlog.get_logger(__name__)
 
-PANEL = 32  # columns of a packed weight that lie together
-LANES = 16
-PAGE = 16  # tokens of the cache that lie together; a block is one page or several
 PLAIN, SWIGLU, GELU, GELU_TANH, QUICK_GELU = range(5)
 SAME, WIDE, LARGEST = 0, 1, 2
+
+
+class Sizes(Structure):
+    """See `kernels.cpp`."""
+
+    _fields_ = (("lanes", c_int32), ("panel", c_int32), ("page", c_int32))
 
 
 class Linear(Structure):
@@ -124,11 +128,20 @@ class LayerStep(Structure):
 
 
 class Kernels:
-    """The functions of `kernels.cpp`, with a pool of `threads`; one object for each process."""
+    """The functions of `kernels.cpp`, with a pool of `threads`; one object for each process.
+
+    lanes: float32 in a vector; panel: columns of a packed weight that lie together; page: tokens of
+    the cache that lie together, a block being one page or several. All depend on the instruction set.
+    """
 
     def __init__(self, library: ctypes.CDLL, name: str, threads: int) -> None:
         self.name = name  # of the instruction set
         self.threads = threads
+        library.tessera_sizes.restype = Sizes
+        sizes = library.tessera_sizes()
+        self.lanes: int = sizes.lanes
+        self.panel: int = sizes.panel
+        self.page: int = sizes.page
         self.pack = _declare(
             library.tessera_pack, c_int, c_void_p, c_int64, c_int64, c_int, c_void_p
         )
@@ -172,10 +185,16 @@ class Kernels:
 
 @functools.lru_cache(maxsize=1)  # one pool of threads for each process
 def load_kernels(threads: int) -> Kernels | None:
-    """The kernels for this machine, compiled if need be; None, with a line in the log, if not."""
-    known = build.best_instruction_set()
+    """The kernels for this machine, compiled if need be; None, with a line in the log, if not.
+
+    Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have.
+    """
+    try:
+        known = build.chosen_instruction_set()
+    except ValueError as error:
+        raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
     if known is None:
-        log.info("no CPU kernels for this processor: torch does their work")
+        log.info("no CPU kernels: torch does their work", reason=build.why_none())
         return None
     path = build.find(known)
     try:

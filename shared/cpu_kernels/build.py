@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels: `python shared/cpu_kernels/build.py [--all]`.
+"""Compiles the CPU kernels: `python shared/cpu_kernels/build.py [--all]`; `--self-test` tries them out.
 
 Once for each instruction set, so that an image runs on any machine; the file's name holds a hash of
 the sources, so that an old one is never loaded. Without a compiler there are no kernels, and torch
@@ -9,53 +9,99 @@ import argparse
 import contextlib
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
 _FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden",
+    "-std=c++17", "-O3", "-pthread", "-fvisibility=hidden",
     # Products and sums in one rounding, everywhere alike; no errno for square roots.
     "-ffp-contract=fast", "-fno-math-errno", "-Wno-psabi", "-Wno-ignored-attributes",
+    # A vector wider than a register goes through memory: many times slower (gcc's warning).
+    "-Werror=vector-operation-performance", "-Wno-unknown-warning-option",
 )  # fmt: skip
+_LIBRARY_FLAGS = ("-fPIC", "-shared")
+# Of another machine: compiler, emulator, and the packages that have them.
+_EMULATED = {
+    "aarch64": ("aarch64-linux-gnu-g++", "qemu-aarch64-static", "g++-aarch64-linux-gnu qemu-user-static"),
+}  # fmt: skip
+# Forces one of the sets by its name, or "none": torch does the work.
+VARIABLE = "TESSERA_CPU_INSTRUCTIONS"
 
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """`needs`: names in /proc/cpuinfo; `flags`: what the compiler is told."""
+    """`machine`: as `uname -m` says; `needs`: names in /proc/cpuinfo; `flags`: what the compiler is told."""
 
     name: str
+    machine: str
     needs: frozenset[str]
     flags: tuple[str, ...]
 
 
-def _instruction_set(name: str, *extensions: str) -> InstructionSet:
+def _x86(name: str, *extensions: str) -> InstructionSet:
     spelt = {"avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni"}
     flags = tuple(f"-m{spelt.get(extension, extension)}" for extension in extensions)
-    return InstructionSet(name, frozenset(extensions), flags)
+    return InstructionSet(name, "x86_64", frozenset(extensions), flags)
 
 
 _AVX512 = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
-# The best first.
+# The best of each machine first.
 INSTRUCTION_SETS = (
-    _instruction_set("avx512_bf16", *_AVX512, "avx512_vnni", "avx512_bf16"),
-    _instruction_set("avx512", *_AVX512),
-    _instruction_set("avx2", "avx2", "fma"),
+    _x86("avx512_bf16", *_AVX512, "avx512_vnni", "avx512_bf16"),
+    _x86("avx512", *_AVX512),
+    _x86("avx2", "avx2", "fma"),
+    InstructionSet("neon", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
 )
 
 
-def best_instruction_set() -> InstructionSet | None:
-    """What this machine has; None where there is nothing for it."""
-    flags: set[str] = set()
+def runnable_instruction_sets() -> tuple[InstructionSet, ...]:
+    """What this machine has, the best first."""
+    flags = _processor_flags()
+    return tuple(known for known in _of_this_machine() if known.needs <= flags)
+
+
+def chosen_instruction_set() -> InstructionSet | None:
+    """The best that this machine has, or the one that TESSERA_CPU_INSTRUCTIONS names; None where
+    there is none for it, or none is wanted. Raises ValueError for one that cannot run here."""
+    runnable = runnable_instruction_sets()
+    asked = os.environ.get(VARIABLE, "")
+    if asked == "none":
+        return None
+    if not asked:
+        return next(iter(runnable), None)
+    for known in runnable:
+        if known.name == asked:
+            return known
+    names = [known.name for known in runnable]
+    kind = "is no" if asked not in (s.name for s in INSTRUCTION_SETS) else "this machine lacks that"
+    raise ValueError(
+        f"{VARIABLE}={asked}: {kind} instruction set; here it may be {', '.join([*names, 'none'])}"
+    )
+
+
+def why_none() -> str:
+    """Why `chosen_instruction_set` gave none."""
+    return f"{VARIABLE}=none" if os.environ.get(VARIABLE) else "there are none for this processor"
+
+
+def _of_this_machine() -> tuple[InstructionSet, ...]:
+    machine = {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    return tuple(known for known in INSTRUCTION_SETS if known.machine == machine)
+
+
+def _processor_flags() -> set[str]:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                flags = set(line.partition(":")[2].split())
-                break
-    return next((known for known in INSTRUCTION_SETS if known.needs <= flags), None)
+            name, _, values = line.partition(":")
+            if name.strip() in ("flags", "Features"):  # of x86, of Arm
+                return set(values.split())
+    return set()
 
 
 def find(known: InstructionSet) -> Path | None:
@@ -80,7 +126,8 @@ def compile_library(known: InstructionSet) -> Path:
     target = folder / _file_name(known)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / target.name
-        command = [chosen, *_FLAGS, *known.flags, "-o", str(made), str(SOURCES / "kernels.cpp")]
+        flags = [*_FLAGS, *_LIBRARY_FLAGS, *known.flags]
+        command = [chosen, *flags, "-o", str(made), str(SOURCES / "kernels.cpp")]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.replace(target)  # whole or not at all: others may be waiting for it
     for outdated in set(folder.glob(f"tessera-{known.name}-*.so")) - {target}:
@@ -89,7 +136,7 @@ def compile_library(known: InstructionSet) -> Path:
 
 
 def _file_name(known: InstructionSet) -> str:
-    content = hashlib.sha256(repr((_FLAGS, known.flags)).encode())
+    content = hashlib.sha256(repr((_FLAGS, _LIBRARY_FLAGS, known.flags)).encode())
     for source in sorted(SOURCES.glob("*.[ch]*")):
         if source.suffix in (".cpp", ".h"):
             content.update(source.read_bytes())
@@ -108,23 +155,68 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
+def self_test(known: InstructionSet) -> bool:
+    """Tries every kernel against plain loops (`self_test/`), under an emulator if another machine has
+    the instructions. False if one is wrong; what cannot be tried here is skipped, with a line."""
+    tools = _tools(known)
+    if isinstance(tools, str):
+        print(f"{known.name}: skipped, {tools}")
+        return True
+    chosen, *emulator = tools
+    print(f"{known.name}:", *emulator, flush=True)
+    flags = [*_FLAGS, *known.flags, *(["-static"] if emulator else [])]
+    sources = [str(SOURCES / name) for name in ("kernels.cpp", "self_test/main.cpp")]
+    with tempfile.TemporaryDirectory() as scratch:
+        made = str(Path(scratch) / "self_test")
+        commands = ([chosen, *flags, "-o", made, *sources], [*emulator, made])
+        return all(subprocess.run(command).returncode == 0 for command in commands)
+
+
+def _tools(known: InstructionSet) -> list[str] | str:
+    """The compiler, and the emulator if one is needed; or why the instructions cannot be tried here."""
+    if known in runnable_instruction_sets():
+        chosen = compiler()
+        return [chosen] if chosen else "there is no C++ compiler: install g++ or clang++"
+    if known in _of_this_machine():
+        return "this processor lacks it"
+    if known.machine not in _EMULATED:
+        return f"it needs an {known.machine} machine"
+    *tools, packages = _EMULATED[known.machine]
+    return tools if all(map(shutil.which, tools)) else f"it needs apt-get install {packages}"
+
+
 def main() -> None:
     """Compiles what this machine needs, or everything for an image that will run elsewhere."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="for every instruction set")
     parser.add_argument("--status", action="store_true", help="only say what there is")
+    parser.add_argument(
+        "--self-test", action="store_true", help="try them; with --all those of other machines, too"
+    )
     arguments = parser.parse_args()
-    here = best_instruction_set()
-    if here is None:
+    if arguments.self_test:
+        tried = INSTRUCTION_SETS if arguments.all else runnable_instruction_sets()[:1]
+        wrong = [known.name for known in tried if not self_test(known)]
+        sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
+    sets = _of_this_machine() if arguments.all else runnable_instruction_sets()[:1]
+    if not sets:
         print("none for this processor")
-        return
-    if arguments.status:
-        print(f"{here.name}, {'compiled' if find(here) else 'to be compiled'}")
+    elif arguments.status:
+        print(status())
     elif compiler() is None:
         print("not compiled: there is no C++ compiler (install g++ or clang++)")
     else:
-        for known in INSTRUCTION_SETS if arguments.all else (here,):
+        for known in sets:
             print(find(known) or compile_library(known))
+
+
+def status() -> str:
+    """What the next process will use, in a line. Raises ValueError as `chosen_instruction_set` does."""
+    known = chosen_instruction_set()
+    if known is None:
+        return f"torch, {why_none()}"
+    forced = f", {VARIABLE}" if os.environ.get(VARIABLE) else ""
+    return f"{known.name}, {'compiled' if find(known) else 'to be compiled'}{forced}"
 
 
 if __name__ == "__main__":

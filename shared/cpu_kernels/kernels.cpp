@@ -48,6 +48,14 @@ void over_rows(int64_t count, int64_t bytes_each, Body body) {
 #pragma GCC visibility push(default)
 extern "C" {
 
+// What the layouts of weights and cache are made of in this instruction set; see `vectors.h`,
+// `linear.h`, `attention.h`.
+struct Sizes {
+    int32_t lanes, panel, page;
+};
+
+Sizes tessera_sizes() { return {LANES, PANEL, PAGE}; }
+
 // Begins anew with this many threads, the caller's included.
 void tessera_start(int threads) {
     delete pool;

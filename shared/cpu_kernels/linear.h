@@ -1,8 +1,11 @@
 // y = x w^T + b over packed weights, for any number of rows.
 //
-// A packed weight is a row of panels, each of 32 columns (outputs): for every unit of the inputs
-// the 32 columns' units side by side, so that one row reads memory in one stream and twelve rows
-// keep 24 accumulators in registers. Each output is one sum over the inputs in their order.
+// A packed weight is a row of panels, each of two vectors of columns (outputs): for every unit of
+// the inputs the columns' units side by side, so that one row reads memory in one stream, and a tile
+// of rows keeps its sums in registers. Each output is one sum over the inputs in their order.
+//
+// Where there are more rows than a tile or a few have, a panel is taken in blocks of inputs that stay in a
+// core's own cache while all rows pass: between blocks the sums rest in memory, as they are.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +19,11 @@
 namespace tessera {
 
 constexpr int PANEL = 2 * LANES;  // columns
-#if defined(__AVX512F__)
-constexpr int MOST_ROWS = 12;  // of one register tile
-#else
-constexpr int MOST_ROWS = 3;
-#endif
+// Words of each column in a block: with the rows of a tile they fill most of the second cache (three
+// quarters of 512 KiB for AVX2, of 1 MiB for AVX-512). Smaller blocks were slower (benchmarks/README.md).
+constexpr int64_t BLOCK = 6144;
+constexpr int WIDEN_TILES = 4;  // of rows: with more it pays to widen a block before they pass
+constexpr int AHEAD_WORDS = 512;  // how far ahead of the sums weights are asked for
 
 // What becomes of a sum: itself, what it is gated by, or an activation of it (`activations.h`).
 enum Epilogue { PLAIN = 0, SWIGLU = 1, GELU = 2, GELU_TANH = 3, QUICK_GELU = 4 };
@@ -56,11 +59,10 @@ struct Running {
     ints column, poisoned;
 };
 
-template <class T>
 struct LinearCall {
     const Linear* layer;
-    const typename T::Element* x;
-    int64_t x_stride;  // elements
+    const int32_t* x;  // rows of words (`vectors.h`)
+    int64_t x_stride;  // words
     void* y;
     int64_t y_stride;  // elements
     int64_t rows;
@@ -94,89 +96,162 @@ static inline Largest settle(const Running& best) {
     return found;
 }
 
-// Rows [row, row + R) of one panel.
+// Adds the products of `units` of a panel with R rows of words.
 template <class T, int R>
-static inline void multiply(const LinearCall<T>& call, int64_t panel, int64_t row, Running* best) {
-    const Linear& layer = *call.layer;
-    const int64_t units = layer.inputs / T::PER_UNIT, stride = call.x_stride / T::PER_UNIT;
-    const int32_t* w = layer.panels + panel * units * PANEL;
-    const int32_t* x = (const int32_t*)(call.x + row * call.x_stride);
-    floats left[R] = {}, right[R] = {};
-    for (int64_t u = 0; u < units; u++, w += PANEL) {
-        const ints a = load<ints>(w), b = load<ints>(w + LANES);
-        __builtin_prefetch(w + 16 * PANEL);
-        __builtin_prefetch(w + 16 * PANEL + LANES);
+static inline void add_products(const int32_t* w, const int32_t* x, int64_t stride, int64_t units,
+                                floats* left, floats* right) {
+    for (int64_t u = 0; u < units; u++, w += PANEL, x += T::PARTS) {
+        for (int word = 0; word < PANEL; word += 16) __builtin_prefetch(w + AHEAD_WORDS + word);
+#pragma GCC unroll 2
+        for (int part = 0; part < T::PARTS; part++) {
+            const ints a = T::column(load<ints>(w), part);
+            const ints b = T::column(load<ints>(w + LANES), part);
 #pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-            const int32_t unit = x[r * stride + u];
-            left[r] = T::dot(left[r], a, unit);
-            right[r] = T::dot(right[r], b, unit);
-        }
-    }
-    floats bias_left = {}, bias_right = {};
-    if (layer.bias) {
-        bias_left = load<floats>(layer.bias + panel * PANEL);
-        bias_right = load<floats>(layer.bias + panel * PANEL + LANES);
-    }
-    for (int r = 0; r < R; r++) {
-        floats a = left[r] + bias_left, b = right[r] + bias_right;
-        if (layer.epilogue == SWIGLU) {
-            // Gates in the left half of a panel, what they gate in the right one.
-            const int64_t column = panel * LANES;
-            const floats gated = a / (exp(-a) + 1.0f) * b;
-            const int count = (int)std::min<int64_t>(LANES, layer.outputs - column);
-            auto* y = (typename T::Element*)call.y + (row + r) * call.y_stride + column;
-            write_some<T>(y, gated, count);
-            continue;
-        }
-        a = activate(layer.epilogue, a);
-        b = activate(layer.epilogue, b);
-        const int64_t column = panel * PANEL;
-        const int64_t count = layer.outputs - column;
-        if (layer.result == LARGEST) {
-            compare(best[row + r], a, column, layer.outputs);
-            compare(best[row + r], b, column + LANES, layer.outputs);
-        } else if (layer.result == WIDE) {
-            auto* y = (float*)call.y + (row + r) * call.y_stride + column;
-            write_some<Float32>(y, a, (int)std::min<int64_t>(LANES, count));
-            if (count > LANES)
-                write_some<Float32>(y + LANES, b, (int)std::min<int64_t>(LANES, count - LANES));
-        } else {
-            auto* y = (typename T::Element*)call.y + (row + r) * call.y_stride + column;
-            write_some<T>(y, a, (int)std::min<int64_t>(LANES, count));
-            if (count > LANES)
-                write_some<T>(y + LANES, b, (int)std::min<int64_t>(LANES, count - LANES));
+            for (int r = 0; r < R; r++) {
+                const int32_t word = x[r * stride + part];
+                left[r] = T::dot(left[r], a, word);
+                right[r] = T::dot(right[r], b, word);
+            }
         }
     }
 }
 
-template <class T, int R>
-static inline void multiply_some(const LinearCall<T>& call, int64_t panel, int64_t row, int rows,
+// What becomes of the two vectors of sums of one row and panel.
+template <class T>
+static inline void finish(const LinearCall& call, int64_t panel, int64_t row, floats a, floats b,
+                          Running* best) {
+    const Linear& layer = *call.layer;
+    if (layer.bias) {
+        a = a + load<floats>(layer.bias + panel * PANEL);
+        b = b + load<floats>(layer.bias + panel * PANEL + LANES);
+    }
+    if (layer.epilogue == SWIGLU) {
+        // Gates in the left half of a panel, what they gate in the right one.
+        const int64_t column = panel * LANES;
+        const floats gated = a / (exp(-a) + 1.0f) * b;
+        const int count = (int)std::min<int64_t>(LANES, layer.outputs - column);
+        auto* y = (typename T::Element*)call.y + row * call.y_stride + column;
+        return write_some<T>(y, gated, count);
+    }
+    a = activate(layer.epilogue, a);
+    b = activate(layer.epilogue, b);
+    const int64_t column = panel * PANEL;
+    const int64_t count = layer.outputs - column;
+    if (layer.result == LARGEST) {
+        compare(best[row], a, column, layer.outputs);
+        compare(best[row], b, column + LANES, layer.outputs);
+    } else if (layer.result == WIDE) {
+        auto* y = (float*)call.y + row * call.y_stride + column;
+        write_some<Float32>(y, a, (int)std::min<int64_t>(LANES, count));
+        if (count > LANES)
+            write_some<Float32>(y + LANES, b, (int)std::min<int64_t>(LANES, count - LANES));
+    } else {
+        auto* y = (typename T::Element*)call.y + row * call.y_stride + column;
+        write_some<T>(y, a, (int)std::min<int64_t>(LANES, count));
+        if (count > LANES)
+            write_some<T>(y + LANES, b, (int)std::min<int64_t>(LANES, count - LANES));
+    }
+}
+
+// Some inputs of a panel, as P reads them: the weight's type, or float32 where they were widened.
+struct Block {
+    int64_t panel;  // its number
+    const int32_t* units;
+    int64_t count;  // units
+    int64_t first;  // word of x that belongs to the first
+    floats* sums;   // [rows][2]: of the blocks before and after; null: this block is all there is
+    bool begins, ends;
+};
+
+// Rows [row, row + R) of one block.
+template <class P, class T, int R>
+static inline void multiply(const LinearCall& call, const Block& block, int64_t row,
+                            Running* best) {
+    floats left[R] = {}, right[R] = {};
+    floats* sums = block.sums + 2 * row;
+    if (!block.begins)
+        for (int r = 0; r < R; r++) {
+            left[r] = sums[2 * r];
+            right[r] = sums[2 * r + 1];
+        }
+    const int32_t* x = call.x + row * call.x_stride + block.first;
+    add_products<P, R>(block.units, x, call.x_stride, block.count, left, right);
+    for (int r = 0; r < R; r++) {
+        if (block.ends) {
+            finish<T>(call, block.panel, row + r, left[r], right[r], best);
+        } else {
+            sums[2 * r] = left[r];
+            sums[2 * r + 1] = right[r];
+        }
+    }
+}
+
+template <class P, class T, int R>
+static inline void multiply_some(const LinearCall& call, const Block& block, int64_t row, int rows,
                                  Running* best) {
     if constexpr (R > 0) {
-        if (rows == R) return multiply<T, R>(call, panel, row, best);
-        multiply_some<T, R - 1>(call, panel, row, rows, best);
+        if (rows == R) return multiply<P, T, R>(call, block, row, best);
+        multiply_some<P, T, R - 1>(call, block, row, rows, best);
+    }
+}
+
+// All rows of one block.
+template <class P, class T>
+static void multiply_rows(const LinearCall& call, const Block& block, Running* best) {
+    const int64_t groups = (call.rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t group = 0; group < groups; group++) {
+        // Groups of like size: a last one of one row would cost as much as one of many.
+        const int64_t row = call.rows * group / groups;
+        const int64_t end = call.rows * (group + 1) / groups;
+        multiply_some<P, T, TILE_ROWS>(call, block, row, (int)(end - row), best);
+    }
+}
+
+// The parts of `units`, each as a unit of float32.
+template <class T>
+static void widen_units(const int32_t* units, int64_t count, int32_t* widened) {
+    for (int64_t u = 0; u < count; u++)
+        for (int part = 0; part < T::PARTS; part++)
+            for (int c = 0; c < PANEL; c += LANES, widened += LANES)
+                store(widened, T::column(load<ints>(units + u * PANEL + c), part));
+}
+
+template <class T>
+static void multiply_panel(const LinearCall& call, int64_t panel, Running* best) {
+    const int64_t units = call.layer->inputs / T::PER_UNIT;
+    const int32_t* w = call.layer->panels + panel * units * PANEL;
+    if (call.rows <= (T::WIDENS ? WIDEN_TILES : 1) * TILE_ROWS)
+        return multiply_rows<T, T>(call, Block{panel, w, units, 0, nullptr, true, true}, best);
+    static thread_local std::vector<floats> sums;
+    static thread_local std::vector<int32_t> widened;
+    sums.resize(2 * call.rows);
+    widened.resize(T::WIDENS ? BLOCK * PANEL : 0);
+    const int64_t most = BLOCK / T::PARTS;
+    for (int64_t first = 0; first < units; first += most) {
+        const int64_t count = std::min(most, units - first);
+        const bool begins = first == 0, ends = first + count == units;
+        Block block{panel, w + first * PANEL, count, first * T::PARTS, sums.data(), begins, ends};
+        if constexpr (T::WIDENS) {
+            widen_units<T>(block.units, count, widened.data());
+            block.units = widened.data();
+            block.count = count * T::PARTS;
+            multiply_rows<Float32, T>(call, block, best);
+        } else {
+            multiply_rows<T, T>(call, block, best);
+        }
     }
 }
 
 template <class T>
 static void linear_tile(void* context, int tile) {
-    const auto& call = *(const LinearCall<T>*)context;
+    const auto& call = *(const LinearCall*)context;
     const int64_t first = tile * call.panels_each;
     const int64_t last = std::min(call.panels, first + call.panels_each);
-    const int64_t groups = (call.rows + MOST_ROWS - 1) / MOST_ROWS;
     static thread_local std::vector<Running> best;
     if (call.largest)
         best.assign(call.rows, Running{broadcast(-INFINITY), broadcast_int(-1), ints{}});
-    for (int64_t place = first; place < last; place++) {
-        const int64_t panel = call.chosen ? call.chosen[place] : place;
-        for (int64_t group = 0; group < groups; group++) {
-            // Groups of like size: a last one of one row would cost as much as one of many.
-            const int64_t row = call.rows * group / groups;
-            const int64_t end = call.rows * (group + 1) / groups;
-            multiply_some<T, MOST_ROWS>(call, panel, row, (int)(end - row), best.data());
-        }
-    }
+    for (int64_t place = first; place < last; place++)
+        multiply_panel<T>(call, call.chosen ? call.chosen[place] : place, best.data());
     if (call.largest)
         for (int64_t r = 0; r < call.rows; r++)
             call.largest[tile * call.rows + r] = settle(best[r]);
@@ -186,6 +261,33 @@ static void linear_tile(void* context, int tile) {
 // takes as long as reading them.
 constexpr int64_t LEAST_BYTES = 256 << 10;
 
+template <class T>
+struct Widening {
+    const typename T::Element* x;
+    int64_t x_stride, inputs, rows, rows_each;
+    int32_t* words;  // [rows, inputs]
+};
+
+template <class T>
+static void widen_tile(void* context, int tile) {
+    const auto& call = *(const Widening<T>*)context;
+    const int64_t last = std::min(call.rows, (tile + 1) * call.rows_each);
+    for (int64_t r = tile * call.rows_each; r < last; r++)
+        to_words<T>(call.x + r * call.x_stride, call.inputs, call.words + r * call.inputs);
+}
+
+// Widens rows of x once, not in every panel; the result is the calling thread's until its next call.
+template <class T>
+static const int32_t* widen_rows(Pool& pool, const typename T::Element* x, int64_t x_stride,
+                                 int64_t inputs, int64_t rows) {
+    static thread_local std::vector<int32_t> words;
+    words.resize(std::max<int64_t>(words.size(), rows * inputs));
+    const int64_t each = std::max<int64_t>(1, LEAST_BYTES / 8 / inputs);
+    Widening<T> call{x, x_stride, inputs, rows, each, words.data()};
+    pool.run((int)((rows + each - 1) / each), widen_tile<T>, &call);
+    return words.data();
+}
+
 // chosen: the panels to multiply, ascending, at least one; null: all of them.
 template <class T>
 static void linear(Pool& pool, const Linear& layer, const typename T::Element* x, int64_t x_stride,
@@ -193,7 +295,14 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
                    const std::vector<int32_t>* chosen = nullptr) {
     if (rows == 0) return;
     const int64_t width = layer.epilogue == SWIGLU ? LANES : PANEL;
-    LinearCall<T> call{&layer, x, x_stride, y, y_stride, rows, 0, 0, nullptr, nullptr};
+    LinearCall call{&layer, nullptr, 0, y, y_stride, rows, 0, 0, nullptr, nullptr};
+    if (T::WIDENS) {
+        call.x = widen_rows<T>(pool, x, x_stride, layer.inputs, rows);
+        call.x_stride = layer.inputs;
+    } else {
+        call.x = (const int32_t*)x;
+        call.x_stride = x_stride / T::PER_UNIT;
+    }
     call.panels = (layer.outputs + width - 1) / width;
     if (chosen) {
         call.chosen = chosen->data();

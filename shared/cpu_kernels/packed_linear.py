@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shared.cpu_kernels import binding
-from shared.cpu_kernels.binding import LANES, PANEL, Kernels
+from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 
 # Element types that the kernels know, by their numbers there.
@@ -30,7 +30,7 @@ class PackedLinear:
 def pack(
     kernels: Kernels, weight: Tensor, bias: Tensor | None, epilogue: int = binding.PLAIN
 ) -> PackedLinear:
-    """Packs [out, in] of float32 or bfloat16 in panels of 32 outputs, in huge pages (`linear.h`).
+    """Packs [out, in] of float32 or bfloat16 in panels of outputs, in huge pages (`linear.h`).
 
     epilogue: what becomes of the sums. For SWIGLU the first half of the rows gates the second.
     """
@@ -40,13 +40,13 @@ def pack(
     whole = inputs + (inputs & kind)  # bfloat16 goes in pairs
     if whole != inputs:
         rows = torch.nn.functional.pad(rows, (0, 1))
-    width = LANES if epilogue == binding.SWIGLU else PANEL
+    width = kernels.lanes if epilogue == binding.SWIGLU else kernels.panel
     panels = -(-outputs // width)
-    memory = zeros_in_huge_pages((panels, whole * PANEL), weight.dtype, touch=False)
+    memory = zeros_in_huge_pages((panels, whole * kernels.panel), weight.dtype, touch=False)
     kernels.pack(kind, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr())
     padded = None
     if bias is not None:
-        padded = _pack_bias(bias.float(), epilogue, outputs, panels)
+        padded = _pack_bias(kernels, bias.float(), epilogue, outputs, panels)
     layer = binding.Linear(
         memory.data_ptr(),
         None if padded is None else padded.data_ptr(),
@@ -82,12 +82,13 @@ def linear(
     return out
 
 
-def _pack_bias(bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:
+def _pack_bias(kernels: Kernels, bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:
     """One number for each column of the panels."""
     if epilogue != binding.SWIGLU:
-        padded = torch.zeros(panels * PANEL)
+        padded = torch.zeros(panels * kernels.panel)
         padded[:outputs] = bias
         return padded
-    halves = torch.zeros(2, panels * LANES)
+    halves = torch.zeros(2, panels * kernels.lanes)
     halves[:, :outputs] = bias.view(2, outputs)
-    return halves.view(2, panels, LANES).transpose(0, 1).reshape(-1).contiguous()
+    split = halves.view(2, panels, kernels.lanes)
+    return split.transpose(0, 1).reshape(-1).contiguous()

@@ -98,7 +98,13 @@ private:
         sleeping_.fetch_sub(1);
     }
 
-    static void pause() { __builtin_ia32_pause(); }
+    static void pause() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
 
     static long now() {
         timespec t;

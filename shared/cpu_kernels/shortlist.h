@@ -34,11 +34,8 @@ namespace tessera {
 
 constexpr int64_t MOST_INPUTS = 1 << 16;  // sums of bytes stay within 32 bits
 constexpr int SHORTLIST_ROWS = 4;         // of one call; more rows are busy multiplying anyway
-#if defined(__AVX512F__)
-constexpr int SKETCH_TILE = SHORTLIST_ROWS;  // rows of one register tile
-#else
-constexpr int SKETCH_TILE = 1;
-#endif
+constexpr int ZERO_BYTE = 128;            // what a zero is stored as
+constexpr int SKETCH_TILE = TILE_ROWS / 3;  // rows of one register tile: four sums for each
 
 // What is known of a panel's columns: v's factor, and what multiplies |x| and |x - t p| in the bound.
 struct Columns {
@@ -46,7 +43,7 @@ struct Columns {
 };
 
 struct Shortlist {
-    const int32_t* sketch;   // [panels, inputs / 4, 32 columns], four bytes q + 128 in each
+    const int32_t* sketch;   // [panels, inputs / 4, PANEL columns], four bytes q + ZERO_BYTE in each
     const Columns* columns;  // [panels]
     int64_t inputs;          // whole units of four
     float largest_norm;      // of columns that are finite
@@ -55,7 +52,8 @@ struct Shortlist {
     int32_t rest, pause;
 };
 
-// Adds to each lane the four products of its bytes (unsigned) and those of the unit (-64 to 64).
+// Adds to each lane the four products of its bytes (less ZERO_BYTE) and those of the unit (-64 to 64).
+// The instructions of x86 take the bytes as they are: `start` makes up for it.
 static inline ints dot_bytes(ints acc, ints bytes, int32_t unit) {
     const ints both = broadcast_int(unit);
 #if defined(__AVX512VNNI__)
@@ -64,13 +62,23 @@ static inline ints dot_bytes(ints acc, ints bytes, int32_t unit) {
     // Pairs are at most 2 * 255 * 64: they fit in 16 bits.
     const __m512i pairs = _mm512_maddubs_epi16((__m512i)bytes, (__m512i)both);
     return acc + (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#elif defined(__AVX2__)
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)bytes, (__m256i)both);
+    return acc + (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
-    __m256i part[2], x[2];
-    std::memcpy(part, &bytes, sizeof part);
-    std::memcpy(x, &both, sizeof x);
-    for (int i = 0; i < 2; i++)
-        part[i] = _mm256_madd_epi16(_mm256_maddubs_epi16(part[i], x[i]), _mm256_set1_epi16(1));
-    return acc + load<ints>(part);
+    const auto q = (int8x16_t)(bytes ^ broadcast_int((int32_t)0x80808080));
+    const auto x = (int8x16_t)both;
+    const int16x8_t low = vmull_s8(vget_low_s8(q), vget_low_s8(x));
+    return acc + (ints)vpaddlq_s16(vpaddq_s16(low, vmull_high_s8(q, x)));
+#endif
+}
+
+// Where `dot_bytes` begins for a row whose bytes add up to `sum`.
+static inline ints start(int32_t sum) {
+#if defined(__x86_64__)
+    return broadcast_int(-ZERO_BYTE * sum);
+#else
+    return ints{};
 #endif
 }
 
@@ -141,14 +149,13 @@ static inline void bound(const SketchCall& call, int64_t panel, int64_t row, flo
         high[r] = x.high.data();
         low[r] = x.low.data();
         for (int side = 0; side < 2; side++) {
-            sums[r][0][side] = broadcast_int(-128 * x.high_sum);  // of q, not of q + 128
-            sums[r][1][side] = broadcast_int(-128 * x.low_sum);
+            sums[r][0][side] = start(x.high_sum);
+            sums[r][1][side] = start(x.low_sum);
         }
     }
     for (int64_t u = 0; u < units; u++, w += PANEL) {
         const ints a = load<ints>(w), b = load<ints>(w + LANES);
-        __builtin_prefetch(w + 16 * PANEL);
-        __builtin_prefetch(w + 16 * PANEL + LANES);
+        for (int word = 0; word < PANEL; word += 16) __builtin_prefetch(w + AHEAD_WORDS + word);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             sums[r][0][0] = dot_bytes(sums[r][0][0], a, high[r][u]);
@@ -266,7 +273,7 @@ static void sketch_column(const SketchPack<T>& call, int64_t panel, int c) {
     uint8_t* to = call.sketch + (panel * call.padded / 4 * PANEL + c) * 4;
     known.scale[c] = known.norm[c] = 0;
     known.apart[c] = INFINITY;  // of padding, and of what is not finite: always multiplied
-    for (int64_t k = 0; k < call.padded; k++) to[k / 4 * PANEL * 4 + k % 4] = 128;
+    for (int64_t k = 0; k < call.padded; k++) to[k / 4 * PANEL * 4 + k % 4] = ZERO_BYTE;
     if (column >= call.outputs) return;
     const auto* w = call.weight + column * call.inputs;
     float most = 0, total = 0;
@@ -283,7 +290,7 @@ static void sketch_column(const SketchPack<T>& call, int64_t panel, int c) {
     for (int64_t k = 0; k < call.inputs; k++) {
         const float v = T::widen(w[k]);
         const int32_t q = std::max(-127, std::min(127, (int32_t)std::lrintf(v * per_step)));
-        to[k / 4 * PANEL * 4 + k % 4] = (uint8_t)(q + 128);
+        to[k / 4 * PANEL * 4 + k % 4] = (uint8_t)(q + ZERO_BYTE);
         const double near = (double)scale * q;
         squares += (double)v * v;
         rest += (v - near) * (v - near);

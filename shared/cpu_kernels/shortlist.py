@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shared.cpu_kernels import binding
-from shared.cpu_kernels.binding import PANEL, Kernels
+from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 
@@ -39,9 +39,10 @@ def make(kernels: Kernels, weight: Tensor) -> Shortlist | None:
     if outputs * inputs * weight.itemsize < LEAST_BYTES or inputs >= _MOST_INPUTS:
         return None
     rows = weight.contiguous()
-    panels, padded = -(-outputs // PANEL), -(-inputs // 4) * 4
-    sketch = zeros_in_huge_pages((panels, padded * PANEL), torch.uint8, touch=False)
-    columns = torch.empty((panels, _KNOWN, PANEL))
+    panel = kernels.panel
+    panels, padded = -(-outputs // panel), -(-inputs // 4) * 4
+    sketch = zeros_in_huge_pages((panels, padded * panel), torch.uint8, touch=False)
+    columns = torch.empty((panels, _KNOWN, panel))
     call = binding.Shortlist(sketch.data_ptr(), columns.data_ptr(), padded)
     kernels.sketch(TYPES[weight.dtype], rows.data_ptr(), outputs, inputs, ctypes.byref(call))
     return Shortlist(sketch, columns, call)

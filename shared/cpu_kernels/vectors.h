@@ -1,11 +1,16 @@
-// Sixteen lanes at a time, and the two element types as "units" of four bytes.
+// One native vector register at a time, and the two element types as "units" of four bytes.
 //
-// The compiler's vector extension makes one AVX-512 register of a `floats`, or two AVX2 registers;
-// only what it has no operator for is spelt out with intrinsics. Every kernel adds up in an order
-// that depends on neither the number of rows nor the place of a row: a row's bits are its own.
+// The compiler's vector extension takes exactly one register of the instruction set: a wider type
+// would go through memory at every operation. Only what it has no operator for is spelt out with
+// intrinsics. Every kernel adds up in an order that depends on neither the number of rows nor the
+// place of a row: a row's bits are its own.
 #pragma once
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -13,11 +18,25 @@
 
 namespace tessera {
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
 
-typedef float floats __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
-typedef uint16_t halves __attribute__((vector_size(32)));
+// AVX2 has 16 registers, the others 32. Two vectors of each row of a tile, the two that they are
+// multiplied with and a broadcast have to stay in them.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int TILE_ROWS = 6;
+#else
+constexpr int TILE_ROWS = 12;
+#endif
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
 template <class V>
 static inline V load(const void* from) {
@@ -31,7 +50,13 @@ static inline void store(void* to, V v) {
     std::memcpy(to, &v, sizeof v);
 }
 
+#if defined(__AVX512F__)
 static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif defined(__AVX2__)
+static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+static const ints LANE = {0, 1, 2, 3};
+#endif
 
 static inline floats broadcast(float x) { return x - floats{}; }
 static inline ints broadcast_int(int32_t x) { return x - ints{}; }
@@ -81,43 +106,72 @@ static inline halves to_bfloat16(floats v) {
     const ints bits = (ints)v;
     const ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
     const ints kept = v == v ? rounded : (bits | 0x400000);
+#if defined(__ARM_NEON)
+    return (halves)vshrn_n_u32((uint32x4_t)kept, 16);
+#else
     return __builtin_convertvector((kept >> 16) & 0xffff, halves);
+#endif
 #endif
 }
 
 static inline floats from_bfloat16(halves v) {
+#if defined(__ARM_NEON)
+    return (floats)vshlq_n_u32(vmovl_u16((uint16x4_t)v), 16);
+#else
     return (floats)(__builtin_convertvector(v, ints) << 16);
+#endif
 }
 
-// A unit is what one broadcast brings to all lanes: one float32, or a pair of neighbours in
-// bfloat16. `dot` multiplies the units of sixteen columns with it and adds.
+// A unit is four bytes of a weight or of the cache: one float32, or a pair of neighbours in
+// bfloat16. What multiplies it comes as words of four bytes, each broadcast to all lanes: a unit as
+// it is, or, where no instruction takes pairs, each bfloat16 widened to float32 by itself.
+//
+//   dot(acc, columns, word)  adds the products of one part of the units of LANES columns
+//   column(units, part)      that part; there are PARTS words for each unit
+//   put(words, i, v)         elements [i, i + LANES) of a row of words
 
 struct Float32 {
     typedef float Element;
-    static constexpr int PER_UNIT = 1;
+    static constexpr int PER_UNIT = 1, PARTS = 1;
+    static constexpr bool WIDENS = false;
 
-    static inline floats dot(floats acc, ints columns, int32_t unit) {
-        return acc + (floats)columns * (floats)broadcast_int(unit);
+    static inline ints column(ints units, int) { return units; }
+    static inline floats dot(floats acc, ints columns, int32_t word) {
+        return acc + (floats)columns * (floats)broadcast_int(word);
     }
     static inline floats read(const Element* from) { return load<floats>(from); }
     static inline void write(Element* to, floats v) { store(to, v); }
     static inline float widen(Element x) { return x; }
+    static inline void put(int32_t* words, int64_t i, floats v) { store(words + i, v); }
 };
 
 struct BFloat16 {
     typedef uint16_t Element;
     static constexpr int PER_UNIT = 2;
-
-    static inline floats dot(floats acc, ints columns, int32_t unit) {
-        const ints both = broadcast_int(unit);
 #if defined(__AVX512BF16__)
-        return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)columns, (__m512bh)both);
-#else
-        const ints high = broadcast_int((int32_t)0xffff0000);
-        acc = acc + (floats)(columns << 16) * (floats)(both << 16);
-        return acc + (floats)(columns & high) * (floats)(both & high);
-#endif
+    static constexpr int PARTS = 1;
+    static constexpr bool WIDENS = false;
+
+    static inline ints column(ints units, int) { return units; }
+    static inline floats dot(floats acc, ints columns, int32_t word) {
+        const ints pairs = broadcast_int(word);
+        return (floats)_mm512_dpbf16_ps((__m512)acc, (__m512bh)columns, (__m512bh)pairs);
     }
+    static inline void put(int32_t* words, int64_t i, floats v) {
+        write((Element*)words + i, v);
+    }
+#else
+    static constexpr int PARTS = 2;
+    static constexpr bool WIDENS = true;
+
+    static inline ints column(ints units, int part) {
+        return part ? units & broadcast_int((int32_t)0xffff0000) : units << 16;
+    }
+    static inline floats dot(floats acc, ints columns, int32_t word) {
+        return Float32::dot(acc, columns, word);
+    }
+    static inline void put(int32_t* words, int64_t i, floats v) { store(words + i, v); }
+#endif
     static inline floats read(const Element* from) { return from_bfloat16(load<halves>(from)); }
     static inline void write(Element* to, floats v) { store(to, to_bfloat16(v)); }
     static inline float widen(Element x) {
@@ -128,7 +182,7 @@ struct BFloat16 {
     }
 };
 
-// The first `count` of sixteen lanes; the others read as zero and are not written.
+// The first `count` lanes; the others read as zero and are not written.
 template <class T>
 static inline floats read_some(const typename T::Element* from, int count) {
     if (count >= LANES) return T::read(from);
@@ -143,6 +197,21 @@ static inline void write_some(typename T::Element* to, floats v, int count) {
     typename T::Element lanes[LANES];
     T::write(lanes, v);
     std::memcpy(to, lanes, count * sizeof *lanes);
+}
+
+// `count` elements, whole units, as words.
+template <class T>
+static inline void to_words(const typename T::Element* x, int64_t count, int32_t* words) {
+    if (!T::WIDENS) {
+        std::memcpy(words, x, count * sizeof *x);
+        return;
+    }
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) T::put(words, i, T::read(x + i));
+    for (; i < count; i++) {
+        const float v = T::widen(x[i]);
+        std::memcpy(words + i, &v, 4);
+    }
 }
 
 }  // namespace tessera

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.instruction_sets import HERE, RUNNABLE, open_kernels
+from support.instruction_sets import RUNNABLE, open_kernels
 from support.paged_rows import LENGTHS, ROWS, Cache
 
 from services.decoder.ops import cpu
@@ -16,9 +16,10 @@ from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.row_check import rows_are_equal
 from shared.cpu_kernels import binding, build
+from shared.errors import InvalidRequest
 
 CPU = torch.device("cpu")
-if HERE is None:
+if not RUNNABLE:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 
@@ -92,6 +93,49 @@ def test_a_compiler_that_fails_is_no_reason_to_fail(
 
 
 def test_the_script_says_what_there_is() -> None:
+    assert _status() == f"{RUNNABLE[0].name}, compiled"
+
+
+@pytest.mark.parametrize("known", RUNNABLE, ids=lambda known: known.name)
+def test_a_set_can_be_forced(monkeypatch: pytest.MonkeyPatch, known: build.InstructionSet) -> None:
+    open_kernels(known)
+    assert _status(known.name) == f"{known.name}, compiled, TESSERA_CPU_INSTRUCTIONS"
+    monkeypatch.setenv(build.VARIABLE, known.name)
+    binding.load_kernels.cache_clear()
+    try:
+        kernels = binding.load_kernels(1)
+        assert kernels is not None
+        assert kernels.name == known.name
+    finally:
+        binding.load_kernels.cache_clear()
+
+
+def test_none_leaves_the_work_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.VARIABLE, "none")
+    binding.load_kernels.cache_clear()
+    try:
+        assert isinstance(cpu.make_ops(torch.bfloat16, 1), TorchCpuOps)
+    finally:
+        binding.load_kernels.cache_clear()
+    assert _status("none") == "torch, TESSERA_CPU_INSTRUCTIONS=none"
+
+
+@pytest.mark.parametrize("name", ["sse9", "neon"] if RUNNABLE[0].machine == "x86_64" else ["avx2"])
+def test_a_set_that_the_machine_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(build.VARIABLE, name)
+    binding.load_kernels.cache_clear()
+    try:
+        with pytest.raises(InvalidRequest, match=f"{name}.*here it may be .*{RUNNABLE[0].name}"):
+            binding.load_kernels(1)
+    finally:
+        binding.load_kernels.cache_clear()
+
+
+def _status(asked: str = "") -> str:
     command = [sys.executable, str(build.SOURCES / "build.py"), "--status"]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert said.startswith(f"{HERE.name}, ")
+    environment = {**os.environ, build.VARIABLE: asked}
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment
+    ).stdout.strip()

@@ -60,7 +60,7 @@ def test_panels_that_cannot_win_are_not_read(kernels: binding.Kernels, dtype: to
     head = Head(kernels, weight, dtype)
     x = weight[1234:1235].to(dtype)
     expected, _ = head.check(x)
-    panel = 1234 // binding.PANEL
+    panel = 1234 // kernels.panel
     head.sketched.weight[:panel] = torch.nan
     head.sketched.weight[panel + 1 :] = torch.nan
     found, values = head.ops.largest(x, head.sketched)
@@ -129,7 +129,7 @@ def test_sums_whose_last_places_depend_on_their_order(kernels: binding.Kernels) 
     weight = torch.randint(100, 128, (1023,)).float()
     weight[0] = 127
     weight = torch.stack([weight[torch.randperm(1023)] for _ in range(2000)])
-    more = torch.arange(2000) // binding.PANEL % 4
+    more = torch.arange(2000) // kernels.panel % 4
     weight = torch.cat([more[:, None], weight], 1)
     tokens, _ = Head(kernels, weight, torch.float32).check(x)
     assert more[tokens] != 3, "rounding decides nothing here"

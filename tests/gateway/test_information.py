@@ -84,7 +84,7 @@ async def test_version_and_liveness(stage: Stage) -> None:
 
 async def test_not_ready_without_its_neighbours(stage: Stage) -> None:
     await stage.preprocess.__aexit__(None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (reply := await stage.http.get("/health/ready")).status_code != 503:
             await asyncio.sleep(0.05)
     assert reply.json()["missing"] == ["no preprocess running"]

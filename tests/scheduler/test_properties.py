@@ -258,4 +258,4 @@ AnyOrder.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestAnyOrder = pytest.mark.timeout(100)(AnyOrder.TestCase)
+TestAnyOrder = pytest.mark.timeout(300)(AnyOrder.TestCase)

@@ -381,7 +381,7 @@ class RedisModel:
         return [str(now // 1_000_000), str(now % 1_000_000)]
 
     def _info(self, *sections: str) -> str:
-        return f"# Server\r\nredis_version:6.2.14\r\nrun_id:{self.run_id}\r\n"
+        return f"# Server\r\nredis_version:7.2.4\r\nrun_id:{self.run_id}\r\n"
 
     def _multi(self) -> Status:
         """What is sent together is carried out together here, so that each command may be at once."""

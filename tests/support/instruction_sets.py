@@ -4,8 +4,7 @@ import ctypes
 
 from shared.cpu_kernels import binding, build
 
-HERE = build.best_instruction_set()
-RUNNABLE = () if HERE is None else build.INSTRUCTION_SETS[build.INSTRUCTION_SETS.index(HERE) :]
+RUNNABLE = build.runnable_instruction_sets()
 
 
 def open_kernels(known: build.InstructionSet, threads: int = 2) -> binding.Kernels:

@@ -202,7 +202,7 @@ class SchedulerPlayer:
 
     async def taken(self, request_id: str = "") -> Played:
         """Waits until a request has been taken: that one, or any."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 for name, played in self.played.items():
                     if request_id in ("", name):

@@ -6,7 +6,6 @@ which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vecto
 """
 
 import ctypes
-import os
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -27,8 +26,9 @@ from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu_layer import LayerCall, make_call, make_step
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.decoder_layer import DecoderLayer
+from shared import processors
 from shared.cpu_kernels import binding, packed_linear, shortlist
-from shared.cpu_kernels.binding import LANES, PAGE, Kernels
+from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 from shared.cpu_kernels.shortlist import Shortlist
@@ -41,14 +41,14 @@ _TASK_ROWS = 112
 
 def make_ops(dtype: torch.dtype, threads: int, block_size: int = 0) -> BaseOps:
     """Ops with our kernels, or torch's where those cannot be had or do not know type or block."""
-    threads = threads or len(os.sched_getaffinity(0))
-    fitting = dtype in TYPES and block_size % PAGE == 0
-    kernels = binding.load_kernels(threads) if fitting else None
-    if kernels is None:
+    found = processors.find()
+    threads = threads or found.threads
+    kernels = binding.load_kernels(threads) if dtype in TYPES else None
+    if kernels is None or block_size % kernels.page:
         torch.set_num_threads(threads)
         return TorchCpuOps(torch.device("cpu"), dtype)
     torch.set_num_threads(1)  # two pools would take the cores from each other
-    log.info("CPU kernels", instructions=kernels.name, threads=threads)
+    log.info("CPU kernels", instructions=kernels.name, threads=threads, processors=str(found))
     return CpuOps(dtype, kernels)
 
 
@@ -71,7 +71,7 @@ class CpuOps(BaseOps):
     # Linear layers
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
-        """In panels of 32 outputs, in huge pages; see `cpu_kernels/linear.h`."""
+        """In panels of outputs, in huge pages; see `cpu_kernels/linear.h`."""
         return self._pack(weight, bias, binding.PLAIN)
 
     def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
@@ -163,9 +163,10 @@ class CpuOps(BaseOps):
         return self._alloc(spec, num_blocks, touch=False)
 
     def _alloc(self, spec: KVSpec, num_blocks: int, touch: bool) -> PagedKV:
-        pages, heads = self.block_size // PAGE, spec.num_kv_heads
-        size = -(-spec.size // LANES) * LANES
-        both = zeros_in_huge_pages((num_blocks, heads, pages, 2, PAGE * size), spec.dtype, touch)
+        page, lanes = self._kernels.page, self._kernels.lanes
+        pages, heads = self.block_size // page, spec.num_kv_heads
+        size = -(-spec.size // lanes) * lanes
+        both = zeros_in_huge_pages((num_blocks, heads, pages, 2, page * size), spec.dtype, touch)
         cache = binding.Cache(both.data_ptr(), pages, heads, size, spec.size)
         return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.size, ctypes.byref(cache))
 

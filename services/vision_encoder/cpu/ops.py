@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.cpu_kernels import binding, packed_linear
-from shared.cpu_kernels.binding import LANES, PAGE, Kernels
+from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 
 # Queries that one attention task handles: their scores stay in the first caches, and whole register
@@ -49,14 +49,17 @@ class Segments:
     behind a stretch stays zero, so that no stretch meets another's leftovers.
     """
 
-    def __init__(self, lengths: Sequence[int], heads: int, size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kernels: Kernels, lengths: Sequence[int], heads: int, size: int, dtype: torch.dtype
+    ) -> None:
         """lengths: tokens of each; size: elements of a head."""
+        page, lanes = kernels.page, kernels.lanes
         sizes = np.asarray(lengths, np.int64)
-        blocks = -(-sizes // PAGE)
+        blocks = -(-sizes // page)
         first = np.cumsum(blocks) - blocks
         starts = np.cumsum(sizes) - sizes
         places = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
-        self.slots = torch.from_numpy(np.repeat(first * PAGE, sizes) + places)
+        self.slots = torch.from_numpy(np.repeat(first * page, sizes) + places)
         table = first[:, None] + np.arange(int(blocks.max()))
         self.table = torch.from_numpy(table.astype(np.int32))
         self.tasks = torch.tensor(
@@ -67,8 +70,8 @@ class Segments:
             ],
             dtype=torch.int32,
         )
-        padded = -(-size // LANES) * LANES
-        shape = (int(blocks.sum()), heads, 1, 2, PAGE * padded)
+        padded = -(-size // lanes) * lanes
+        shape = (int(blocks.sum()), heads, 1, 2, page * padded)
         self._memory = torch.zeros(shape, dtype=dtype)
         self.cache = ctypes.byref(binding.Cache(self._memory.data_ptr(), 1, heads, padded, size))
 
@@ -89,6 +92,10 @@ class TowerOps:
         for layer in layers:
             del layer.weight
         return packed_linear.pack(self._kernels, weight, bias, epilogue)
+
+    def segments(self, lengths: Sequence[int], heads: int, size: int) -> Segments:
+        """For a packed batch of stretches of so many tokens; size: elements of a head."""
+        return Segments(self._kernels, lengths, heads, size, self.dtype)
 
     def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
         """[tokens, in] to [tokens, out]."""

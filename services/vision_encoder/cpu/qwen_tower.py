@@ -10,7 +10,7 @@ from transformers.vision_utils import get_vision_position_ids, get_vision_window
 
 from services.vision_encoder.cpu.blocks import Block, run_blocks
 from services.vision_encoder.cpu.llava_tower import norm_of
-from services.vision_encoder.cpu.ops import ACTIVATIONS, Rotation, Segments, TowerOps
+from services.vision_encoder.cpu.ops import ACTIVATIONS, Rotation, TowerOps
 from shared.cpu_kernels import binding
 
 Grid = tuple[int, int, int]
@@ -58,7 +58,7 @@ class QwenTower:
             x = x.view(len(order), -1)[order].view(len(order) * unit, -1)
         size = x.shape[1] // self._heads
         steps, windows = (
-            Segments(lengths, self._heads, size, self._ops.dtype) if lengths else None
+            self._ops.segments(lengths, self._heads, size) if lengths else None
             for lengths in (
                 [length for plan in plans for length in plan.steps],
                 [length for plan in plans for length in plan.windows],

@@ -1,0 +1,32 @@
+// Tries every kernel against plain loops, in both element types: `build.py --self-test`. It needs
+// neither Python nor torch, so it also runs under an emulator of a machine that is not at hand.
+//
+// Sizes lie at the edges of vectors, register tiles, panels and pages. Of every kernel a row's bits
+// must be the same whatever rows are beside it.
+
+#include "check_attention.h"
+
+namespace {
+
+template <class T>
+void check_all() {
+    self_test::check_linear<T>();
+    self_test::check_sketch<T>();
+    self_test::check_norms<T>();
+    self_test::check_cache<T>();
+    self_test::check_rope<T>();
+    self_test::check_attention<T>();
+    self_test::check_layer<T>();
+}
+
+}  // namespace
+
+int main() {
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a crash is told from the last line
+    std::printf("%d lanes, panels of %d columns, pages of %d tokens\n", tessera::LANES,
+                tessera::PANEL, tessera::PAGE);
+    tessera_start(2);
+    check_all<tessera::Float32>();
+    check_all<tessera::BFloat16>();
+    return self_test::Check::failed;
+}
