@@ -88,6 +88,8 @@ ENV TESSERA_GATEWAY_HOST=0.0.0.0 TESSERA_GATEWAY_PORT=8000 TESSERA_GATEWAY_GRPC_
 EXPOSE 8000 8001
 HEALTHCHECK --interval=10s --start-interval=2s --start-period=600s --timeout=5s --retries=3 \
     CMD ["python", "-m", "shared.healthcheck", "http://127.0.0.1:8000/health/ready"]
+# Here and in each room below: a container writes no bytecode, and would compile its sources at every start.
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.gateway"]
 
@@ -96,6 +98,7 @@ COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/scheduler services/scheduler
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.scheduler"]
 
@@ -104,6 +107,7 @@ COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/preprocess services/preprocess
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.preprocess"]
 
@@ -113,6 +117,7 @@ COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/vision_encoder services/vision_encoder
 COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.vision_encoder"]
 
@@ -122,5 +127,6 @@ COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/decoder services/decoder
 COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
+RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.decoder"]

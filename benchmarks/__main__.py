@@ -9,6 +9,7 @@ MEASUREMENTS = {
     "overload": "four times capacity: how fast others are refused, and whether those let in notice",
     "durability": "what it costs that tokens are logged before they are shown",
     "startup": "seconds from `tessera serve` to ready",
+    "linear": "linear layers by every instruction set of this machine, beside torch",
     "step": "a step of the decoder alone, with and without what makes it fast",
     "scheduler": "microseconds of a decision for each sequence and step",
     "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",

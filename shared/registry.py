@@ -19,6 +19,8 @@ from shared.scripts import Scripts
 log = structlog.get_logger(__name__)
 
 _RENEW_S = 0.5
+_LOOK_S = 0.05  # in an empty directory, while a system starts
+_STARTING_S = 60.0
 _TTL_MS = 2_500
 _FORGET_MS = 60_000
 _PATIENCE_S = 2.0  # for the others to announce themselves again after Redis was away
@@ -33,7 +35,7 @@ class Member:
 
 
 class _Loop(ABC):
-    """A background task that does one thing every half second, and survives Redis being away."""
+    """A background task that does one thing every half second or sooner, and survives Redis being away."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -41,6 +43,10 @@ class _Loop(ABC):
     @abstractmethod
     async def _once(self) -> None:
         """The one thing."""
+
+    def _pause_s(self) -> float:
+        """Until it is done again."""
+        return _RENEW_S
 
     async def __aenter__(self) -> Self:
         with contextlib.suppress(Unavailable):
@@ -54,7 +60,7 @@ class _Loop(ABC):
     async def _repeat(self) -> None:
         away = False
         while True:
-            await asyncio.sleep(_RENEW_S)
+            await asyncio.sleep(self._pause_s())
             try:
                 await self._once()
                 if away:
@@ -92,7 +98,8 @@ class Announcement(_Loop):
 
 
 class Directory(_Loop):
-    """The live members of one room, refreshed every half second.
+    """The live members of one room, refreshed every half second; in its first minute more often while there are none,
+    because somebody waits for the first.
 
     Keeps the last list while Redis is away, and for two seconds longer: nobody could announce himself meanwhile, and
     what Redis has come back with may be older than those who live.
@@ -106,7 +113,7 @@ class Directory(_Loop):
         self._room = room
         self._changed = asyncio.Event()
         self._restarts = 0
-        self._read_at = 0.0
+        self._began = self._read_at = 0.0
         self._patient_until = 0.0
         self.members: tuple[Member, ...] = ()
 
@@ -117,6 +124,7 @@ class Directory(_Loop):
             for i, a in zip(flat[::2], flat[1::2], strict=True)
         )
         now = asyncio.get_running_loop().time()
+        self._began = self._began or now
         restarts = self._runs.count(self._prefix)
         if restarts > self._restarts or (self._read_at and now - self._read_at > 2 * _RENEW_S):
             self._patient_until = now + _PATIENCE_S
@@ -127,6 +135,10 @@ class Directory(_Loop):
             self.members = members
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def _pause_s(self) -> float:
+        young = asyncio.get_running_loop().time() - self._began < _STARTING_S
+        return _LOOK_S if young and not self.members else _RENEW_S
 
     async def changed(self) -> None:
         """Waits until the list changes."""

@@ -15,6 +15,7 @@ def main() -> None:
     # Long spins of idle OpenMP threads would take the cores of the rooms beside this one.
     set_process_environment(GOMP_SPINCOUNT="10000")
 
+    rpc.load_without_collecting()
     from services.decoder.room import serve
 
     rpc.run(partial(serve, settings))

@@ -13,7 +13,6 @@ from services.decoder.memory import (
     cache_budget,
     count_blocks,
     kv_bytes,
-    peak_bytes,
     swap_blocks,
 )
 from services.decoder.models import model_class
@@ -22,7 +21,7 @@ from services.decoder.ops import load_ops, resolve_device
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.row_check import rows_are_equal
 from services.decoder.plan import Limits
-from services.decoder.profile_run import profile_run
+from services.decoder.profile_run import Profile, profile
 from services.decoder.runner import Runner
 from services.decoder.settings import DecoderSettings
 from services.decoder.warm_up import warm_up
@@ -45,6 +44,7 @@ class Loaded:
     ops: BaseOps
     fingerprint: bytes
     row_invariant: bool
+    profile: Profile
 
 
 def load(settings: DecoderSettings) -> Loaded:
@@ -67,12 +67,20 @@ def load(settings: DecoderSettings) -> Loaded:
     )
     model = family.load(checkpoint, ops, longest)
     checkpoint.close()
-    limits = _limits(settings, model, ops, longest, device, checkpoint.is_small)
+    tokens = settings.max_num_batched_tokens or _BATCHED_TOKENS[device]
+    measured = profile(model, ops, tokens, settings.max_num_seqs, longest)
+    limits = _limits(settings, model, ops, longest, tokens, measured, checkpoint.is_small)
     embeddings = Embeddings(ArtifactReader(), ops.device, ops.dtype, settings.embedding_cache_bytes)
     runner = Runner(model, ops, limits, embeddings)
     warm_up(runner)
-    log.info("warmed up", seconds=round(time.perf_counter() - began, 2))
-    return Loaded(runner, ops, fingerprint(checkpoint, dtype), _promises_equal_rows(ops))
+    log.info(
+        "warmed up",
+        seconds=round(time.perf_counter() - began, 2),
+        step_ms=round(measured.step_us / 1000, 2),
+        token_ms=round(measured.token_us / 1000, 3),
+    )
+    equal = _promises_equal_rows(ops)
+    return Loaded(runner, ops, fingerprint(checkpoint, dtype), equal, measured)
 
 
 def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype) -> bytes:
@@ -111,18 +119,15 @@ def _limits(
     model: DecoderModel,
     ops: BaseOps,
     longest: int,
-    device: str,
+    tokens: int,
+    measured: Profile,
     small: bool,
 ) -> Limits:
     block_bytes = model.num_layers * model.kv_spec.bytes_per_token * ops.block_size
     table_blocks = -(-longest // ops.block_size)
     useful = (settings.max_num_seqs * table_blocks + 1) * block_bytes
-    tokens = settings.max_num_batched_tokens or _BATCHED_TOKENS[device]
-    activations = peak_bytes(
-        lambda: profile_run(model, ops, tokens, settings.max_num_seqs, longest), ops.device
-    )
     share, sharers = settings.gpu_memory_utilization, settings.memory_sharers
-    budget = cache_budget(ops.device, share, sharers, activations)
+    budget = cache_budget(ops.device, share, sharers, measured.step_bytes)
     total = kv_bytes(settings.kv_cache_memory_bytes, budget, useful, small)
     blocks = count_blocks(total, block_bytes, longest, ops.block_size)
     asked = settings.num_host_blocks
@@ -130,7 +135,7 @@ def _limits(
     held = (blocks - 1) * ops.block_size
     log.info(
         "allocating cache",
-        step_mb=activations >> 20,
+        step_mb=measured.step_bytes >> 20,
         budget_mb=budget >> 20,
         kv_mb=blocks * block_bytes >> 20,
         blocks=blocks,

@@ -13,6 +13,7 @@ from services.decoder.servicer import DecoderServicer
 from services.decoder.session import PLANS_IN_FLIGHT
 from services.decoder.settings import DecoderSettings
 from shared import rpc
+from shared.cpu_kernels import host_memory
 from shared.keys import Keys, new_instance_id
 from shared.queue import connect
 from shared.registry import Announcement
@@ -42,11 +43,12 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
         servicer = DecoderServicer(hello(decoder_id, loaded), loaded.runner, executor)
         server.add(_SERVICE_NAME, decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
         await server.ready()
-        rpc.settle()
         redis = connect(settings.redis_url)
         keys = Keys(settings.model_name)
         async with Announcement(redis, keys, "decoder", decoder_id, server.address) as announcement:
             log.info("ready", address=server.address)
+            rpc.settle()
+            host_memory.make_present()
             await stop.wait()
             log.info("draining")
             await server.not_ready()
@@ -74,4 +76,6 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         attention_kind=ATTENTION_KIND_CAUSAL,
         host=platform.node(),
         row_invariant=loaded.row_invariant,
+        step_us=loaded.profile.step_us,
+        token_us=loaded.profile.token_us,
     )

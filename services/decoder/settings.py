@@ -64,7 +64,8 @@ class DecoderSettings(RoomSettings):
         0,
         ge=0,
         le=1024,
-        description="Threads for torch on the CPU; unless given one for each core, and 1 for a small model.",
+        description="Threads that compute on the CPU; unless given one for each core within the quota, and 1 for a"
+        " small model.",
     )
     embedding_cache_bytes: int = Field(
         256 << 20,

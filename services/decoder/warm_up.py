@@ -1,4 +1,4 @@
-"""First steps before anyone waits for them: libraries choose kernels and allocate on first use."""
+"""First steps before anyone waits for them: what the profile does not go through is used for the first time here."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from services.decoder.runner import Runner
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 
-_PROMPT = 48  # tokens
+_PROMPT = 16  # tokens
 
 
 def warm_up(runner: Runner) -> None:

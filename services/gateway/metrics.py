@@ -2,14 +2,12 @@
 autoscalers work.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from services.gateway.scheduler_load import SchedulerLoad
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
-from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 80)
 _ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -128,52 +126,3 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
         return histogram.labels(self._model_name)
-
-
-class SchedulerLoad(Collector):
-    """What the schedulers published in Redis. The same at every gateway: take the maximum over
-    gateways, not the sum.
-    """
-
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self._decoders: list[DecoderLoad] = []
-        self._live_requests = 0
-
-    def update(self, loads: Sequence[GetLoadResponse], live_requests: int) -> None:
-        """Keeps what was read just now. `live_requests` counts all that are reserved, waiting or
-        running.
-        """
-        self._decoders = [decoder for load in loads for decoder in load.decoders]
-        self._live_requests = live_requests
-
-    def collect(self) -> Iterable[Metric]:
-        """The series, for the registry."""
-        decoders = self._decoders
-        running = sum(decoder.running for decoder in decoders)
-        total = sum(decoder.blocks_total for decoder in decoders)
-        used = sum(decoder.blocks_used for decoder in decoders)
-        yield self._gauge("vllm:num_requests_running", "Sequences being computed.", running)
-        yield self._gauge(
-            "vllm:num_requests_waiting",
-            "Requests that wait for room or for media, the queue's included.",
-            max(0, self._live_requests - running),
-        )
-        yield self._gauge(
-            "vllm:kv_cache_usage_perc",
-            "KV blocks in use; 1 is all.",
-            used / total if total else 0.0,
-        )
-        for name, value in (
-            ("vllm:prefix_cache_queries", sum(d.prefix_queries for d in decoders)),
-            ("vllm:prefix_cache_hits", sum(d.prefix_hits for d in decoders)),
-            ("vllm:num_preemptions", sum(d.preemptions for d in decoders)),
-        ):
-            counter = CounterMetricFamily(name, "Of the present leases.", labels=["model_name"])
-            counter.add_metric([self._model_name], value)
-            yield counter
-
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        gauge = GaugeMetricFamily(name, text, labels=["model_name"])
-        gauge.add_metric([self._model_name], value)
-        return gauge

@@ -18,6 +18,8 @@ _LONGEST_DELAY_S = 5.0
 _STEADY_AFTER_S = 5.0  # a run this long starts the delays anew
 _DEATHS_AT_START = 5
 _SILENCE_S = 5.0
+_ASK_CALM_S = 1.0
+_ASK_STARTING_S = 0.05
 _LAST_WORDS_S = 0.2  # all that could write to the pipe is dead: what it wrote is there already
 _USAGE_ERROR = 2
 _LINES_KEPT = 40
@@ -167,7 +169,7 @@ class Child:
                 self._signal(signal.SIGKILL, group=True)
                 return
             calm = was_ready and condition is not Condition.SILENT
-            await asyncio.sleep(1.0 if calm else 0.1)
+            await asyncio.sleep(_ASK_CALM_S if calm else _ASK_STARTING_S)
 
     def _note(self, condition: Condition, was_ready: bool) -> None:
         if self._stopping.is_set():

@@ -4,7 +4,6 @@ import importlib.metadata
 import importlib.util
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from services.launcher.ports import is_free
 from services.launcher.redis_binary import WHEEL, find_redis_server
 from services.launcher.rooms import require_checkpoint
 from services.launcher.settings import DoctorSettings
+from shared.cpu_kernels import build
 from shared.errors import ServingError
 
 _PACKAGES = (
@@ -105,22 +105,15 @@ def _protos() -> Finding:
 
 
 def _kernels() -> Finding:
-    """Asked in a process of its own: the launcher imports no other room."""
     what = "cpu kernels"
-    spec = importlib.util.find_spec("shared.cpu_kernels")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not folders:
-        return Finding(what, "not in this installation", needed=False)
-    script = Path(folders[0]) / "build.py"
     try:
-        command = [sys.executable, str(script), "--status"]
-        found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding(what, str(error), "make kernels", needed=False)
-    status = found.stdout.strip()
-    if status.endswith("to be compiled") and not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        return Finding(what, f"{status}, but no C++ compiler", "apt-get install g++", needed=False)
-    return Finding(what, status)
+        known = build.chosen_instruction_set()
+    except ValueError as error:
+        return Finding(what, str(error), f"unset {build.VARIABLE}")
+    if known is not None and build.find(known) is None and build.compiler() is None:
+        found = f"{known.name}, to be compiled, but no C++ compiler"
+        return Finding(what, found, "apt-get install g++", needed=False)
+    return Finding(what, build.status())
 
 
 def _model(model: Path) -> Finding:

@@ -4,12 +4,15 @@ Nothing here imports torch or torch_npu: that takes seconds, and a broken driver
 whole command along.
 """
 
-import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+from shared import processors
+from shared.cpu_kernels import build
+from shared.errors import InvalidRequest
 
 # The instruction sets that decide how fast matrix products are here.
 _INTERESTING = (
@@ -26,12 +29,30 @@ def describe() -> Iterator[tuple[str, str]]:
     yield "npu", _npu()
 
 
+def require_instructions() -> None:
+    """Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have."""
+    try:
+        build.chosen_instruction_set()
+    except ValueError as error:
+        raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
+
+
+def processor() -> str:
+    """Model, and the instruction set that CPU kernels use here: what figures have to be read with."""
+    model = _cpu_info(Path("/proc/cpuinfo")).get("model name") or platform.machine()
+    try:
+        known = build.chosen_instruction_set()
+    except ValueError as error:
+        return f"{model}, {error}"
+    return f"{model}, {'torch alone' if known is None else known.name}"
+
+
 def _cpu() -> str:
     info = _cpu_info(Path("/proc/cpuinfo"))
     model = info.get("model name") or platform.processor() or platform.machine()
     flags = set((info.get("flags") or info.get("Features") or "").split())
     known = " ".join(name for name in _INTERESTING if name in flags) or "no vector extensions known"
-    return f"{model}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, {known}"
+    return f"{model}, {processors.find()}, {known}"
 
 
 def _cpu_info(path: Path) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Which processes make up a whole system, and what each of them is told."""
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from services.launcher.folders import Folders
 from services.launcher.life import Program
 from services.launcher.probe import GrpcProbe, HttpProbe
 from services.launcher.settings import ServeSettings
+from shared import processors
 from shared.errors import InvalidRequest
 from shared.settings import child_environment, python_path
 
@@ -51,6 +51,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "max_num_seqs": ("decoder",),
     "max_num_batched_tokens": ("decoder",),
     "num_host_blocks": ("decoder",),
+    "step_target_ms": ("scheduler",),
     "scheduling_policy": ("scheduler",),
     "preemption_mode": ("scheduler",),
     "kv_cache_memory_bytes": ("decoder",),
@@ -233,10 +234,10 @@ class Rooms:
 
 
 def _share(replicas: int) -> int:
-    """Cores for each of several processes that compute at the same time; 0 leaves it to the only one."""
+    """Threads for each of several processes that compute at the same time; 0 leaves it to the only one."""
     if replicas <= 1:
         return 0
-    return max(1, len(os.sched_getaffinity(0)) // replicas)
+    return max(1, processors.threads() // replicas)
 
 
 def _command(room: str) -> list[str]:

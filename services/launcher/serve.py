@@ -9,7 +9,7 @@ from typing import TextIO, cast
 
 import structlog
 
-from services.launcher import redis_check
+from services.launcher import hardware
 from services.launcher.child import Child, GaveUp
 from services.launcher.embedded_redis import EmbeddedRedis
 from services.launcher.folders import Folders
@@ -22,6 +22,7 @@ from services.launcher.roster import Roster, System, waiting
 from services.launcher.screen import LinesTo, open_screen
 from services.launcher.settings import ServeSettings
 from services.launcher.supervisor import Supervisor
+from shared import processors
 from shared.errors import ServingError
 from shared.settings import child_environment
 from shared.telemetry import configure_logs
@@ -33,8 +34,12 @@ def main(arguments: list[str]) -> int:
     """Serves until it is told to stop. Returns the exit status: 0, or 1 when it could not."""
     settings = ServeSettings.load(arguments, prog="tessera serve")
     try:
+        hardware.require_instructions()
         require_free(settings.host, _ports(settings))
         if settings.redis_url:
+            # Imported where it is needed: every start waits for the launcher's own.
+            from services.launcher import redis_check
+
             redis_check.require(settings.redis_url)
         with Folders(settings.state_folder) as folders:
             return asyncio.run(_serve(settings, folders))
@@ -74,6 +79,8 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
     ):
         lines = cast(TextIO, LinesTo(screen))
         configure_logs("launcher", settings.log_level, settings.log_format, lines)
+
+        log.info("starting", model=str(settings.model), processors=str(processors.find()))
 
         children: dict[str, Child] = {}
 

@@ -67,6 +67,11 @@ class ServeSettings(Settings):
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="Tokens that one decoder computes in a step."
     )
+    step_target_ms: float | None = Field(
+        None,
+        ge=0,
+        description="Milliseconds that a step may take while streams generate; 0 is any.",
+    )
     num_host_blocks: int | None = Field(
         None, ge=0, description="Blocks of each decoder in host memory, for sequences swapped out."
     )

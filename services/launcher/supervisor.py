@@ -9,6 +9,9 @@ from services.launcher.child import Child
 
 _STOP_WITHIN_S = 3.5  # the drain not counted
 _FOUNDATION_S = 1.0  # Redis writes its file out
+_KILLED_WITHIN_S = (
+    5.0  # the kernel frees what it held; at once, unless the machine has too much to do
+)
 
 
 class Supervisor:
@@ -81,7 +84,7 @@ class Supervisor:
         await asyncio.wait(tasks, timeout=max(within_s, 0.1))
         for child in children:
             child.kill()
-        await asyncio.wait(tasks, timeout=0.5)
+        await asyncio.wait(tasks, timeout=_KILLED_WITHIN_S)
 
     def _run(self, child: Child) -> None:
         self._tasks[child] = asyncio.create_task(child.run(), name=child.name)

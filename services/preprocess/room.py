@@ -98,7 +98,6 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
             ArtifactServicer(store),
         )
         await server.ready()
-        rpc.settle()
         keys = Keys(settings.model_name)
         async with Announcement(redis, keys, "preprocess", instance_id, server.address):
             log.info(
@@ -108,6 +107,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
                 images=builder.takes_images,
                 start_ms=watch.lap_us() // 1000,
             )
+            rpc.settle()
             await stop.wait()
         log.info("draining")
         await server.not_ready()

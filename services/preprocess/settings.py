@@ -1,11 +1,11 @@
 """Settings of the preprocess room."""
 
 import json
-import os
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from shared import processors
 from shared.settings import RoomSettings
 
 
@@ -48,7 +48,10 @@ class PreprocessSettings(RoomSettings):
         20.0, gt=0, description="Longest time in seconds that decoding one image or video may take."
     )
     media_workers: int = Field(
-        0, ge=0, le=64, description="Processes that decode images; 0 is one for each two cores."
+        0,
+        ge=0,
+        le=64,
+        description="Processes that decode images; 0 is one for each two cores within the quota.",
     )
     pixel_cache_bytes: int = Field(
         256 << 20, ge=0, description="Pixel values that are kept for repeated images, in bytes."
@@ -87,7 +90,7 @@ class PreprocessSettings(RoomSettings):
     @property
     def worker_count(self) -> int:
         """Processes that decode images."""
-        return self.media_workers or max(1, (os.cpu_count() or 1) // 2)
+        return self.media_workers or max(1, processors.threads() // 2)
 
 
 def parse_image_limit(text: str) -> int:

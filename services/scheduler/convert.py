@@ -67,6 +67,7 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         max_model_len=hello.max_model_len,
         max_batched_tokens=hello.max_batched_tokens,
         num_host_blocks=hello.num_host_blocks,
+        whole_media=hello.attention_kind == decoder_pb2.ATTENTION_KIND_BIDIRECTIONAL_MEDIA,
     )
 
 

@@ -18,7 +18,8 @@ from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Error, MediaSpan
 from services.scheduler.encoders import Encoders
-from services.scheduler.step_timer import StepTimer
+from services.scheduler.move_timer import MoveTimer
+from services.scheduler.step_durations import StepDurations
 from services.scheduler.step_totals import StepTotals
 from shared import tasks
 from shared.errors import ServingError, Superseded, Unavailable, status_number
@@ -63,6 +64,7 @@ class DecoderLink:
         *,
         lead_s: float,
         encoder_budget: int | None,
+        step_target_s: float,
         policy: Policy,
         preemption_mode: PreemptionMode,
         on_step: OnStep,
@@ -77,6 +79,7 @@ class DecoderLink:
         self._user = f"{member.instance_id}/{lease}"  # leases of two decoders may be equal
         self._lead_s = lead_s
         self._encoder_budget = encoder_budget
+        self._step_target_us = 1e6 * step_target_s
         self._policy = policy
         self._preemption_mode = preemption_mode
         self._on_step = on_step
@@ -86,9 +89,9 @@ class DecoderLink:
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
         self._sent: deque[_Sent] = deque()
         self._totals = StepTotals()
-        self._timer = StepTimer()
-        self._forward = StepTimer()  # microseconds over tokens
-        self._moves = StepTimer()  # microseconds over blocks moved to or from the host
+        self._durations = StepDurations()
+        self._predicted_us = 0.0  # of the plan with rows that was sent last
+        self._moves = MoveTimer()  # in microseconds
         self._wake: asyncio.TimerHandle | None = None
         self._heard = 0.0
         self._plans_in_flight = 1
@@ -128,7 +131,9 @@ class DecoderLink:
             self._encoder_budget,
             self._policy,
             self._preemption_mode,
+            self._step_target_us,
         )
+        self.core.costs.announced(self.hello.step_us, self.hello.token_us)
         self.core.blocks.adopt(convert.sealed_of(self.hello))
 
     async def run(self) -> None:
@@ -207,17 +212,21 @@ class DecoderLink:
             prefix_hits=core.blocks.hits,
             preemptions=core.preemptions,
             totals=self._totals.message(),
+            step_target_us=self._step_target_us,
+            step_predicted_us=self._predicted_us,
+            prompt_budget=core.prompt_budget,
+            read_steps=self._durations.message(),
         )
 
     def predict(self, tokens: int) -> float:
-        """Seconds that a step of so many tokens takes; 0 before any was observed."""
-        return self._timer.predict(tokens)
+        """Seconds that a step of so many tokens takes; 0 where nothing is known of it."""
+        return self.core.costs.predict(tokens) / 1e6
 
     @property
     def seconds_for_token(self) -> float:
-        """What a token of a prompt takes in full steps; 0 before any was observed."""
+        """What a token of a prompt takes in full steps; 0 where nothing is known of it."""
         full = self.core.capacity.max_batched_tokens
-        return self._timer.predict(full) / full
+        return self.predict(full) / full
 
     # Steps
 
@@ -229,6 +238,8 @@ class DecoderLink:
         self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.hello.block_size))
         now = self._clock()
         self._sent.append(_Sent(plan, now, now))
+        if plan.row_slot:
+            self._predicted_us = self.core.costs.predict(plan.num_tokens, plan.num_pairs)
         self._totals.plan_s += now - begin
         return True
 
@@ -236,7 +247,8 @@ class DecoderLink:
         running = self._sent[0]
         if not running.plan.row_slot:
             return 0.0
-        predicted = self._timer.predict(running.plan.num_tokens)
+        plan = running.plan
+        predicted = self.core.costs.predict(plan.num_tokens, plan.num_pairs) / 1e6
         return running.began + predicted - self._lead_s - self._clock()
 
     def _on_wake(self) -> None:
@@ -270,15 +282,15 @@ class DecoderLink:
         self._totals.log_s += self._clock() - begin
 
     def _learn(self, plan: StepPlan, seconds: float, times: decoder_pb2.StepTimes) -> None:
-        """Keeps the estimates of how long steps, tokens and moves of blocks take."""
-        tokens = plan.num_tokens
-        if tokens:
-            self._timer.observe(tokens, seconds)
-            self._forward.observe(tokens, times.forward_us)
-            self.core.costs.of_token = self._forward.slope
+        """Keeps the estimates of what steps, tokens and moves of blocks take. A step is what a client waits for, by the
+        clock here: what the decoder says of it lacks the way."""
+        if plan.num_tokens:
+            self.core.costs.learn(plan.num_tokens, plan.num_pairs, 1e6 * seconds)
+            if plan.is_read:
+                self._durations.add(seconds)
         if plan.num_swapped or self._moves.is_begun:
             self._moves.observe(plan.num_swapped, times.prepare_us)
-            self.core.costs.of_block = self._moves.slope
+            self.core.costs.of_block = self._moves.of_block
 
     # Media
 
@@ -331,7 +343,11 @@ class DecoderLink:
             self._outbox.put_nowait(
                 decoder_pb2.StepsRequest(heartbeat=decoder_pb2.Heartbeat(draining=False))
             )
+            before = self._clock()
             await asyncio.sleep(_HEARTBEAT_S)
+            now = self._clock()
+            if now - before > _SILENCE_S / 2:
+                self._heard = now  # it was we who slept: what was sent meanwhile is still unread
         self.finish("DECODER_SILENT", f"the decoder was silent for {_SILENCE_S:.0f} s")
 
     async def _reason(self) -> ServingError:

@@ -51,6 +51,7 @@ class Dispatcher:
         *,
         lead_s: float,
         encoder_budget: int | None,
+        step_target_s: float,
         policy: Policy,
         preemption_mode: PreemptionMode,
         clock: Callable[[], float] = time.monotonic,
@@ -64,6 +65,7 @@ class Dispatcher:
         self._scheduler_id = scheduler_id
         self._lead_s = lead_s
         self._encoder_budget = encoder_budget
+        self._step_target_s = step_target_s
         self._policy = policy
         self._preemption_mode = preemption_mode
         self._clock = clock
@@ -276,6 +278,7 @@ class Dispatcher:
             self._encoders,
             lead_s=self._lead_s,
             encoder_budget=self._encoder_budget,
+            step_target_s=self._step_target_s,
             policy=self._policy,
             preemption_mode=self._preemption_mode,
             on_step=self._on_step,

@@ -143,6 +143,8 @@ class Fleet:
                 host=link.hello.host,
                 blocks=link.hello.num_blocks,
                 max_model_len=link.hello.max_model_len,
+                step_ms=round(link.hello.step_us / 1000, 2),
+                token_ms=round(link.hello.token_us / 1000, 3),
                 kept_blocks=len(link.hello.sealed_blocks) // 4,
             )
             self.links[did] = link

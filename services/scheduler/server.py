@@ -53,6 +53,7 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             scheduler_id,
             lead_s=settings.lead_ms / 1000,
             encoder_budget=settings.encoder_budget or None,
+            step_target_s=settings.step_target_ms / 1000,
             policy=POLICIES[settings.scheduling_policy],
             preemption_mode=PreemptionMode(settings.preemption_mode),
         )

@@ -22,6 +22,12 @@ class SchedulerSettings(RoomSettings):
         ge=0,
         description="A plan leaves this long before the running step is predicted to end.",
     )
+    step_target_ms: float = Field(
+        250.0,
+        ge=0,
+        description="Milliseconds that a step may take while streams generate: prompts get what then fits beside them,"
+        " at least a block of tokens; 0 is any.",
+    )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs",
         description="Who goes first: by arrival, or by priority (interactive before batch) and then arrival.",

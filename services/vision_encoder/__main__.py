@@ -16,6 +16,7 @@ def main() -> None:
     # the decoder.
     set_process_environment(GOMP_SPINCOUNT="10000", TRANSFORMERS_VERBOSITY="error")
 
+    rpc.load_without_collecting()
     from services.vision_encoder.room import serve
 
     rpc.run(partial(serve, settings))

@@ -1,7 +1,6 @@
 """The life of the vision_encoder room: bind, load, warm up, serve, drain."""
 
 import asyncio
-import os
 from contextlib import AsyncExitStack
 
 import structlog
@@ -16,7 +15,7 @@ from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.servicer import VisionEncoderServicer
 from services.vision_encoder.settings import VisionEncoderSettings
 from services.vision_encoder.tower_queue import TowerQueue
-from shared import artifacts
+from shared import artifacts, processors, rpc
 from shared.artifacts import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
@@ -76,8 +75,11 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
                 address=server.address,
                 device=settings.device,
                 dtype=str(model.dtype).removeprefix("torch.") if model else "none",
+                threads=_threads(settings),
+                processors=str(processors.find()),
                 start_ms=watch.lap_us() // 1000,
             )
+            rpc.settle()
             await stop.wait()
         log.info("draining")
         await server.not_ready()
@@ -100,7 +102,7 @@ def _load(settings: VisionEncoderSettings) -> VisionModel | None:
 
 
 def _threads(settings: VisionEncoderSettings) -> int:
-    return settings.threads or len(os.sched_getaffinity(0))
+    return settings.threads or processors.threads()
 
 
 async def _encoder(

@@ -22,7 +22,10 @@ class VisionEncoderSettings(RoomSettings):
         " for weights stored so, else bfloat16.",
     )
     threads: int = Field(
-        0, ge=0, le=1024, description="Threads of the tower on a CPU; 0 is one for each core."
+        0,
+        ge=0,
+        le=1024,
+        description="Threads of the tower on a CPU; 0 is one for each core within the quota.",
     )
     encoder_cache_bytes: int = Field(
         256 << 20,

@@ -49,17 +49,4 @@ def load(
         state[inner] = tensor.to(device, dtype, copy=True)
     module.load_state_dict(state, strict=False, assign=True)
     reader.finish()
-    _fill_position_ids(module, device)
     module.eval().requires_grad_(False)
-
-
-def _fill_position_ids(module: nn.Module, device: torch.device) -> None:
-    """transformers' towers count positions in a buffer that no checkpoint holds."""
-    for name, buffer in list(module.named_buffers()):
-        if not buffer.is_meta:
-            continue
-        owner, _, leaf = name.rpartition(".")
-        if leaf != "position_ids":
-            raise Unavailable("UNSUPPORTED_MODEL", f"the tower has an unknown buffer {name}")
-        count = torch.arange(buffer.shape[-1], device=device).expand(buffer.shape)
-        setattr(module.get_submodule(owner), leaf, count)

@@ -1,10 +1,12 @@
 """Each device's ops against the plain reference, and every bit against the batch around it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from support.instruction_sets import RUNNABLE, open_kernels
 from support.paged_rows import LENGTHS, ROWS, Cache, Row
 
 from services.decoder.ops.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
@@ -13,7 +15,7 @@ from services.decoder.ops.cpu import CpuOps
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.cuda import CudaOps
 from services.decoder.ops.row_check import rows_are_equal
-from shared.cpu_kernels.binding import load_kernels
+from shared.cpu_kernels.build import InstructionSet
 
 CPU = torch.device("cpu")
 
@@ -21,18 +23,29 @@ CPU = torch.device("cpu")
 Kind = Callable[[torch.device, torch.dtype], BaseOps]
 
 
-def own_kernels(device: torch.device, dtype: torch.dtype, threads: int = 2) -> BaseOps:
-    """Ops by the kernels in C++. Test machines have a compiler, or the kernels are not tested."""
-    kernels = load_kernels(threads)
-    assert kernels is not None
-    return CpuOps(dtype, kernels)
+@dataclass(frozen=True)
+class OwnKernels:
+    """Ops by the kernels in C++ for one instruction set. Test machines have a compiler, or the kernels are not
+    tested."""
+
+    known: InstructionSet
+
+    def __call__(self, device: torch.device, dtype: torch.dtype, threads: int = 2) -> BaseOps:
+        return CpuOps(dtype, open_kernels(self.known, threads))
+
+    @property
+    def __name__(self) -> str:
+        return self.known.name
+
+
+OWN = [OwnKernels(known) for known in RUNNABLE]
 
 
 def invariant(kind: Kind, dtype: torch.dtype, threads: int) -> BaseOps:
     """Ops whose rows do not depend on the batch, with so many threads; skips those that a library keeps
     from it here, which the check at start would find too."""
-    if kind is own_kernels:
-        return own_kernels(CPU, dtype, threads)
+    if isinstance(kind, OwnKernels):
+        return kind(CPU, dtype, threads)
     torch.set_num_threads(threads)
     ops = kind(CPU, dtype)
     if not rows_are_equal(ops):
@@ -48,13 +61,13 @@ def one_thread() -> Iterator[None]:
 
 
 INVARIANT = [
-    (own_kernels, torch.float32),
-    (own_kernels, torch.bfloat16),
+    *((own, torch.float32) for own in OWN),
+    *((own, torch.bfloat16) for own in OWN),
     (TorchCpuOps, torch.float32),
 ]
 
 
-@pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
 @pytest.mark.parametrize("heads", [Heads(4, 4, 16), Heads(14, 2, 64), Heads(6, 3, 8)])
 @pytest.mark.parametrize("window", [None, 33])
 def test_attention_is_that_of_the_reference(kind: Kind, heads: Heads, window: int | None) -> None:
@@ -64,7 +77,7 @@ def test_attention_is_that_of_the_reference(kind: Kind, heads: Heads, window: in
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
 def test_attention_in_bfloat16(kind: Kind) -> None:
     heads = Heads(8, 2, 32)
     found = Cache(kind(CPU, torch.bfloat16), heads, LENGTHS).attend(ROWS)
@@ -88,7 +101,7 @@ def test_the_reference_is_attention_as_torch_has_it() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
 def test_caps_and_sinks_are_those_of_the_reference(kind: Kind) -> None:
     heads = Heads(4, 2, 16)
     for options in ({"softcap": 5.0}, {"sinks": torch.linspace(-1, 1, 4)}):
@@ -120,7 +133,9 @@ def test_attention_rows_are_bit_equal_in_any_batch(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("sizes", [(64, 96), (256, 1152), (896, 1152), (576, 256), (100, 50)])
+@pytest.mark.parametrize(
+    "sizes", [(64, 96), (256, 1152), (896, 1152), (576, 256), (100, 50), (6300, 34)]
+)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("kind", "dtype"), INVARIANT)
 def test_linear_rows_are_bit_equal_in_any_batch(
@@ -142,11 +157,14 @@ def test_linear_rows_are_bit_equal_in_any_batch(
             assert torch.equal(function(last, layer), expected[130 - rows :]), rows
 
 
+@pytest.mark.parametrize("own", OWN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sizes", [(64, 96), (33, 70), (896, 1152), (576, 33 * 2), (5, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(64, 96), (33, 70), (896, 1152), (576, 33 * 2), (5, 2), (6300, 34)]
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear_layers_are_those_of_the_reference(
-    dtype: torch.dtype, sizes: tuple[int, int], bias: bool
+    own: Kind, dtype: torch.dtype, sizes: tuple[int, int], bias: bool
 ) -> None:
     torch.manual_seed(0)
     weight, shift = torch.randn(sizes[1], sizes[0]) / sizes[0] ** 0.5, torch.randn(sizes[1])
@@ -154,7 +172,7 @@ def test_linear_layers_are_those_of_the_reference(
     for rows in (1, 7, 12, 13, 150):
         x = torch.randn(rows, sizes[0]).to(dtype)
         found, expected = [], []
-        for ops, results in ((own_kernels(CPU, dtype), found), (BaseOps(CPU, dtype), expected)):
+        for ops, results in ((own(CPU, dtype), found), (BaseOps(CPU, dtype), expected)):
             packed = ops.pack(weight, shift if bias else None)
             gates = ops.pack_gate_up(weight, shift if bias else None)
             results += [ops.linear(x, packed), ops.linear_float32(x, packed)]
@@ -165,7 +183,7 @@ def test_linear_layers_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
 def test_the_largest_is_found_without_the_rest(kind: Kind, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     ops = kind(CPU, dtype)
@@ -216,7 +234,7 @@ def test_small_ops_are_bit_equal_in_any_batch_and_right(
             assert torch.equal(some, whole[part]), part
 
 
-@pytest.mark.parametrize("kind", [BaseOps, own_kernels, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("kind", [BaseOps, *OWN, TorchCpuOps, CudaOps])
 def test_blocks_go_out_and_in(kind: Kind) -> None:
     ops = kind(CPU, torch.float32)
     spec = KVSpec(2, 8, 8, torch.float32)
@@ -236,7 +254,7 @@ def test_blocks_go_out_and_in(kind: Kind) -> None:
     assert not scrubbed[3].any() and torch.equal(scrubbed[4:], k[4:])
 
 
-@pytest.mark.parametrize("kind", [own_kernels, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
 @pytest.mark.parametrize("normed", [False, True])
 def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool) -> None:
     heads, tokens = Heads(4, 2, 8), 5
@@ -259,7 +277,7 @@ def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool) -> No
 
 def test_what_lies_behind_the_mask_does_not_matter() -> None:
     heads = Heads(4, 2, 16)
-    for kind in (own_kernels, TorchCpuOps, CudaOps):
+    for kind in (*OWN, TorchCpuOps, CudaOps):
         cache = Cache(kind(CPU, torch.float32), heads, [20, 40])
         rows = [Row(0, 20, 1), Row(1, 40, 1)]
         before = cache.attend(rows)
@@ -273,6 +291,7 @@ def test_what_lies_behind_the_mask_does_not_matter() -> None:
 
 
 def test_the_check_at_start_tells_ops_that_keep_bits_from_those_that_do_not() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        assert rows_are_equal(own_kernels(CPU, dtype))
+    for own in OWN:
+        assert rows_are_equal(own(CPU, torch.float32))
+        assert rows_are_equal(own(CPU, torch.bfloat16))
     assert not rows_are_equal(BaseOps(CPU, torch.float32))

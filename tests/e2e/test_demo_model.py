@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from support.pictures import data_url
 from support.system import System
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

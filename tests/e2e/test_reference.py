@@ -201,7 +201,7 @@ def has_images(model: PreTrainedModel) -> bool:
     return hasattr(model.config, "vision_config")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_sixteen_at_once_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)

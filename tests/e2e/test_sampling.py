@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 PROMPT = [5, 9, 33, 60, 12, 7, 41, 80, 23, 6, 90, 11, 50, 17, 19, 70, 8, 14, 35]
 
 

@@ -206,42 +206,40 @@ async def test_many_streams_at_once_keep_apart(stage: Stage) -> None:
     assert [text_of(events(r.text)) for r in replies] == [f"answer {n} of many" for n in range(40)]
 
 
-async def test_silence_is_bridged_by_comments(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.follower.SILENCE_S", 0.5)
-    monkeypatch.setattr("services.gateway.follower._REREAD_S", 0.2)
+@pytest.fixture
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To be asked for before the gateway is: its follower looks for silent logs from its start on."""
+    monkeypatch.setattr("services.gateway.follower.SILENCE_S", 0.05)
+    monkeypatch.setattr("services.gateway.follower._REREAD_S", 0.02)
+
+
+async def test_silence_is_bridged_by_comments(short_silence: None, stage: Stage) -> None:
     go = asyncio.Event()
 
     async def wait(rid: str, index: int) -> None:
-        await go.wait()
+        if index == 4:
+            await go.wait()
 
     stage.scheduler.step = wait
     body = {"messages": MESSAGES, "stream": True}
+    pings = 0
     async with stage.http.stream("POST", "/v1/chat/completions", json=body) as reply:
         lines = reply.aiter_lines()
         async for line in lines:
-            if line == ": ping":
+            pings += line == ": ping"
+            if pings == 3:
                 break
         go.set()
         rest = [line async for line in lines]
     assert rest[-2] == "data: [DONE]"
 
 
-async def test_a_client_is_not_confused_by_silence(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_is_not_confused_by_silence(short_silence: None, stage: Stage) -> None:
     """Heartbeats between events that have ids: the openai library must not see events in them."""
-    monkeypatch.setattr("services.gateway.follower.SILENCE_S", 0.05)
-    monkeypatch.setattr("services.gateway.follower._REREAD_S", 0.02)
-
-    await asyncio.sleep(1.0)  # until the follower's own pause, begun before, is over
 
     async def pause(rid: str, index: int) -> None:
         await asyncio.sleep(0.5 if index == 4 else 0)
 
     stage.scheduler.step = pause
-    raw = await stage.chat(stream=True)
-    assert raw.text.count(": ping") > 2
     stream = await stage.openai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
     assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == ANSWER

@@ -9,7 +9,6 @@ from support.gateway_stage import MODEL, Stage
 from support.sse import event_ids, events, texts_of
 
 from shared.errors import Internal
-from shared.keys import Keys
 from shared.queue import connect
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
@@ -116,7 +115,7 @@ async def test_an_error_of_one_choice_ends_the_answer_and_cancels_the_others(sta
     reply = await stage.chat(n=3)
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "nan_logits")
     played = stage.scheduler.played[reply.headers["x-request-id"]]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await played.ended.wait()
         while await stage.scheduler.queue.depth() != (0, 0):
             await asyncio.sleep(0.01)
@@ -144,7 +143,7 @@ async def test_a_client_that_leaves_cancels_every_choice(stage: Stage) -> None:
             break
     await stream.close()
     played = await stage.scheduler.taken()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await played.ended.wait()
         while await stage.scheduler.queue.depth() != (0, 0):
             await asyncio.sleep(0.01)
@@ -172,14 +171,10 @@ async def test_the_cost_counts_every_candidate(stage: Stage) -> None:
     stage.scheduler.taking = False
     body: Any = {"prompt": [5, 6, 7], "n": 2, "best_of": 4, "max_tokens": 10}
     task = asyncio.create_task(stage.http.post("/v1/completions", json=body))
-    redis = connect(stage.settings.redis_url)
-    async with asyncio.timeout(5):
-        while not [key async for key in redis.scan_iter(f"{Keys(MODEL).prefix}:r:*")]:
-            await asyncio.sleep(0.01)
+    await stage.admitted(1)
     assert await stage.scheduler.queue.depth() == (1, 3 + 4 * 10)
     stage.scheduler.taking = True
     assert (await task).status_code == 200
-    await redis.aclose()
 
 
 async def test_lower_priority_goes_first(stage: Stage) -> None:
@@ -187,10 +182,7 @@ async def test_lower_priority_goes_first(stage: Stage) -> None:
     tasks = []
     for priority in (3, 0, -2, 1):
         tasks.append(asyncio.create_task(stage.chat(priority=priority, seed=10 + priority)))
-        async with asyncio.timeout(5):
-            while (await stage.scheduler.queue.depth())[0] < len(tasks):
-                await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)  # until the last is admitted
+        await stage.admitted(len(tasks))
     stage.scheduler.taking = True
     await asyncio.gather(*tasks)
     seeds = [played.spec.sampling.seed for played in stage.scheduler.played.values()]

@@ -32,7 +32,7 @@ async def posted(stage: Stage, body: bytes) -> AsyncIterator[asyncio.StreamReade
 
 async def empty(stage: Stage) -> None:
     """Waits until nothing is reserved, waiting or running, and nothing is followed."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await stage.scheduler.queue.depth() != (0, 0) or len(stage.gateway.follower):
             await asyncio.sleep(0.01)
 
@@ -61,7 +61,7 @@ async def test_while_the_body_is_on_its_way(stage: Stage) -> None:
 async def test_while_it_is_prepared(stage: Stage, body: bytes) -> None:
     stage.preprocess.gate.clear()
     async with posted(stage, body):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not stage.preprocess.seen:
                 await asyncio.sleep(0.01)
         assert (await stage.scheduler.queue.depth())[0] == 1
@@ -75,7 +75,7 @@ async def test_while_it_is_prepared(stage: Stage, body: bytes) -> None:
 async def test_while_it_waits(stage: Stage, body: bytes) -> None:
     stage.scheduler.taking = False
     async with posted(stage, body):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not len(stage.gateway.follower):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
@@ -92,7 +92,7 @@ async def test_while_it_runs(stage: Stage, body: bytes) -> None:
         played: Played = await stage.scheduler.taken()
         if body is STREAM:
             await reader.readuntil(b"word")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await played.ended.wait()
     assert played.cancelled
     await empty(stage)
@@ -134,7 +134,7 @@ async def test_a_client_that_stops_reading_counts_as_gone(monkeypatch: pytest.Mo
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     exchange = Exchange(scope, receive, send, "r_x")
     with pytest.raises(Cancelled) as caught:
-        async with asyncio.timeout(5), exchange.while_connected():
+        async with asyncio.timeout(30), exchange.while_connected():
             await exchange.start_stream()
             await exchange.write(b"never read")
     assert caught.value.reason == "CLIENT_GONE"

@@ -1,53 +1,27 @@
 """kill -9 of a gateway: what it had accepted goes on, and its clients go on elsewhere."""
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.gateway_stage import ANSWER, MODEL, Stage, until_ready
+from support.gateway_process import GatewayProcess, beside
+from support.gateway_stage import ANSWER, Stage
 from support.sse import events, told, with_ids
-
-from shared.keys import Keys
-from shared.queue import connect
-from shared.registry import Directory
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "n": 2, "logprobs": True}
 
 
 @pytest.fixture
-async def doomed(
-    stage: Stage, redis_url: str, model_folder: Path
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, httpx.AsyncClient]]:
-    """A gateway in a process of its own, and a client of it."""
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{root}/protos"}
-    flags = f"--model {model_folder} --redis-url {redis_url} --port 0 --grpc-port 0"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *f"-m services.gateway {flags}".split(), env=environment, cwd=root
-    )
-    redis = connect(redis_url)
-    async with Directory(redis, Keys(MODEL), "gateway") as gateways, asyncio.timeout(30):
-        while not (other := [m for m in gateways.members if m.address != stage.gateway.url]):
-            await gateways.changed()
-    await redis.aclose()
-    async with httpx.AsyncClient(base_url=other[0].address, timeout=20) as client:
-        await until_ready(client)
-        yield process, client
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
+async def doomed(stage: Stage) -> AsyncIterator[GatewayProcess]:
+    async with beside(stage) as started:
+        yield started
 
 
-async def test_its_streams_go_on_at_another(
-    stage: Stage, doomed: tuple[asyncio.subprocess.Process, httpx.AsyncClient]
-) -> None:
+async def test_its_streams_go_on_at_another(stage: Stage, doomed: GatewayProcess) -> None:
     process, client = doomed
     go = asyncio.Event()
 
@@ -73,9 +47,7 @@ async def test_its_streams_go_on_at_another(
     assert len(stage.scheduler.played) == 1
 
 
-async def test_its_keys_are_answered_by_another(
-    stage: Stage, doomed: tuple[asyncio.subprocess.Process, httpx.AsyncClient]
-) -> None:
+async def test_its_keys_are_answered_by_another(stage: Stage, doomed: GatewayProcess) -> None:
     process, client = doomed
     key = {"Idempotency-Key": "k"}
     go = asyncio.Event()

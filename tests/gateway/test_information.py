@@ -36,6 +36,12 @@ async def test_metrics_have_vllm_names(stage: Stage) -> None:
     assert values["vllm:num_requests_running", None] == 3
     assert values["vllm:num_requests_waiting", None] == 0
     assert values["vllm:kv_cache_usage_perc", None] == 0.25
+    assert values["tessera_step_target_seconds", None] == 0.25
+    assert values["tessera_step_predicted_seconds", None] == 0.125
+    assert values["tessera_step_prompt_tokens", None] == 48
+    assert values["tessera_step_duration_seconds_count", None] == 10
+    assert values["tessera_step_duration_seconds_sum", None] == 1.75
+    assert 'tessera_step_duration_seconds_bucket{le="0.25",model_name="tiny-vl"} 9.0' in page
     assert values["vllm:prompt_tokens_total", None] == 22
     assert values["vllm:generation_tokens_total", None] == 2 * len(tokens)
     assert values["vllm:request_success_total", "stop"] == 2
@@ -78,7 +84,7 @@ async def test_version_and_liveness(stage: Stage) -> None:
 
 async def test_not_ready_without_its_neighbours(stage: Stage) -> None:
     await stage.preprocess.__aexit__(None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (reply := await stage.http.get("/health/ready")).status_code != 503:
             await asyncio.sleep(0.05)
     assert reply.json()["missing"] == ["no preprocess running"]

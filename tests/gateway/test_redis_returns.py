@@ -52,7 +52,7 @@ async def test_without_redis_new_requests_are_refused_at_once(
     rid = (await kept.chat()).headers["x-request-id"]
     private_redis.kill()
     for _ in range(2):
-        reply = await asyncio.wait_for(kept.chat(), 4)
+        reply = await asyncio.wait_for(kept.chat(), 30)
         assert reply.status_code == 503
         assert reply.json()["error"]["code"] == "redis_unavailable"
         assert int(reply.headers["retry-after"]) >= 1
@@ -60,7 +60,7 @@ async def test_without_redis_new_requests_are_refused_at_once(
         assert (await kept.http.get(path)).status_code == 503
     assert (await kept.http.get("/health/live")).status_code == 200
     private_redis.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (reply := await kept.chat()).status_code != 200:
             await asyncio.sleep(0.1)
     assert reply.json()["choices"][0]["message"]["content"] == ANSWER
@@ -69,10 +69,13 @@ async def test_without_redis_new_requests_are_refused_at_once(
 async def test_a_frozen_redis_freezes_nobody(
     kept: Stage, private_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.admission._DOOR_S", 0.3)
     os.kill(private_redis.pid, signal.SIGSTOP)
     try:
-        reply = await asyncio.wait_for(kept.chat(), 4)
+        with monkeypatch.context() as patch:
+            patch.setattr("services.gateway.admission._DOOR_S", 0.3)
+            # It is not the connection that gives up.
+            patch.setattr("shared.redis_line._SILENCE_S", 3600.0)
+            reply = await asyncio.wait_for(kept.chat(), 30)
         assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
     finally:
         os.kill(private_redis.pid, signal.SIGCONT)
@@ -112,10 +115,7 @@ async def test_what_redis_lost_is_put_back_by_the_gateway(
                 text += await anext(parts)
             stage.scheduler.taking = False
             waiting = asyncio.create_task(stage.http.post(CHAT, json=BODY))
-            async with asyncio.timeout(5):
-                while (await stage.scheduler.queue.depth())[0] < 2:
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
+            await stage.admitted(2)
             forgetful_redis.kill()
             forgetful_redis.start()
             go.set()

@@ -11,22 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ports import free_ports
+from support.ports import closed_port, free_ports
 
 from services.launcher import cli
 from services.launcher.embedded_redis import EmbeddedRedis
+from shared.cpu_kernels import build
 
 
-def tessera(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def tessera(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
     return subprocess.run(
         [sys.executable, "-m", "services.launcher", *arguments],
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         cwd=root,
-        env={"PYTHONPATH": f"{root}:{root / 'protos'}", "HOME": "/nonexistent", "PATH": "/usr/bin"},
+        env={
+            "PYTHONPATH": f"{root}:{root / 'protos'}",
+            "HOME": "/nonexistent",
+            "PATH": "/usr/bin",
+            **variables,
+        },
         check=False,
     )
 
@@ -114,8 +120,8 @@ def test_a_value_out_of_range_names_its_flag() -> None:
 
 
 def test_a_redis_that_is_away_is_said_before_anything_starts() -> None:
-    (port,) = free_ports(1)
-    result = tessera("serve", "--redis-url", f"redis://127.0.0.1:{port}")
+    with closed_port() as port:
+        result = tessera("serve", "--redis-url", f"redis://127.0.0.1:{port}")
     assert result.returncode == 1
     assert f"no Redis answers at redis://127.0.0.1:{port}" in result.stderr
 
@@ -143,8 +149,8 @@ def test_a_refused_question_is_explained_and_forgotten(echo_url: str) -> None:
 
 
 def test_a_server_that_is_away_is_explained() -> None:
-    (port,) = free_ports(1)
-    result = tessera("chat", "--url", f"http://127.0.0.1:{port}/v1", stdin="hello\n")
+    with closed_port() as port:
+        result = tessera("chat", "--url", f"http://127.0.0.1:{port}/v1", stdin="hello\n")
     assert result.returncode == 1
     assert "nobody answers" in result.stderr
     assert "tessera serve" in result.stderr
@@ -160,6 +166,16 @@ def test_doctor_finds_nothing_missing_where_these_tests_run(tmp_path: Path) -> N
     for word in ("python", "cpu", "torch", "grpcio", "redis-server", "shared memory", "protos"):
         assert word in result.stdout
     assert "LlavaForConditionalGeneration" in result.stdout
+
+
+def test_an_instruction_set_that_is_none_is_refused_before_anything_starts() -> None:
+    doctor = tessera("doctor", **{build.VARIABLE: "mmx"})
+    serve = tessera("serve", **{build.VARIABLE: "mmx"})
+    assert (doctor.returncode, serve.returncode) == (1, 1)
+    for said in (doctor.stdout, serve.stderr):
+        assert "TESSERA_CPU_INSTRUCTIONS=mmx" in said
+        assert "here it may be" in said
+    assert len(serve.stderr.splitlines()) == 1
 
 
 def test_doctor_says_how_to_mend_a_redis_that_forgets(short_tmp: Path) -> None:

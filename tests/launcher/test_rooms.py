@@ -94,6 +94,7 @@ def test_every_room_reads_what_it_is_told(
         "max_num_seqs": 3,
         "max_num_batched_tokens": 64,
         "num_host_blocks": 5,
+        "step_target_ms": 120.0,
         "scheduling_policy": "priority",
         "preemption_mode": "swap",
         "kv_cache_memory_bytes": 1 << 24,

@@ -13,6 +13,8 @@ from support.system import System
 
 from shared.settings import DEMO_MODEL
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def until(condition: Callable[[], bool], what: str, within_s: float = 60) -> None:
     deadline = time.monotonic() + within_s

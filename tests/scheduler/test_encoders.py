@@ -58,12 +58,18 @@ async def started(bench: Bench) -> AsyncIterator[PlayedEncoder]:
             yield played
 
 
-@pytest.fixture
-async def encoders(bench: Bench) -> AsyncIterator[Encoders]:
+@contextlib.asynccontextmanager
+async def opened(bench: Bench, patience_s: float) -> AsyncIterator[Encoders]:
     async with Directory(bench.redis, bench.keys, "vision_encoder") as directory:
-        made = Encoders(directory, patience_s=2.0)
+        made = Encoders(directory, patience_s)
         yield made
         await made.close()
+
+
+@pytest.fixture
+async def encoders(bench: Bench) -> AsyncIterator[Encoders]:
+    async with opened(bench, patience_s=60) as made:
+        yield made
 
 
 async def test_one_that_dies_is_passed_over(bench: Bench, encoders: Encoders) -> None:
@@ -80,17 +86,16 @@ async def test_one_that_dies_is_passed_over(bench: Bench, encoders: Encoders) ->
 
 async def test_one_whose_results_get_lost_is_asked_last(bench: Bench, encoders: Encoders) -> None:
     async with started(bench) as one, started(bench) as other:
-        await asyncio.sleep(0.7)  # until both are known
+        while len(encoders._directory.members) < 2:
+            await encoders._directory.changed()
         await encoders.encode(ITEM, "1")
         assert one.calls + other.calls == 1
         await encoders.encode(ITEM, "1")
         assert one.calls == other.calls == 1
 
 
-async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(
-    bench: Bench, encoders: Encoders
-) -> None:
-    async with started(bench) as played:
+async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(bench: Bench) -> None:
+    async with started(bench) as played, opened(bench, patience_s=2.0) as encoders:
         played.failure = Overloaded("ENCODER_CACHE_HELD", "full", retry_after_s="1")
         call = asyncio.create_task(encoders.encode(ITEM, "1"))
         await asyncio.sleep(2.5)
@@ -99,9 +104,10 @@ async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(
         assert await call
 
 
-async def test_when_none_comes_it_says_so(encoders: Encoders) -> None:
-    with pytest.raises(Unavailable) as caught:
-        await encoders.encode(ITEM, "1")
+async def test_when_none_comes_it_says_so(bench: Bench) -> None:
+    async with opened(bench, patience_s=0.2) as encoders:
+        with pytest.raises(Unavailable) as caught:
+            await encoders.encode(ITEM, "1")
     assert caught.value.reason == "NO_VISION_ENCODER"
 
 
@@ -137,11 +143,15 @@ async def test_what_nobody_waits_for_is_not_tried_any_more(
         call = asyncio.create_task(encoders.encode(ITEM, "1"))
         while not played.calls:
             await asyncio.sleep(0.01)
+        calls = played.calls + 1
+        played.gate.clear()
+        while played.calls < calls:  # the next try has come, and no other is on its way
+            await asyncio.sleep(0.01)
         encoders.release([ITEM.digest], "1")
         with pytest.raises(asyncio.CancelledError):
             await call
-        calls = played.calls
         played.failure = None
+        played.gate.set()
         await asyncio.sleep(0.2)
         assert played.calls == calls
         assert await encoders.encode(ITEM, "1"), "another request may want it later"

@@ -20,6 +20,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Error, MediaSpan, Sequence
 
 BLOCK = 4
+SPAN = 6
 PREFIX = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26]
 OUTPUTS = st.integers(1, 14)
 
@@ -34,14 +35,31 @@ class AnyOrder(RuleBasedStateMachine):
         host=st.sampled_from([0, 3, 30]),
         mode=st.sampled_from(list(PreemptionMode)),
         policy=st.sampled_from(sorted(POLICIES)),
+        target_us=st.sampled_from([0, 20, 60]),
+        whole=st.booleans(),
     )
     def begin(
-        self, blocks: int, budget: int, slots: int, host: int, mode: PreemptionMode, policy: str
+        self,
+        blocks: int,
+        budget: int,
+        slots: int,
+        host: int,
+        mode: PreemptionMode,
+        policy: str,
+        target_us: int,
+        whole: bool,
     ) -> None:
         limits = capacity(
-            num_blocks=blocks, max_slots=slots, max_batched_tokens=budget, num_host_blocks=host
+            num_blocks=blocks,
+            max_slots=slots,
+            max_batched_tokens=budget,
+            num_host_blocks=host,
+            whole_media=whole and budget - slots >= SPAN,
         )
-        self.scheduler = Scheduler(limits, policy=POLICIES[policy], preemption_mode=mode)
+        self.scheduler = Scheduler(
+            limits, policy=POLICIES[policy], preemption_mode=mode, step_target=target_us
+        )
+        self.scheduler.costs.announced(2, 2)
         self.drive = Drive(self.scheduler)
         self.blocks, self.host = blocks, host
         self.number = 0
@@ -112,8 +130,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(item=st.integers(0, 3), before=st.integers(0, 9), count=OUTPUTS)
     def add_picture(self, item: int, before: int, count: int) -> None:
         name = self.name()
-        span = MediaSpan(bytes([item]) * 16, before, 6, 6)
-        prompt = [1] * before + [99] * 6 + [2] * 3
+        span = MediaSpan(bytes([item]) * 16, before, SPAN, SPAN)
+        prompt = [1] * before + [99] * SPAN + [2] * 3
         count = min(count, self.room(prompt))
         one = sequence(name, prompt, count, self.number, media=(span,))
         assert self.scheduler.add(one) is None
@@ -142,6 +160,7 @@ class AnyOrder(RuleBasedStateMachine):
     def send(self) -> None:
         if self.drive.send():
             self.no_row_is_past_missing_embeddings()
+            self.no_span_is_split()
 
     @precondition(lambda self: self.drive.in_flight)
     @rule()
@@ -182,6 +201,13 @@ class AnyOrder(RuleBasedStateMachine):
                 or count <= reach
                 or start + count <= min((s.offset for s in sequence_.media), default=10**9)
             )
+
+    def no_span_is_split(self) -> None:
+        if not self.scheduler.capacity.whole_media:
+            return
+        for row in self.drive.in_flight[-1].rows:
+            for span in row.sequence.media:
+                assert not span.offset < row.start + row.count < span.end
 
     @invariant()
     def every_block_is_held_as_often_as_it_is_counted(self) -> None:
@@ -232,4 +258,4 @@ AnyOrder.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestAnyOrder = pytest.mark.timeout(100)(AnyOrder.TestCase)
+TestAnyOrder = pytest.mark.timeout(300)(AnyOrder.TestCase)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.lost_tail import written
 from support.scheduler_bench import Bench, PlayedDecoder, generate
 from support.tokenizers import byte_level_tokenizer, save
 
@@ -30,7 +31,7 @@ async def bench(private_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[B
 
 async def generated(decoder: PlayedDecoder, count: int, sequences: int = 1) -> None:
     """Waits until a decoder has that many tokens of each of so many sequences."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while (
             len(decoder.slots) < sequences
             or min(map(len, decoder.slots.values())) < len(PROMPT) + count
@@ -41,7 +42,7 @@ async def generated(decoder: PlayedDecoder, count: int, sequences: int = 1) -> N
 async def start_again(bench: Bench, server: EmbeddedRedis) -> None:
     # Without `preexec_fn`, as the fixture has it: what runs in a fork of a process with gRPC's threads may crash.
     server._process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not server.answers():
             await asyncio.sleep(0.01)
     line_of(bench.redis).hang_up()
@@ -78,22 +79,23 @@ async def test_what_redis_has_lost_is_put_back_by_the_owner(
     backup = private_redis.folder / "backup"
     if lost == "everything":  # all but that it ever ran
         await bench.redis.ping()
-        await asyncio.sleep(1.2)
+        await written(private_redis)
         shutil.copy(file, backup)
     rid, ended = [await bench.ask([*PROMPT, i], max_tokens=100 - 70 * i) for i in range(2)]
     if lost == "take":
-        await asyncio.sleep(1.2)  # until the file is written
+        await written(private_redis)
         shutil.copy(file, backup)
     bench.scheduler()
     await generated(decoder, 10, sequences=2)
     if lost == "tokens":
+        await written(private_redis)
         shutil.copy(file, backup)
     await bench.answer(ended)
     private_redis.kill()
     shutil.copy(backup, file)
     lease = decoder.largest_lease
     await start_again(bench, private_redis)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await bench.queue.read(rid, 1) is None or await bench.queue.read(ended, 1) is None:
             await asyncio.sleep(0.01)
     tokens, _ = await bench.answer(rid)
@@ -101,7 +103,7 @@ async def test_what_redis_has_lost_is_put_back_by_the_owner(
     tokens, _ = await bench.answer(ended)
     assert tokens == generate([*PROMPT, 1], 30)
     assert decoder.largest_lease == lease, "it was computed once"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await bench.queue.depth() != (0, 0):
             await asyncio.sleep(0.01)
 

@@ -15,7 +15,10 @@ from support.scheduler_bench import Bench
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import Unavailable
+from shared.rpc import channel
 from shared.token_log import decode_tokens, stride
+from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest
+from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 
 LENGTH = 120
 # Name -> prompt's length and sampling.
@@ -156,11 +159,12 @@ async def test_a_takeover_computes_less_than_a_block_of_each_sequence_again(
         await asyncio.sleep(0.001)
     await crash(bench, task)
     there = await tokens_logged(bench, rids)
-    bench.scheduler()
+    address = f"unix:{short_tmp}/s"
+    bench.scheduler(listen=address)
     for rid in rids:
         assert len((await bench.answer(rid))[0]) == 150
-    await asyncio.sleep(0.6)  # until the load has been told
-    (load,) = await bench.queue.loads()
+    async with channel(address) as opened:
+        load = await SchedulerServiceStub(opened).GetLoad(GetLoadRequest())
     again = load.decoders[0].totals.tokens - (150 * len(rids) - there)
     assert again <= 17 * len(rids)
 

@@ -1,5 +1,6 @@
 """The scheduler with a real decoder, against transformers: choices, beams, log-probabilities and swapped-out blocks."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,22 @@ def reference(folder: Path) -> PreTrainedModel:
     return load_reference(folder)
 
 
-def beam_reference(model: PreTrainedModel, prompt: list[int], **options: Any) -> list[list[int]]:
-    """Outputs of transformers, best first, each as long as it is."""
-    with torch.no_grad():
-        found = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            pad_token_id=-1 if options.get("eos_token_id") is None else 0,
-            **options,
-        )
+async def beam_reference(
+    model: PreTrainedModel, prompt: list[int], **options: Any
+) -> list[list[int]]:
+    """Outputs of transformers, best first, each as long as it is. Scheduler and decoder work on meanwhile."""
+
+    def generate() -> torch.Tensor:
+        with torch.no_grad():
+            return model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                do_sample=False,
+                pad_token_id=-1 if options.get("eos_token_id") is None else 0,
+                **options,
+            )
+
+    found = await asyncio.to_thread(generate)
     outputs = []
     for row in found[:, len(prompt) :].tolist():
         stops = [i for i, token in enumerate(row) if token in (options["eos_token_id"] or ())]
@@ -86,9 +93,9 @@ async def test_beam_search_is_that_of_transformers(
             asked.append((rid, prompt, stop_ids, {"num_beams": beams, **options}))
     text = await bench.ask(PROMPTS[1], max_tokens=14)  # shares the steps
     for rid, prompt, stop_ids, options in asked:
-        answers = await bench.answers(rid, 2, timeout_s=60)
+        answers = await bench.answers(rid, 2)
         more = {"eos_token_id": stop_ids or None, "max_new_tokens": 14, "num_return_sequences": 2}
-        expected = beam_reference(reference, prompt, **more, **options)
+        expected = await beam_reference(reference, prompt, **more, **options)
         assert [decode_tokens(records) for records, _ in answers] == expected
         for tokens, (_, ending) in zip(expected, answers, strict=True):
             stopped = tokens[-1] in stop_ids
@@ -110,7 +117,7 @@ async def test_beams_end_with_stop_strings_as_in_transformers(
     for prompt in PROMPTS:
         # Texts of the free search's beams, from the middle of one token into another, so that there
         # is something to stop at.
-        free = beam_reference(
+        free = await beam_reference(
             reference, prompt, num_beams=4, num_return_sequences=4, max_new_tokens=14,
             eos_token_id=None,
         )  # fmt: skip
@@ -132,8 +139,8 @@ async def test_beams_end_with_stop_strings_as_in_transformers(
             asked.append((rid, prompt, stops, {"num_beams": beams, "length_penalty": penalty}))
     stopped = 0
     for rid, prompt, stops, options in asked:
-        answers = await bench.answers(rid, 2, timeout_s=60)
-        expected = beam_reference(
+        answers = await bench.answers(rid, 2)
+        expected = await beam_reference(
             reference, prompt, num_return_sequences=2, max_new_tokens=14, eos_token_id=None,
             early_stopping=early, stop_strings=stops, tokenizer=words, **options,
         )  # fmt: skip
@@ -176,8 +183,8 @@ async def test_sampled_choices_are_those_of_requests_alone(
     await bench.real_decoder(folder, short_tmp / "d", max_num_batched_tokens=24)
     bench.scheduler()
     options: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 12}
-    together = await bench.answers(await bench.ask(PROMPTS[3], n=4, **options), 4, timeout_s=60)
-    fewer = await bench.answers(await bench.ask(PROMPTS[3], n=2, **options), 2, timeout_s=60)
+    together = await bench.answers(await bench.ask(PROMPTS[3], n=4, **options), 4)
+    fewer = await bench.answers(await bench.ask(PROMPTS[3], n=2, **options), 2)
     outputs = [decode_tokens(records) for records, _ in together]
     assert [decode_tokens(records) for records, _ in fewer] == outputs[:2]
     assert len({tuple(output) for output in outputs}) == 4
@@ -199,7 +206,7 @@ async def test_preempted_sequences_go_on_as_if_nothing_had_been(
     rids = [await bench.ask(prompt, max_tokens=40, n=2) for prompt in PROMPTS]
     for rid, prompt in zip(rids, PROMPTS, strict=True):
         expected, logits = greedy_tokens(reference, prompt, 40)
-        for records, _ in await bench.answers(rid, 2, timeout_s=60):
+        for records, _ in await bench.answers(rid, 2):
             assert_same_up_to_ties(decode_tokens(records), expected, logits)
     needed = sum(-(-(len(p) + 40) // 16) for p in PROMPTS) * 2
     assert needed > blocks, "the test must be tight"

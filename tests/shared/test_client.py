@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from support.ports import free_port
+from support.ports import closed_port
 
 from shared.client import Client, Event, Failed, GaveUp, Refused
 from shared.client.http import Connection
@@ -64,7 +64,7 @@ async def gateway(*replies: Reply | bytes) -> AsyncIterator[Gateway]:
     played.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield played
-        await asyncio.wait_for(asyncio.gather(*filter(None, played.serving)), 20)
+        await asyncio.wait_for(asyncio.gather(*filter(None, played.serving)), 30)
 
 
 def token(count: int) -> bytes:
@@ -163,10 +163,11 @@ async def test_usage_that_comes_again_is_given_once() -> None:
 
 
 async def test_a_gateway_that_is_away_is_passed_over() -> None:
-    async with gateway(stream(token(1), end(1), DONE)) as there:
-        client = Client([f"http://127.0.0.1:{free_port()}", there.url])
-        assert text(await read(client)) == "w1 "
-        client.close()
+    with closed_port() as port:
+        async with gateway(stream(token(1), end(1), DONE)) as there:
+            client = Client([f"http://127.0.0.1:{port}", there.url])
+            assert text(await read(client)) == "w1 "
+            client.close()
 
 
 async def test_a_full_server_is_asked_again_when_it_says() -> None:
@@ -222,17 +223,19 @@ async def test_an_error_in_the_stream_ends_it() -> None:
 
 
 async def test_it_gives_up_after_its_bound() -> None:
-    client = Client([f"http://127.0.0.1:{free_port()}"], patience_s=0.5)
-    with pytest.raises(GaveUp, match="nobody answers"):
-        await read(client)
-    client.close()
+    with closed_port() as port:
+        client = Client([f"http://127.0.0.1:{port}"], patience_s=0.5)
+        with pytest.raises(GaveUp, match="nobody answers"):
+            await read(client)
+        client.close()
 
 
 async def test_it_gives_up_after_so_many_tries() -> None:
-    client = Client([f"http://127.0.0.1:{free_port()}"], tries=2)
-    with pytest.raises(GaveUp, match="tried 2 times"):
-        await read(client)
-    client.close()
+    with closed_port() as port:
+        client = Client([f"http://127.0.0.1:{port}"], tries=2)
+        with pytest.raises(GaveUp, match="tried 2 times"):
+            await read(client)
+        client.close()
 
 
 async def test_events_without_ids_cannot_be_gone_on_behind() -> None:

@@ -5,6 +5,7 @@ import contextlib
 import random
 from dataclasses import dataclass, field
 
+from support.lost_tail import written
 from support.queue_desk import STOP, Desk
 
 from services.launcher.embedded_redis import EmbeddedRedis
@@ -138,7 +139,7 @@ async def test_wherever_the_file_is_cut_nothing_is_lost(private_redis: EmbeddedR
     desk = Desk(private_redis.url, lease_ms=1)
     story = Story(desk)
     await story.play(150)
-    await asyncio.sleep(0.01)
+    await written(private_redis)
     private_redis.kill()
     await desk.redis.aclose()
     file = max(private_redis.folder.rglob("*.aof"), key=lambda path: path.stat().st_size)

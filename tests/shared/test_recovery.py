@@ -302,7 +302,7 @@ async def test_rooms_are_known_through_a_restart_and_announce_themselves_again(
         member = await directory.wait_for_one(5)
         changes = asyncio.create_task(directory.changed())
         await go_back_to(private_redis, copy)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not await desk.redis.exists(rooms):
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.6)

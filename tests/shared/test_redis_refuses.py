@@ -72,7 +72,7 @@ async def test_with_a_full_disk_nothing_accepted_is_lost(server: FillableRedis, 
     assert await full.tokens(running) == list(range(at))
 
     server.free_disk()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while True:
             with contextlib.suppress(Unavailable):
                 await full.scheduler("a")

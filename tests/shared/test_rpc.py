@@ -1,11 +1,13 @@
 """A room's gRPC server before it is ready, and what callers make of its errors."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from shared import rpc
 from shared.errors import Internal, Unavailable
 from shared.rpc import RoomServer, calling, channel
 from tessera.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -78,3 +80,16 @@ async def test_a_mistake_of_the_server_is_told_from_a_call_that_broke(short_tmp:
                 )
     finally:
         await broken.stop(None)
+
+
+def test_garbage_is_collected_again_once_a_room_has_loaded() -> None:
+    thresholds = gc.get_threshold()
+    try:
+        rpc.load_without_collecting()
+        assert not gc.isenabled()
+        rpc.settle()
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)

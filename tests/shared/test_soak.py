@@ -2,14 +2,14 @@
 
 import asyncio
 import random
-from collections import Counter
 
+from support.listening import listening
 from support.queue_desk import NO_LOAD, STOP, Desk
 
 from shared import tasks
 from shared.errors import Conflict, Overloaded
 from shared.keys import new_request_id
-from shared.queue import Append, AppendCode, TakenRequest, TokenChannel
+from shared.queue import Append, AppendCode, TakenRequest
 from shared.scripts import Scripts
 from shared.token_log import encode_tokens
 from tessera.common.v1 import ending_pb2
@@ -34,13 +34,6 @@ class Soak:
         self.scripts = Scripts(desk.redis, desk.keys.prefix)
         self.random = random.Random(4)
         self.admitted: dict[str, int] = {}  # request -> choices
-        self.endings = Counter[tuple[str, int]]()
-
-    async def listen(self) -> None:
-        async for batch in TokenChannel(self.desk.redis, self.desk.keys).batches():
-            for event in batch.events:
-                if event.HasField("ending"):
-                    self.endings[event.request_id, event.choice] += 1
 
     async def ask(self) -> None:
         """One client's request, up to its admission, and what becomes of the client."""
@@ -149,18 +142,20 @@ class Soak:
 async def test_redis_is_as_empty_after_it_as_before(desk: Desk) -> None:
     desk.with_lifetimes(lease_ms=100, reservation_ms=50, keep_ended_s=1, grace_ms=0)
     soak = Soak(desk)
-    background = [asyncio.create_task(task) for task in (soak.listen(), soak.look_after())]
-    background += [asyncio.create_task(soak.serve_all()) for _ in range(3)]
-    await asyncio.gather(*(soak.ask_all(REQUESTS // 20) for _ in range(20)))
-    async with asyncio.timeout(20):
+    async with listening(desk.redis, desk.keys) as heard:
+        looks = asyncio.create_task(soak.look_after())
+        serve = [asyncio.create_task(soak.serve_all()) for _ in range(3)]
+        await asyncio.gather(*(soak.ask_all(REQUESTS // 20) for _ in range(20)))
         while await desk.queue.depth() != (0, 0):
             await asyncio.sleep(0.05)
-        await tasks.end(*background[2:])
+        await tasks.end(*serve)
         while len(await desk.redis.keys("*")) > len(LEFT) + 2:  # and the sweeper's own
             await asyncio.sleep(0.05)
-    await tasks.end(*background)
+        await tasks.end(looks)
+        for rid, n in soak.admitted.items():
+            await heard.ended(rid, n)
     await desk.queue.leave("z")
     assert {str(key, "ascii").split(":")[-1] for key in await desk.redis.keys("*")} == LEFT
     assert len(soak.admitted) > REQUESTS / 2
     wanted = {(rid, choice): 1 for rid, n in soak.admitted.items() for choice in range(n)}
-    assert soak.endings == wanted
+    assert heard.endings == wanted

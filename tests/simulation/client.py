@@ -86,6 +86,25 @@ class Wish:
             texts=[text for _, text in ended],
         )
 
+    @classmethod
+    def plain(cls, prompt: list[int], max_tokens: int) -> "Wish":
+        """A completion of so many tokens, which nothing ends before."""
+        tokens, text = _until("", MODEL.generate(prompt, 0, max_tokens, False))
+        return cls(
+            kind=PLAIN,
+            prompt=prompt,
+            picture=b"",
+            max_tokens=max_tokens,
+            n=1,
+            ignore_eos=True,
+            user="",
+            keep_s=20,
+            timeout_s=None,
+            stop="",
+            expected=[tokens],
+            texts=[text],
+        )
+
     def reason(self, choice: int) -> int:
         """How a choice ends."""
         if self.stop and self.stop.encode() in _bytes_of(self.expected[choice]):
@@ -131,14 +150,24 @@ def _chat(wish: Wish, options: GenerationOptions) -> ChatRequest:
 class Client:
     """One wish, read by one reader, or by two at once where it has a key."""
 
-    def __init__(self, world: "World", number: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        world: "World",
+        number: int,
+        rng: random.Random,
+        wish: Wish | None = None,
+        begins: float = 0.0,
+    ) -> None:
+        """`wish`: comes at `begins` and stays; any other is drawn, and so is when it comes and leaves."""
         self.name = f"client-{number}"
         self.done = False
-        self.wish = Wish.draw(rng)
+        self.wish = wish or Wish.draw(rng)
         self._world = world
         self._process = Process(self.name)
         self._begins = rng.uniform(0.3, 4.0)
         self._leaves_after = rng.uniform(0.05, 2.0) if rng.random() < 0.15 else None
+        if wish is not None:
+            self._begins, self._leaves_after = begins, None
         count = 2 if self.wish.kind == HAS_KEY and rng.random() < 0.5 else 1
         self.readers = [
             Reader(world, f"{self.name}{'ab'[i] if count > 1 else ''}", self.name, self.wish, rng)

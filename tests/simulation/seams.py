@@ -27,6 +27,7 @@ import services.gateway.gateway
 import services.scheduler.decoder_link
 import services.scheduler.server
 import shared.rpc
+from services.decoder.profile_run import Profile
 from services.gateway.model import ServedModel
 from services.scheduler.decoder_link import DecoderLink
 from services.scheduler.dispatcher import Dispatcher
@@ -140,9 +141,14 @@ def _executor(loop: asyncio.AbstractEventLoop, world: Any) -> VirtualExecutor:
     return executor
 
 
-def loaded(runner: Any) -> Any:
+def loaded(runner: Any, step_us: float, token_us: float) -> Any:
     """What `services.decoder.loading.load` returns."""
-    return SimpleNamespace(runner=runner, fingerprint=b"arithmetic-model", row_invariant=True)
+    return SimpleNamespace(
+        runner=runner,
+        fingerprint=b"arithmetic-model",
+        row_invariant=True,
+        profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
+    )
 
 
 @contextlib.contextmanager

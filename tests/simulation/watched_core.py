@@ -29,6 +29,8 @@ def watched(world: Any) -> type[Scheduler]:
 
         def plan(self) -> StepPlan | None:
             plan = super().plan()
+            if plan is not None:
+                world.planned(plan)
             self._look()
             return plan
 

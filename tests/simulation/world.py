@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from services.scheduler.core.plan import StepPlan
 from tests.simulation import rooms
 from tests.simulation.arithmetic import ArithmeticRunner
 from tests.simulation.client import Client
@@ -48,12 +49,17 @@ class Outcome:
 
 def simulate(seed: int, *, faults: bool = True, keep_trace: bool = False) -> Outcome:
     """Runs a seed."""
+    outcome = run(World(seed, faults=faults, keep_trace=keep_trace))
+    if not seed % _COLLECT_EVERY:
+        gc.collect()
+    return outcome
+
+
+def run(world: "World") -> Outcome:
+    """Runs a world to its end."""
     with warnings.catch_warnings(), mock.patch.object(sys, "unraisablehook", lambda _: None):
         warnings.simplefilter("ignore")  # what was suspended at the end is thrown away
-        outcome = World(seed, faults=faults, keep_trace=keep_trace).run()
-        if not seed % _COLLECT_EVERY:
-            gc.collect()
-    return outcome
+        return world.run()
 
 
 class World:
@@ -107,25 +113,33 @@ class World:
     async def _live(self) -> None:
         self.redis = RedisHost(self.loop, self.network, random.Random(f"{self.seed}/redis"))
         self.watch = Watch(self)
+        for number, maker in enumerate(self.makers()):
+            self.rooms.append(maker(self, number))
+        for room in self.rooms:
+            room.start()
+        self.clients = self.come()
+        for client in self.clients:
+            client.start()
+        self.faults = Faults(self, random.Random(f"{self.seed}/faults"), self._with_faults)
+        self.faults.start()
+        await self._until_calm()
+
+    def makers(self) -> list[Callable[["World", int], Room]]:
+        """Of the rooms that there are."""
         rng = self.rng
         makers = [rooms.scheduler] * rng.choice([1, 2, 2])
         makers += [rooms.decoder] * rng.choice([1, 2, 3])
         makers += [rooms.gateway] * rng.choice([1, 2])
         makers += [rooms.preprocess] * rng.choice([1, 1, 2])
         makers += [rooms.encoder] * rng.choice([1, 2])
-        for number, maker in enumerate(makers):
-            self.rooms.append(maker(self, number))
-        for room in self.rooms:
-            room.start()
-        self.clients = [
+        return makers
+
+    def come(self) -> list[Client]:
+        """Those who ask for something."""
+        return [
             Client(self, number, random.Random(f"{self.seed}/client {number}"))
-            for number in range(rng.randint(4, 10))
+            for number in range(self.rng.randint(4, 10))
         ]
-        for client in self.clients:
-            client.start()
-        self.faults = Faults(self, random.Random(f"{self.seed}/faults"), self._with_faults)
-        self.faults.start()
-        await self._until_calm()
 
     async def _until_calm(self) -> None:
         """Until every client has been served and nothing is left."""
@@ -173,7 +187,10 @@ class World:
             lambda tokens: slow * (0.8 + 0.4 * rng.random()) + 0.0002 * tokens,
             lambda what: self.broken(f"{process}: {what}"),
         )
-        return loaded(runner)
+        return loaded(runner, 1e6 * slow, 200)
+
+    def planned(self, plan: StepPlan) -> None:
+        """A scheduler has made a plan."""
 
     def trace(self, line: str) -> None:
         """Something happened: it counts for the digest."""

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.settings import GatewaySettings
+from shared.keys import Keys
+from shared.queue import connect
 from shared.text import TokenBytes
 
 MODEL = "tiny-vl"
@@ -44,6 +46,14 @@ class Stage:
         groups: list[Sequence[int]] = [ids[i : i + size] for i in range(0, len(ids), size)]
         self.scheduler.answer = lambda spec: groups
         return ids
+
+    async def admitted(self, count: int) -> None:
+        """Waits until so many requests have been admitted. A reservation alone has no hash yet."""
+        keys = Keys(MODEL)
+        redis = connect(self.settings.redis_url)
+        async with redis, asyncio.timeout(30):
+            while len(await redis.keys(f"{keys.prefix}:r:*")) < count:
+                await asyncio.sleep(0.01)
 
     async def chat(self, **body: Any) -> httpx.Response:
         """POST /v1/chat/completions with a short question unless `messages` says otherwise."""
@@ -97,6 +107,6 @@ async def open_stage(
 
 async def until_ready(http: httpx.AsyncClient) -> None:
     """Waits for the readiness page."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await http.get("/health/ready")).status_code != 200:
             await asyncio.sleep(0.02)

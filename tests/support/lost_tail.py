@@ -4,13 +4,22 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from redis.asyncio import Redis
+
 from services.launcher.embedded_redis import EmbeddedRedis
+
+
+async def written(server: EmbeddedRedis) -> None:
+    """Waits until all that Redis has answered is in its file: while the disk is slow, it writes some of it later."""
+    async with Redis.from_url(server.url) as client, asyncio.timeout(30):
+        while (await client.info("persistence"))["aof_buffer_length"]:
+            await asyncio.sleep(0.01)
 
 
 async def keep_copy(server: EmbeddedRedis) -> Path:
     """A copy of what Redis has on disk now."""
     copy = server.folder.with_name("copy")
-    await asyncio.sleep(0.01)  # everything answered before is written
+    await written(server)
     shutil.copytree(server.folder, copy)
     return copy
 

@@ -32,7 +32,7 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareResult,
 )
 from tessera.scheduler.v1.queue_pb2 import LogBatch, LogEvent, RequestSpec
-from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
+from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, Durations, GetLoadResponse
 
 IMAGE_TOKENS = 4
 
@@ -163,7 +163,24 @@ class SchedulerPlayer:
         # The choices that `failure` is for; all if None.
         self.failing: set[int] | None = None
         self.load = GetLoadResponse(
-            decoders=[DecoderLoad(running=3, waiting=1, blocks_used=25, blocks_total=100)]
+            decoders=[
+                DecoderLoad(
+                    running=3,
+                    waiting=1,
+                    blocks_used=25,
+                    blocks_total=100,
+                    steps=9,
+                    step_target_us=250_000,
+                    step_predicted_us=125_000,
+                    prompt_budget=48,
+                    read_steps=Durations(bounds_s=[0.1, 0.25], counts=[4, 2, 1], total_s=1.5),
+                ),
+                DecoderLoad(
+                    steps=3,
+                    step_predicted_us=50_000,
+                    read_steps=Durations(bounds_s=[0.1, 0.25], counts=[3, 0, 0], total_s=0.25),
+                ),
+            ]
         )
         # Waited for before each step of each request.
         self.step: Callable[[str, int], Awaitable[None]] = _at_once
@@ -185,7 +202,7 @@ class SchedulerPlayer:
 
     async def taken(self, request_id: str = "") -> Played:
         """Waits until a request has been taken: that one, or any."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 for name, played in self.played.items():
                     if request_id in ("", name):

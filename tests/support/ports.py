@@ -1,23 +1,32 @@
-"""Free ports for servers of tests."""
+"""Ports for servers of tests, and ports where nobody is."""
 
+import contextlib
+import random
 import socket
+from collections.abc import Iterator
 
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+# Below those that the kernel gives to outgoing connections: none of them takes a port before its server has started.
+_DRAWN_FROM = range(12_000, 30_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """That many different ones."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """That many different TCP ports of 127.0.0.1 that nobody listened on a moment ago."""
+    draw = random.SystemRandom()
+    with contextlib.ExitStack() as stack:
+        found: list[int] = []
+        while len(found) < count:
+            probe = stack.enter_context(socket.socket())
+            port = draw.choice(_DRAWN_FROM)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+        return found
+
+
+@contextlib.contextmanager
+def closed_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 that refuses connections, held so that nobody else comes to listen there."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        yield port

@@ -16,7 +16,7 @@ from support.step_stream import DECODER_ID, running_decoder
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
 from shared import token_log
-from shared.errors import Unavailable
+from shared.errors import Superseded, Unavailable
 from shared.keys import Keys, new_instance_id, new_request_id
 from shared.log_event import PROMPT
 from shared.queue import Queue, connect
@@ -71,6 +71,7 @@ class PlayedDecoder(DecoderServiceServicer):
         self.scored: dict[int, tuple[int, list[int]]] = {}  # k and the prompt, where that was asked
         self.stalled = asyncio.Event()
         self.draining = False
+        self.plans_since_draining = 0  # that came after a heartbeat which said so had left
         self.num_computed = 0  # tokens that rows were made of
         self.met: set[str] = set()  # requests that were ever introduced
 
@@ -82,6 +83,7 @@ class PlayedDecoder(DecoderServiceServicer):
             raise Unavailable("DECODER_STOPS", "it was told to stop")
         self.largest_lease = first.open.lease
         self.slots.clear()
+        said_draining = False
         yield decoder_pb2.StepsResponse(
             hello=decoder_pb2.Hello(
                 decoder_id=self.id,
@@ -96,13 +98,18 @@ class PlayedDecoder(DecoderServiceServicer):
         )
         async for request in requests:
             if request.WhichOneof("message") == "heartbeat":
+                said_draining = self.draining
                 yield decoder_pb2.StepsResponse(
-                    heartbeat=decoder_pb2.Heartbeat(draining=self.draining)
+                    heartbeat=decoder_pb2.Heartbeat(draining=said_draining)
                 )
                 continue
+            self.plans_since_draining += said_draining
             if self.stalled.is_set():
                 await asyncio.sleep(3600)
             await asyncio.sleep(self.delay_s)
+            if first.open.lease < self.largest_lease:
+                # As the real one: a plan of an older lease changes nothing any more.
+                raise Superseded("NEWER_LEASE", f"lease {self.largest_lease} took over")
             yield decoder_pb2.StepsResponse(result=self.step(request.plan))
 
     def step(self, plan: decoder_pb2.StepPlan) -> decoder_pb2.StepResult:
@@ -216,6 +223,15 @@ class Bench:
         self.stack.push_async_callback(end)
         return stop, task
 
+    async def registered(self, count: int) -> list[str]:
+        """Waits until so many schedulers hold a lease; their names."""
+        async with asyncio.timeout(30):
+            while True:
+                found = await self.redis.zrange(f"{self.keys.prefix}:scheds", 0, -1)
+                if len(found) == count:
+                    return [str(sid, "ascii") for sid in found]
+                await asyncio.sleep(0.01)
+
     async def ask(
         self, prompt: list[int], more: dict[str, Any] | None = None, **sampling: Any
     ) -> str:
@@ -231,11 +247,12 @@ class Bench:
             reply=ReplyFormat(skip_special_tokens=True),
             **(more or {}),
         )
-        await self.queue.admit(spec, cost=len(prompt) + options["max_tokens"])
+        # Nobody says here that it is followed: it lives for as long as a test may take.
+        await self.queue.admit(spec, cost=len(prompt) + options["max_tokens"], follow_ms=3_600_000)
         return rid
 
     async def answers(
-        self, rid: str, n: int, stride: int = 4, timeout_s: float = 20
+        self, rid: str, n: int, stride: int = 4, timeout_s: float = 60
     ) -> list[tuple[bytes, ending_pb2.Ending]]:
         """Records and ending of each choice, when all have ended."""
         async with asyncio.timeout(timeout_s):
@@ -252,7 +269,7 @@ class Bench:
         found: bytes = await self.redis.get(self.keys.log(rid, PROMPT)) or b""
         return found
 
-    async def answer(self, rid: str, timeout_s: float = 20) -> tuple[list[int], ending_pb2.Ending]:
+    async def answer(self, rid: str, timeout_s: float = 60) -> tuple[list[int], ending_pb2.Ending]:
         async with asyncio.timeout(timeout_s):
             while True:
                 found = await self.queue.read(rid, 1)

@@ -34,7 +34,7 @@ class System:
         self,
         model: Path | None = None,
         *flags: str,
-        ready_within_s: float = 90.0,
+        ready_within_s: float = 240.0,
         program: Sequence[str] = (sys.executable, "-m", "services.launcher"),
     ) -> None:
         """`model` is a checkpoint folder, the demo model if None; `program` is what `tessera` is."""
@@ -140,7 +140,7 @@ class System:
         os.kill(pid, with_signal)
         return pid
 
-    def stop(self, with_signal: int = signal.SIGINT, within_s: float = 10.0) -> int:
+    def stop(self, with_signal: int = signal.SIGINT, within_s: float = 60.0) -> int:
         """Ends it as Ctrl-C would; the exit status. The state folder is kept for another start."""
         process, self._process = self._process, None
         if process is None:

@@ -142,11 +142,21 @@ def test_kernels_give_the_same_bits_alone_and_together(
         assert (ours.float() - theirs).abs().max() < 0.05 * theirs.abs().max()
 
 
-def test_an_activation_that_the_kernels_do_not_have_is_left_to_torch(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "qwen2_vl", vision={"hidden_act": "relu"})
-    model, items = load(folder), items_of(folder, "qwen2_vl")[:1]
+@pytest.mark.parametrize("family", ["llava_next", "qwen2_vl"])
+def test_an_activation_that_the_kernels_do_not_have_is_left_to_torch(
+    tmp_path: Path, family: str
+) -> None:
+    folder = make_checkpoint(tmp_path, family, vision={"hidden_act": "relu"})
+    model, items = load(folder), items_of(folder, family)[:1]
     assert not model.on_kernels
-    torch.testing.assert_close(model.encode(items)[0], reference_rows(folder, items)[0])
+    expected = reference_rows(folder, items)[0]
+    torch.testing.assert_close(model.encode(items)[0], expected, rtol=1e-4, atol=5e-5)
+
+
+def test_an_activation_that_nothing_here_has_is_named(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llava_next", config={"projector_hidden_act": "laplace"})
+    with pytest.raises(Unavailable, match="laplace"):
+        load(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,27 @@
 """What is loaded, and what a tower promises about batches."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.vision_checkpoints import llava_checkpoint
+from transformers import LlavaConfig as TransformersConfig
 
 from services.vision_encoder import models
 from services.vision_encoder.models import load_vision_model
+from services.vision_encoder.models.llava_config import LlavaConfig, TowerConfig
 from services.vision_encoder.models.vision_model import VisionItem
 from shared.checkpoint import Checkpoint
 from shared.errors import Unavailable
+from shared.settings import child_environment
 
 Tensors = dict[str, torch.Tensor]
 
@@ -62,6 +70,55 @@ def test_the_default_element_type(tmp_path: Path) -> None:
     checkpoint = Checkpoint(llava_checkpoint(tmp_path))
     assert checkpoint.default_dtype("cpu") == "float32"
     assert checkpoint.default_dtype("cuda") == "bfloat16"
+
+
+@pytest.mark.parametrize("tower", ["clip_vision_model", "siglip_vision_model", "other", None])
+def test_what_config_leaves_out_is_what_transformers_takes(
+    tmp_path: Path, tower: str | None
+) -> None:
+    written = {} if tower is None else {"vision_config": {"model_type": tower}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    if tower == "other":
+        with pytest.raises(Unavailable, match="other tower"):
+            LlavaConfig.read(Checkpoint(tmp_path))
+        return
+    ours, theirs = LlavaConfig.read(Checkpoint(tmp_path)), TransformersConfig.from_dict(written)
+    vision: Any = theirs.vision_config
+    assert ours.tower == TowerConfig(
+        is_clip=vision.model_type == "clip_vision_model",
+        hidden_size=vision.hidden_size,
+        intermediate_size=vision.intermediate_size,
+        num_layers=vision.num_hidden_layers,
+        num_heads=vision.num_attention_heads,
+        num_channels=vision.num_channels,
+        image_size=vision.image_size,
+        patch_size=vision.patch_size,
+        activation=vision.hidden_act,
+        eps=vision.layer_norm_eps,
+    )
+    assert ours.layers == (vision.num_hidden_layers + 1 + theirs.vision_feature_layer,)
+    assert ours.drops_first == (theirs.vision_feature_select_strategy == "default")
+    assert ours.text_size == theirs.text_config.hidden_size
+    assert ours.projector_activation == theirs.projector_hidden_act
+    assert ours.projector_bias == theirs.multimodal_projector_bias
+
+
+def test_llava_is_loaded_without_transformers_and_compilers(tmp_path: Path) -> None:
+    # Their modules are more than half of what this room would import.
+    script = (
+        "import sys, torch; from pathlib import Path\n"
+        "from services.vision_encoder.models import load_vision_model\n"
+        "from shared.checkpoint import Checkpoint\n"
+        "model = load_vision_model(Checkpoint(Path(sys.argv[1])), torch.device('cpu'), torch.float32)\n"
+        "print(len(model.encode([model.sample()])), {'transformers', 'torch._dynamo', 'sympy'} & set(sys.modules))"
+    )
+    folder = llava_checkpoint(tmp_path)
+    told = subprocess.check_output(
+        [sys.executable, "-c", script, str(folder)],
+        text=True,
+        env=child_environment(PYTHONPATH=os.pathsep.join(sys.path)),
+    )
+    assert told.splitlines()[-1] == "1 set()"
 
 
 @pytest.mark.parametrize(("engine", "threads"), [("kernels", 1), ("kernels", 2), ("torch", 2)])

@@ -51,7 +51,8 @@ class DecoderModel(ABC):
     def forward(
         self, hidden: Tensor, positions: Tensor, meta: AttnMeta, kv: Sequence[PagedKV]
     ) -> Tensor:
-        """Hidden rows [T, H] after the last norm; positions int64 [1 or axes, T]; one cache a layer.
+        """Hidden rows [T, H] after the last norm; positions int64 [1 or axes, T]; one cache a layer,
+        or fewer caches for as many first layers.
 
         May overwrite `hidden`.
         """

@@ -108,7 +108,7 @@ class Llama(DecoderModel):
         cos, sin = self.rotation(positions)
         residual = hidden
         normed = ops.rms_norm(hidden, self._first_norm, self.config.rms_norm_eps)
-        for layer, cache in zip(self._layers, kv, strict=True):
+        for layer, cache in zip(self._layers, kv, strict=False):
             normed, residual = ops.decoder_layer(normed, residual, layer, cos, sin, cache, meta)
         return normed
 

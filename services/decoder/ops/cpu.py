@@ -6,7 +6,6 @@ which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vecto
 """
 
 import ctypes
-import os
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -27,6 +26,7 @@ from services.decoder.ops.base import BaseOps
 from services.decoder.ops.cpu_layer import LayerCall, make_call, make_step
 from services.decoder.ops.cpu_torch import TorchCpuOps
 from services.decoder.ops.decoder_layer import DecoderLayer
+from shared import processors
 from shared.cpu_kernels import binding, packed_linear, shortlist
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
@@ -41,13 +41,14 @@ _TASK_ROWS = 112
 
 def make_ops(dtype: torch.dtype, threads: int, block_size: int = 0) -> BaseOps:
     """Ops with our kernels, or torch's where those cannot be had or do not know type or block."""
-    threads = threads or len(os.sched_getaffinity(0))
+    found = processors.find()
+    threads = threads or found.threads
     kernels = binding.load_kernels(threads) if dtype in TYPES else None
     if kernels is None or block_size % kernels.page:
         torch.set_num_threads(threads)
         return TorchCpuOps(torch.device("cpu"), dtype)
     torch.set_num_threads(1)  # two pools would take the cores from each other
-    log.info("CPU kernels", instructions=kernels.name, threads=threads)
+    log.info("CPU kernels", instructions=kernels.name, threads=threads, processors=str(found))
     return CpuOps(dtype, kernels)
 
 

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from services.launcher import hardware
 from services.launcher.bench.errors import BenchError
 from services.launcher.bench.recording import Recording
 from services.launcher.bench.result import LATENCIES, PERCENTILES, Result
@@ -28,6 +29,7 @@ def table(result: Result) -> str:
     if result.goodput_per_s is not None:
         share = (result.good or 0) / max(1, result.completed + result.failed)
         rows.append(("goodput", f"{result.goodput_per_s:.2f} requests/s ({share:.1%} of all)"))
+    rows.append(("this machine", hardware.processor()))
     rows.append(("this client", f"{result.client_us_per_token:.1f} us of processor a token"))
     lines = [f"{name:<20} {value}" for name, value in rows]
     titles = ["mean", "median", *(f"P{p}" for p in PERCENTILES)]
@@ -69,7 +71,7 @@ def _what_ran(settings: BenchSettings, model: str, moment: str) -> dict[str, Any
     for name in ("request_rate", "burstiness"):  # JSON knows no infinity
         if told[name] in (None, float("inf")):
             told[name] = "inf"
-    return {"date": moment, "model_id": model, **told}
+    return {"date": moment, "model_id": model, "processor": hardware.processor(), **told}
 
 
 def _detail(recording: Recording) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import State
+from services.scheduler.core.step_budget import StepBudget
 
 _WATERMARK = 0.01  # share of blocks that admission leaves to running sequences
 
@@ -16,12 +17,12 @@ class Admission:
         self._rows = rows
         self._watermark = int(_WATERMARK * state.capacity.num_blocks)
 
-    def add(self, plan: StepPlan, budget: int) -> bool:
+    def add(self, plan: StepPlan, budget: StepBudget) -> bool:
         """Lets sequences in and gives each its first row. Returns whether somebody was kept out for want of blocks."""
         state = self._state
         admitted, crowded, held_up = 0, False, False
         for sequence in list(state.waiting):
-            if budget <= 0:
+            if budget.at(0) <= 0:
                 break
             # From the first that lacks slots on only those come in who hold theirs: it may be these that it waits for.
             fits = state.has_slots(sequence)
@@ -33,16 +34,17 @@ class Admission:
             cached = self._find_cached(sequence)
             start = self._start_of(sequence, cached)
             known = state.media.plannable(sequence, start)
-            count = min(known, budget)
-            if count <= 0 or not (
+            if known <= 0 or not (
                 start + known == sequence.num_tokens or self._may_pause(sequence)
             ):
                 continue
+            if self._rows.chunk(sequence, start, budget) <= 0:
+                break
             if not self._fits(sequence, cached):
                 crowded = True
                 break
             self._start(plan, sequence, cached, start)
-            budget -= self._rows.schedule(plan, sequence, count)
+            self._rows.schedule(plan, sequence, budget)
             admitted += 1
         if admitted:
             state.waiting = [s for s in state.waiting if s.status is SequenceStatus.WAITING]

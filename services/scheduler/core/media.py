@@ -85,6 +85,14 @@ class MediaState:
                 return max(0, span.offset - start)
         return sequence.num_tokens - start
 
+    def unsplit(self, sequence: Sequence, start: int, count: int) -> int:
+        """The tokens of a chunk that splits no span: it ends before the one that it would split, or, if it begins with
+        that one, behind it."""
+        for span in sequence.media[sequence.num_media_passed :]:
+            if span.offset < start + count < span.end:
+                return (span.offset if span.offset > start else span.end) - start
+        return count
+
     def take_wanted(self) -> list[MediaSpan]:
         """Items to be encoded now, oldest first.
 

@@ -59,8 +59,10 @@ class StepPlan:
     sealed_blocks: list[int] = field(default_factory=list)
     sealed_hashes: list[bytes] = field(default_factory=list)
     num_tokens: int = 0  # to compute
+    num_pairs: int = 0  # of these and the tokens that they look at, themselves included
 
-    # Whose they are; not for the decoder.
+    # Not for the decoder.
+    is_read: bool = False  # somebody reads along: others generate while it runs
     row_sequence: list[Sequence] = field(default_factory=list)
     sample_sequence: list[Sequence] = field(default_factory=list)
     disowned: set[Sequence] = field(default_factory=set)  # whose tokens are not wanted any more
@@ -124,6 +126,7 @@ class StepPlan:
         self.row_count.append(count)
         self.row_sequence.append(sequence)
         self.num_tokens += count
+        self.num_pairs += count * start + count * (count + 1) // 2
         return len(self.row_slot) - 1
 
     def add_sample(self, row: int, sequence: Sequence) -> None:
@@ -141,6 +144,7 @@ class StepPlan:
         self.row_count += [1] * count
         self.row_sequence += sequences
         self.num_tokens += count
+        self.num_pairs += count + sum(starts)
         self.sample_row.extend(range(first, first + count))
         self.sample_slot += slots
         self.sample_sequence += sequences

@@ -1,9 +1,9 @@
 """Who gives up its blocks when they run out, and how it gets them back."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
+from services.scheduler.core.costs import Costs
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import State
@@ -15,14 +15,6 @@ class PreemptionMode(Enum):
     AUTO = "auto"  # whichever is expected to cost less
     RECOMPUTE = "recompute"  # thrown away
     SWAP = "swap"  # saved in host memory, as long as there is room
-
-
-@dataclass(slots=True)
-class Costs:
-    """What the decoder was seen to need, in microseconds. 0 is not known yet: then swapping is tried first."""
-
-    of_token: float = 0.0  # to compute one
-    of_block: float = 0.0  # to move one between device and host
 
 
 class Preemption:

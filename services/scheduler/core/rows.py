@@ -4,10 +4,7 @@ from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.preemption import Preemption
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import State
-
-# Of a step's tokens this share stays empty while somebody reads along: a prompt that is computed alone may be a little
-# longer without a second step for its last few tokens.
-_READERS_SHARE = 17
+from services.scheduler.core.step_budget import StepBudget
 
 
 class Rows:
@@ -17,45 +14,57 @@ class Rows:
         self._state = state
         self._preemption = preemption
 
-    def add(self, plan: StepPlan, budget: int) -> int:
-        """Those that are generating come first: a row costs little and somebody is reading along. What is left of the
-        budget, a little less if there are such rows, goes to one prompt after the other. Returns what is left then."""
+    def add(self, plan: StepPlan, budget: StepBudget) -> int:
+        """Those that are generating come first: a row costs little and somebody is reading along. What the budget then
+        gives to prompts goes to one after the other. Returns how many tokens that was at the most."""
         running = self._state.running
         # Who needs a block goes first, while it can still be taken from someone without a row in this plan.
         others = [s for s in running if s.num_computed_tokens >= s.plain_until]
         plain = [s for s in running if s.num_computed_tokens < s.plain_until]
         for sequence in others:
-            if budget > 0 and sequence.num_tokens - sequence.num_computed_tokens == 1:
-                budget -= self.schedule(plan, sequence, 1)
+            if sequence.num_tokens - sequence.num_computed_tokens == 1:
+                self.schedule(plan, sequence, budget)
         if len(running) < len(others) + len(plain):  # some were preempted
             plain = [s for s in plain if s in running]
-        budget -= self._schedule_plain(plan, plain[:budget])
-        if plan.row_slot:
-            budget -= self._state.capacity.max_batched_tokens // _READERS_SHARE
+        self._schedule_plain(plan, plain[: budget.whole])
+        # Beams whose answer is under way generate as well, only not in this step.
+        if plan.row_slot or any(s.beams is not None and s.in_flight for s in others):
+            budget.others_read()
+        most = budget.at(0)
         for sequence in others:
-            if budget > 0 and sequence.num_tokens - sequence.num_computed_tokens > 1:
-                budget -= self.schedule(plan, sequence, budget)
-        return budget
+            if sequence.num_tokens - sequence.num_computed_tokens > 1:
+                self.schedule(plan, sequence, budget)
+        return most
 
-    def _schedule_plain(self, plan: StepPlan, plain: list[Sequence]) -> int:
+    def _schedule_plain(self, plan: StepPlan, plain: list[Sequence]) -> None:
         """The steady state: one token each, in blocks that are there."""
         plan.add_generating(plain, [s.num_computed_tokens for s in plain])
         for sequence in plain:
             sequence.num_computed_tokens += 1
             sequence.num_tokens += 1
-        return len(plain)
 
-    def schedule(self, plan: StepPlan, sequence: Sequence, limit: int) -> int:
-        """Gives a running sequence up to `limit` tokens in this plan. Returns how many it got."""
+    def chunk(self, sequence: Sequence, start: int, budget: StepBudget) -> int:
+        """How many tokens from `start` on a sequence may compute. A span that must not be split is not bounded in time:
+        it is computed whole as soon as the decoder can take it."""
+        state = self._state
+        known = state.media.plannable(sequence, start)
+        count = min(known, budget.at(start))
+        if 0 < count < known and state.capacity.whole_media:
+            count = state.media.unsplit(sequence, start, count)
+            return count if count <= budget.whole else 0
+        return count
+
+    def schedule(self, plan: StepPlan, sequence: Sequence, budget: StepBudget) -> None:
+        """Gives a running sequence what it may compute in this plan."""
         if sequence.status is not SequenceStatus.RUNNING or sequence.is_certainly_last:
-            return 0
+            return
         if sequence.beams is not None and sequence.in_flight:
-            return 0  # what comes next depends on the answer
+            return  # what comes next depends on the answer
         state = self._state
         start = sequence.num_computed_tokens
-        count = min(state.media.plannable(sequence, start), limit)
+        count = self.chunk(sequence, start, budget)
         if count <= 0 or not self._make_room(plan, sequence, start, count):
-            return 0
+            return
         row = plan.add_row(sequence, start, count)
         sequence.num_computed_tokens = start + count
         state.register(sequence, plan)
@@ -69,7 +78,6 @@ class Rows:
             if sequence.beams is None:
                 room = len(sequence.blocks) * state.capacity.block_size
                 sequence.plain_until = min(room, sequence.length_limit - 1)
-        return count
 
     def _sample(self, plan: StepPlan, row: int, sequence: Sequence) -> None:
         plan.add_sample(row, sequence)

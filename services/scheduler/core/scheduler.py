@@ -6,6 +6,8 @@ planned on while its last token is still in flight, and an ending that comes lat
 
     state        sequences, blocks, slots and places in line, shared by the rooms below
     rows         which running sequences compute how many tokens
+    step_budget  how many of them may be of prompts
+    costs        what tokens and steps are seen to take
     admission    who is let in
     preemption   who gives up its blocks, and how it gets them back
     results      what an answer changes
@@ -18,11 +20,12 @@ from typing import Any
 from services.scheduler.core.admission import Admission
 from services.scheduler.core.beams import Beams
 from services.scheduler.core.block_manager import BlockManager
+from services.scheduler.core.costs import Costs
 from services.scheduler.core.host_blocks import HostBlocks
 from services.scheduler.core.media import MediaState
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
 from services.scheduler.core.policy import Policy, first_come_first_served
-from services.scheduler.core.preemption import Costs, Preemption, PreemptionMode
+from services.scheduler.core.preemption import Preemption, PreemptionMode
 from services.scheduler.core.results import Results
 from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import (
@@ -34,6 +37,7 @@ from services.scheduler.core.sequence import (
     SequenceStatus,
 )
 from services.scheduler.core.state import Capacity, State
+from services.scheduler.core.step_budget import StepBudget
 
 __all__ = ["Capacity", "Scheduler"]
 
@@ -47,10 +51,14 @@ class Scheduler:
         encoder_budget: int | None = None,
         policy: Policy = first_come_first_served,
         preemption_mode: PreemptionMode = PreemptionMode.AUTO,
+        step_target: float = 0.0,
     ) -> None:
+        """`step_target`: microseconds that a step may take while somebody reads along; 0 is any."""
         self.capacity = capacity
         self.steps = 0
+        self.prompt_budget = 0  # tokens that prompts could have in the last step with rows
         self.costs = Costs()  # kept up to date by whoever can measure
+        self._step_target = step_target
         self._state = State(capacity, policy, encoder_budget or 4 * capacity.max_batched_tokens)
         self._preemption = Preemption(self._state, preemption_mode, self.costs)
         self._rows = Rows(self._state, self._preemption)
@@ -94,6 +102,17 @@ class Scheduler:
             return Ending(
                 EndReason.ERROR, error=Error("PROMPT_TOO_LONG", message, INVALID_ARGUMENT)
             )
+        if self.capacity.whole_media:
+            span = max((span.length for span in sequence.media), default=0)
+            if span > (most := self.capacity.max_span):
+                message = (
+                    f"an image or video takes {span} tokens that are computed in one step, and this decoder computes "
+                    f"at most {most} beside {self.capacity.max_slots - 1} others; use a smaller one, or give the "
+                    "decoder more --max-num-batched-tokens or fewer --max-num-seqs"
+                )
+                return Ending(
+                    EndReason.ERROR, error=Error("MEDIA_TOO_LONG", message, INVALID_ARGUMENT)
+                )
         together = choices if sequence.beams is None else sequence.beams.num_beams
         if together > self.capacity.max_slots:
             message = (
@@ -148,7 +167,8 @@ class Scheduler:
         plan = StepPlan(self.steps + 1)
         self._take_over(plan)
         preemptions = state.preemptions
-        budget = self._rows.add(plan, self.capacity.max_batched_tokens)
+        budget = StepBudget(plan, self.capacity, self.costs, self._step_target)
+        for_prompts = self._rows.add(plan, budget)
         if preemptions == state.preemptions:  # else there is no room to let anyone in
             crowded = self._admission.add(plan, budget)
             while crowded and not plan.row_slot and not state.in_flight:
@@ -160,6 +180,8 @@ class Scheduler:
         plan.sealed_blocks, state.sealed_blocks = state.sealed_blocks, []
         plan.sealed_hashes, state.sealed_hashes = state.sealed_hashes, []
         self.steps += 1
+        if plan.row_slot:
+            self.prompt_budget = for_prompts
         state.in_flight.append(plan)
         return plan
 

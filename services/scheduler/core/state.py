@@ -23,6 +23,12 @@ class Capacity:
     max_model_len: int
     max_batched_tokens: int
     num_host_blocks: int = 0
+    whole_media: bool = False  # a media span is computed in one step
+
+    @property
+    def max_span(self) -> int:
+        """The longest media span that is computed in one step, whoever generates meanwhile."""
+        return self.max_batched_tokens - (self.max_slots - 1)
 
     @property
     def max_tokens_of_one(self) -> int:

@@ -1,6 +1,5 @@
 """CLIP (Radford et al., 2021) and SigLIP (Zhai et al., 2023) towers with LLaVA's projector on the kernels."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,19 +7,20 @@ from torch import Tensor
 
 from services.vision_encoder.cpu.blocks import Block, run_blocks
 from services.vision_encoder.cpu.ops import ACTIVATIONS, Norm, TowerOps
+from services.vision_encoder.models.llava_config import LlavaConfig
 
 
 class LlavaTower:
     """Squares of pixels to projected rows. Takes the weights away from the network it is made of."""
 
-    def __init__(self, network: Any, config: Any, layers: Sequence[int], ops: TowerOps) -> None:
-        """config: the checkpoint's; layers: the hidden states to take, counted from the front."""
-        vision, tower = config.vision_config, network.tower
+    def __init__(self, network: Any, config: LlavaConfig, ops: TowerOps) -> None:
+        """network: that of the checkpoint, with its weights."""
+        tower = network.tower
         self._ops = ops
-        self._layers = layers
-        self._heads = int(vision.num_attention_heads)
-        self._drops_first = config.vision_feature_select_strategy == "default"
-        self._patch = int(vision.patch_size)
+        self._layers = config.layers
+        self._heads = config.tower.num_heads
+        self._drops_first = config.drops_first
+        self._patch = config.tower.patch_size
         self._patches = ops.pack(tower.embeddings.patch_embedding)
         positions = tower.embeddings.position_embedding.weight
         self._class: Tensor | None = getattr(tower.embeddings, "class_embedding", None)
@@ -30,16 +30,16 @@ class LlavaTower:
         self._positions = positions
         first = getattr(tower, "pre_layrnorm", None)
         self._first = None if first is None else norm_of(first)
-        activation = ACTIVATIONS[vision.hidden_act]
+        activation = ACTIVATIONS[config.tower.activation]
         self._blocks = [_block(ops, layer, activation) for layer in tower.encoder.layers]
-        projection = ACTIVATIONS[config.projector_hidden_act]
+        projection = ACTIVATIONS[config.projector_activation]
         self._up = ops.pack(network.projector.linear_1, epilogue=projection)
         self._down = ops.pack(network.projector.linear_2)
 
     @staticmethod
-    def knows(config: Any) -> bool:
+    def knows(config: LlavaConfig) -> bool:
         """Whether the kernels have the activations that the checkpoint asks for."""
-        return {config.vision_config.hidden_act, config.projector_hidden_act} <= ACTIVATIONS.keys()
+        return {config.tower.activation, config.projector_activation} <= ACTIVATIONS.keys()
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """[n, channels, side, side] to [n, rows, hidden size of the language model]."""
@@ -74,7 +74,7 @@ class LlavaTower:
 
 
 def norm_of(layer: Any) -> Norm:
-    """A norm of transformers."""
+    """What a norm of torch or of transformers does."""
     eps = getattr(layer, "eps", None) or layer.variance_epsilon
     return Norm(layer.weight, getattr(layer, "bias", None), float(eps))
 

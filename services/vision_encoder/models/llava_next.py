@@ -5,31 +5,33 @@ ends with the row `image_newline`. Pixel values are [1 + squares, channels, side
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import LlavaNextConfig
-from transformers.image_processing_utils import select_best_resolution
 
 from services.vision_encoder.cpu.ops import TowerOps
-from services.vision_encoder.models.llava import LlavaNetwork, LlavaVision
+from services.vision_encoder.models.llava import LlavaVision
+from services.vision_encoder.models.llava_config import LlavaConfig
+from services.vision_encoder.models.llava_network import LlavaNetwork
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem
 from shared.checkpoint import Checkpoint
 
+# Height and width in pixels, for a config.json that names none.
+_RESOLUTIONS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+
 
 class _Network(LlavaNetwork):
-    def __init__(self, config: Any, layers: int) -> None:
-        super().__init__(config, layers)
-        self.newline = nn.Parameter(torch.empty(config.text_config.hidden_size))
+    def __init__(self, config: LlavaConfig) -> None:
+        super().__init__(config)
+        self.newline = nn.Parameter(torch.empty(config.text_size))
 
 
 class LlavaNextVision(LlavaVision):
     """Tower, projector and newline of one checkpoint. All squares are of one size: any may run together."""
 
     stacked = False
-    config_class: ClassVar[Any] = LlavaNextConfig
     network_class: ClassVar[type[LlavaNetwork]] = _Network
 
     def __init__(
@@ -40,8 +42,7 @@ class LlavaNextVision(LlavaVision):
         ops: TowerOps | None = None,
     ) -> None:
         super().__init__(checkpoint, device, dtype, ops)
-        config: Any = LlavaNextConfig.from_dict(checkpoint.config)
-        self._resolutions = config.image_grid_pinpoints
+        self._resolutions = checkpoint.config.get("image_grid_pinpoints") or _RESOLUTIONS
 
     def patches(self, item: VisionItem) -> int:
         """Of all squares. Raises BadPixels if there are not as many as the picture's size asks for."""
@@ -75,7 +76,7 @@ class LlavaNextVision(LlavaVision):
 
     def _squares(self, item: VisionItem) -> tuple[int, int]:
         """How many squares lie below and beside each other."""
-        best = select_best_resolution((item.height, item.width), self._resolutions)
+        best = _best_resolution(item, self._resolutions)
         return best[0] // self._side, best[1] // self._side
 
     def _put_together(self, item: VisionItem, squares: torch.Tensor) -> torch.Tensor:
@@ -88,6 +89,17 @@ class LlavaNextVision(LlavaVision):
         whole = whole.narrow(axis, padding, whole.shape[axis] - 2 * padding)
         newline = self._network.get_parameter("newline").expand(whole.shape[0], 1, -1)
         return torch.cat([squares[0], torch.cat([whole, newline], 1).flatten(0, 1)])
+
+
+def _best_resolution(item: VisionItem, resolutions: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The (height, width) that keeps most pixels of a picture, and of those the one that wastes least."""
+
+    def merit(resolution: Sequence[int]) -> tuple[int, int]:
+        scale = min(resolution[1] / item.width, resolution[0] / item.height)
+        kept = min(int(item.width * scale) * int(item.height * scale), item.width * item.height)
+        return kept, kept - resolution[0] * resolution[1]
+
+    return max(resolutions, key=merit)
 
 
 def _padding(item: VisionItem, height: int, width: int) -> tuple[int, int]:

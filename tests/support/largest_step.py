@@ -1,0 +1,61 @@
+"""`python -m support.largest_step FOLDER SETTINGS`: loads a decoder and runs the largest step that a scheduler may send
+it, in a process whose memory nothing else has touched. Prints the bytes that were predicted and those that it took."""
+
+import ctypes
+import json
+import sys
+import time
+from pathlib import Path
+
+from support.step_stream import greedy, ints, make_plan
+
+from services.decoder.loading import load
+from services.decoder.memory import peak_bytes
+from services.decoder.plan import read_plan
+from services.decoder.settings import DecoderSettings
+from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
+
+
+def main(folder: str, options: str) -> None:
+    """Every slot has a prompt and samples from its end with a temperature, the first of them taking what is left."""
+    loaded = load(DecoderSettings.model_validate({"model": Path(folder), **json.loads(options)}))
+    limits = loaded.runner.limits
+    counts = [1] * limits.max_slots
+    counts[0] += limits.max_batched_tokens - limits.max_slots
+    plan = read_plan(_plan(counts, limits.block_size), limits)
+    results: list[StepResult] = []
+    time.sleep(1)  # until the cache's pages are there
+    ctypes.CDLL(None).malloc_trim(0)  # what the start has freed is not to be used again unseen
+    took = peak_bytes(lambda: loaded.runner.step(plan, results.append), loaded.ops.device)
+    assert not results[0].failed, results[0].failed
+    print(json.dumps({"predicted": loaded.profile.step_bytes, "took": took}))
+
+
+def _plan(counts: list[int], block_size: int) -> StepPlan:
+    slots = list(range(len(counts)))
+    needed = [-(-count // block_size) for count in counts]
+    return make_plan(
+        step=1,
+        new=[
+            NewSequence(
+                slot=slot,
+                prompt_len=count,
+                tokens=ints([slot % 90 + 3] * count),
+                sampling=greedy(temperature=1.0, seed=slot),
+            )
+            for slot, count in enumerate(counts)
+        ],
+        edit_slot=slots,
+        edit_index=[0] * len(counts),
+        edit_len=needed,
+        edit_blocks=list(range(1, sum(needed) + 1)),
+        row_slot=slots,
+        row_start=[0] * len(counts),
+        row_count=counts,
+        sample_row=slots,
+        sample_slot=slots,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
