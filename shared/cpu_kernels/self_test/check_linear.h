@@ -101,11 +101,13 @@ void check_linear() {
         check_layer_of<T>(check, x, w, nullptr, tessera::SWIGLU);
         check_layer_of<T>(check, x, w, bias[0], tessera::SWIGLU);
         w = drawn_weight<T>(outputs, inputs);
-        std::copy(w[0], w[1], w[outputs - 1]);  // equals: the first counts
         check_layer_of<T>(check, x, w, nullptr, tessera::PLAIN);
         check_layer_of<T>(check, x, w, bias[0], tessera::PLAIN);
         for (int kind : {tessera::GELU, tessera::GELU_TANH, tessera::QUICK_GELU})
             check_layer_of<T>(check, x, w, bias[0], kind);
+        // Two panels of equals: the first counts.
+        for (int64_t c = PANEL; c < std::min<int64_t>(2 * PANEL, outputs); c++)
+            std::copy(w[c - PANEL], w[c - PANEL + 1], w[c]);
         check_results_of<T>(wide, largest, x, w, nullptr);
         check_results_of<T>(wide, largest, x, w, bias[0]);
     }
@@ -118,7 +120,13 @@ void check_sketch() {
     for (int64_t inputs : {34, 130, 514}) {
         const int64_t outputs = 60 * PANEL + PANEL / 2 + 1, panels = outputs / PANEL + 1;
         const int64_t whole = (inputs + 3) / 4 * 4;
-        const Matrix w = drawn_weight<T>(outputs, inputs);
+        Matrix w = drawn_weight<T>(outputs, inputs);
+        // Columns beside which a row will lie, and near ones in other panels, closer than the sketch.
+        const auto column = [=](int64_t row) { return (row + 1) * outputs / 9; };
+        for (int64_t row = 0; row < 6; row++)
+            for (int64_t k = 0; k < inputs; k++)
+                w[column(row) + 2 * PANEL][k] = w[column(row)][k] * (k % 3 ? 1.01 : 0.98);
+        w = rounded<T>(w);
         Packed<T> packed(w, nullptr, tessera::PLAIN);
         packed.layer.result = tessera::LARGEST;
         std::vector<int32_t> sketch(panels * whole / 4 * PANEL);
@@ -126,15 +134,15 @@ void check_sketch() {
         tessera::Shortlist list{sketch.data(), columns.data(), whole, 0, 0, 0};
         tessera_sketch(TYPE<T>, elements<T>(w).data(), outputs, inputs, &list);
         for (int64_t rows = 1; rows <= tessera::SHORTLIST_ROWS + 1; rows++)
-            for (bool strange : {false, true}) {
-                Matrix x = drawn<T>(rows, inputs);
-                // Beside a column each, so that few panels are left; the last one of zeros or worse.
+            for (double strange : {1.0, 0.0, 1e30, (double)NAN}) {
+                Matrix x = drawn<T>(rows, inputs, 0.1);
                 for (int64_t r = 0; r < rows; r++)
-                    for (int64_t k = 0; k < inputs; k++) x[r][k] += 8 * w[(r + 1) * outputs / 9][k];
-                if (strange) std::fill(x[rows - 1], x[rows], rows % 2 ? 0.0 : NAN);
+                    for (int64_t k = 0; k < inputs; k++) x[r][k] += 8 * w[column(r)][k];
+                if (strange == 0) std::fill(x[rows - 1], x[rows], 0.0);
+                x[rows - 1][inputs / 2] *= strange;
                 const auto in = elements<T>(x);
                 std::vector<Largest> found(rows);
-                list.rest = 0;
+                list.rest = 0;  // not skipped, whatever the last call left
                 tessera_largest(TYPE<T>, &packed.layer, &list, in.data(), found.data(), rows,
                                 inputs);
                 const auto right = applied<Largest>(TYPE<T>, packed.layer, in, 0, rows);
