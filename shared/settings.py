@@ -134,6 +134,14 @@ def set_process_environment(**values: str) -> None:
         os.environ.setdefault(name, value)
 
 
+def cpu_instructions() -> str:
+    """Which instruction set the CPU kernels are to use, `TESSERA_CPU_INSTRUCTIONS`; empty is the machine's best.
+
+    No field of the rooms' settings: tests, measurements and tools go by it as well.
+    """
+    return os.environ.get("TESSERA_CPU_INSTRUCTIONS", "")
+
+
 def state_home() -> Path:
     """Where programs keep what must outlive them: `$XDG_STATE_HOME`, else `~/.local/state`.
 

@@ -16,6 +16,7 @@ from services.launcher.rooms import require_checkpoint
 from services.launcher.settings import DoctorSettings
 from shared.cpu_kernels import build
 from shared.errors import ServingError
+from shared.settings import cpu_instructions
 
 _PACKAGES = (
     "torch",
@@ -105,15 +106,15 @@ def _protos() -> Finding:
 
 
 def _kernels() -> Finding:
-    what = "cpu kernels"
+    what, asked = "cpu kernels", cpu_instructions()
     try:
-        known = build.chosen_instruction_set()
+        known = build.choose(asked)
     except ValueError as error:
-        return Finding(what, str(error), f"unset {build.VARIABLE}")
+        return Finding(what, str(error), "unset TESSERA_CPU_INSTRUCTIONS")
     if known is not None and build.find(known) is None and build.compiler() is None:
         found = f"{known.name}, to be compiled, but no C++ compiler"
         return Finding(what, found, "apt-get install g++", needed=False)
-    return Finding(what, build.status())
+    return Finding(what, build.status(asked))
 
 
 def _model(model: Path) -> Finding:

@@ -13,6 +13,7 @@ from pathlib import Path
 from shared import processors
 from shared.cpu_kernels import build
 from shared.errors import InvalidRequest
+from shared.settings import cpu_instructions
 
 # The instruction sets that decide how fast matrix products are here.
 _INTERESTING = (
@@ -32,7 +33,7 @@ def describe() -> Iterator[tuple[str, str]]:
 def require_instructions() -> None:
     """Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have."""
     try:
-        build.chosen_instruction_set()
+        build.choose(cpu_instructions())
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
 
@@ -41,7 +42,7 @@ def processor() -> str:
     """Model, and the instruction set that CPU kernels use here: what figures have to be read with."""
     model = _cpu_info(Path("/proc/cpuinfo")).get("model name") or platform.machine()
     try:
-        known = build.chosen_instruction_set()
+        known = build.choose(cpu_instructions())
     except ValueError as error:
         return f"{model}, {error}"
     return f"{model}, {'torch alone' if known is None else known.name}"

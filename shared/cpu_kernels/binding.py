@@ -9,6 +9,7 @@ import structlog
 
 from shared.cpu_kernels import build
 from shared.errors import InvalidRequest
+from shared.settings import cpu_instructions
 
 log = structlog.get_logger(__name__)
 
@@ -189,12 +190,13 @@ def load_kernels(threads: int) -> Kernels | None:
 
     Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have.
     """
+    asked = cpu_instructions()
     try:
-        known = build.chosen_instruction_set()
+        known = build.choose(asked)
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
     if known is None:
-        log.info("no CPU kernels: torch does their work", reason=build.why_none())
+        log.info("no CPU kernels: torch does their work", asked=asked)
         return None
     path = build.find(known)
     try:

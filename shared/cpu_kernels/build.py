@@ -30,8 +30,6 @@ _LIBRARY_FLAGS = ("-fPIC", "-shared")
 _EMULATED = {
     "aarch64": ("aarch64-linux-gnu-g++", "qemu-aarch64-static", "g++-aarch64-linux-gnu qemu-user-static"),
 }  # fmt: skip
-# Forces one of the sets by its name, or "none": torch does the work.
-VARIABLE = "TESSERA_CPU_INSTRUCTIONS"
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,10 @@ def runnable_instruction_sets() -> tuple[InstructionSet, ...]:
     return tuple(known for known in _of_this_machine() if known.needs <= flags)
 
 
-def chosen_instruction_set() -> InstructionSet | None:
-    """The best that this machine has, or the one that TESSERA_CPU_INSTRUCTIONS names; None where
-    there is none for it, or none is wanted. Raises ValueError for one that cannot run here."""
+def choose(asked: str) -> InstructionSet | None:
+    """The set of that name, or with "" the best that this machine has; None for "none" and where there is
+    none for it: then torch does the work. Raises ValueError for one that cannot run here."""
     runnable = runnable_instruction_sets()
-    asked = os.environ.get(VARIABLE, "")
     if asked == "none":
         return None
     if not asked:
@@ -78,16 +75,10 @@ def chosen_instruction_set() -> InstructionSet | None:
     for known in runnable:
         if known.name == asked:
             return known
-    names = [known.name for known in runnable]
-    kind = "is no" if asked not in (s.name for s in INSTRUCTION_SETS) else "this machine lacks that"
-    raise ValueError(
-        f"{VARIABLE}={asked}: {kind} instruction set; here it may be {', '.join([*names, 'none'])}"
-    )
-
-
-def why_none() -> str:
-    """Why `chosen_instruction_set` gave none."""
-    return f"{VARIABLE}=none" if os.environ.get(VARIABLE) else "there are none for this processor"
+    is_known = any(asked == known.name for known in INSTRUCTION_SETS)
+    problem = "this machine lacks these instructions" if is_known else "there is no such set"
+    here = ", ".join([*(known.name for known in runnable), "none"])
+    raise ValueError(f"CPU instructions {asked!r}: {problem}; it may be {here}")
 
 
 def _of_this_machine() -> tuple[InstructionSet, ...]:
@@ -210,13 +201,13 @@ def main() -> None:
             print(find(known) or compile_library(known))
 
 
-def status() -> str:
-    """What the next process will use, in a line. Raises ValueError as `chosen_instruction_set` does."""
-    known = chosen_instruction_set()
+def status(asked: str = "") -> str:
+    """What a process will use, in a line. Raises ValueError as `choose` does."""
+    known = choose(asked)
     if known is None:
-        return f"torch, {why_none()}"
-    forced = f", {VARIABLE}" if os.environ.get(VARIABLE) else ""
-    return f"{known.name}, {'compiled' if find(known) else 'to be compiled'}{forced}"
+        return "torch alone, as asked" if asked else "torch alone: none for this processor"
+    how = "compiled" if find(known) else "to be compiled"
+    return f"{known.name}, {how}{', as asked' if asked else ''}"
 
 
 if __name__ == "__main__":

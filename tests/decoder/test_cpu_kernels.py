@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,49 +94,45 @@ def test_a_compiler_that_fails_is_no_reason_to_fail(
 
 
 def test_the_script_says_what_there_is() -> None:
-    assert _status() == f"{RUNNABLE[0].name}, compiled"
+    open_kernels(RUNNABLE[0])
+    command = [sys.executable, str(build.SOURCES / "build.py"), "--status"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert said == f"{RUNNABLE[0].name}, compiled\n"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Asks for an instruction set as a user does."""
+    binding.load_kernels.cache_clear()
+    yield lambda name: monkeypatch.setenv("TESSERA_CPU_INSTRUCTIONS", name)
+    binding.load_kernels.cache_clear()
 
 
 @pytest.mark.parametrize("known", RUNNABLE, ids=lambda known: known.name)
-def test_a_set_can_be_forced(monkeypatch: pytest.MonkeyPatch, known: build.InstructionSet) -> None:
+def test_a_set_can_be_forced(asked: Callable[[str], None], known: build.InstructionSet) -> None:
     open_kernels(known)
-    assert _status(known.name) == f"{known.name}, compiled, TESSERA_CPU_INSTRUCTIONS"
-    monkeypatch.setenv(build.VARIABLE, known.name)
-    binding.load_kernels.cache_clear()
-    try:
-        kernels = binding.load_kernels(1)
-        assert kernels is not None
-        assert kernels.name == known.name
-    finally:
-        binding.load_kernels.cache_clear()
+    asked(known.name)
+    kernels = binding.load_kernels(1)
+    assert kernels is not None
+    assert kernels.name == known.name
+    assert build.status(known.name) == f"{known.name}, compiled, as asked"
 
 
-def test_none_leaves_the_work_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(build.VARIABLE, "none")
-    binding.load_kernels.cache_clear()
-    try:
-        assert isinstance(cpu.make_ops(torch.bfloat16, 1), TorchCpuOps)
-    finally:
-        binding.load_kernels.cache_clear()
-    assert _status("none") == "torch, TESSERA_CPU_INSTRUCTIONS=none"
+def test_none_leaves_the_work_to_torch(asked: Callable[[str], None]) -> None:
+    asked("none")
+    assert isinstance(cpu.make_ops(torch.bfloat16, 1), TorchCpuOps)
+    assert build.status("none") == "torch alone, as asked"
 
 
-@pytest.mark.parametrize("name", ["sse9", "neon"] if RUNNABLE[0].machine == "x86_64" else ["avx2"])
-def test_a_set_that_the_machine_lacks_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str
+FOREIGN = {"x86_64": "neon", "aarch64": "avx2"}[RUNNABLE[0].machine]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("sse9", "no such set"), (FOREIGN, "this machine lacks these")]
+)
+def test_a_set_that_cannot_run_is_refused(
+    asked: Callable[[str], None], name: str, problem: str
 ) -> None:
-    monkeypatch.setenv(build.VARIABLE, name)
-    binding.load_kernels.cache_clear()
-    try:
-        with pytest.raises(InvalidRequest, match=f"{name}.*here it may be .*{RUNNABLE[0].name}"):
-            binding.load_kernels(1)
-    finally:
-        binding.load_kernels.cache_clear()
-
-
-def _status(asked: str = "") -> str:
-    command = [sys.executable, str(build.SOURCES / "build.py"), "--status"]
-    environment = {**os.environ, build.VARIABLE: asked}
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, env=environment
-    ).stdout.strip()
+    asked(name)
+    with pytest.raises(InvalidRequest, match=f"'{name}': .*{problem}.* {RUNNABLE[0].name}"):
+        binding.load_kernels(1)

@@ -8,7 +8,8 @@ import random
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -49,17 +50,30 @@ class Outcome:
 
 def simulate(seed: int, *, faults: bool = True, keep_trace: bool = False) -> Outcome:
     """Runs a seed."""
-    outcome = run(World(seed, faults=faults, keep_trace=keep_trace))
-    if not seed % _COLLECT_EVERY:
-        gc.collect()
-    return outcome
+    return run(World(seed, faults=faults, keep_trace=keep_trace))
 
 
 def run(world: "World") -> Outcome:
     """Runs a world to its end."""
+    with _nothing_is_awaited():
+        outcome = world.run()
+        if not world.seed % _COLLECT_EVERY:
+            gc.collect()
+    return outcome
+
+
+def collect() -> None:
+    """Frees what past worlds left suspended, before others trip over it."""
+    with _nothing_is_awaited():
+        gc.collect()
+
+
+@contextmanager
+def _nothing_is_awaited() -> Iterator[None]:
+    """What was suspended at the end of a world is thrown away without a word."""
     with warnings.catch_warnings(), mock.patch.object(sys, "unraisablehook", lambda _: None):
-        warnings.simplefilter("ignore")  # what was suspended at the end is thrown away
-        return world.run()
+        warnings.simplefilter("ignore")
+        yield
 
 
 class World:
