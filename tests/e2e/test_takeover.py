@@ -155,11 +155,13 @@ def test_every_room_is_restarted_under_load(
         for room, instance in gone.items():
             os.kill(pid_at(system, room, address_of(system, room, instance)), signal.SIGTERM)
         wait_until_replaced(system, gone)
+        while served[0] < 10 and not wrong:
+            time.sleep(0.1)
     finally:
         done.set()
         for thread in threads:
             thread.join()
-    assert not wrong and served[0] > 10
+    assert not wrong
 
 
 def wait_until_replaced(system: System, gone: dict[str, str]) -> None:
