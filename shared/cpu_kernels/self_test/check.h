@@ -48,7 +48,7 @@ constexpr float EPS = 0.01f;  // large enough to be seen
 template <class T>
 constexpr int TYPE = T::PER_UNIT - 1;
 template <class T>
-constexpr double TOLERANCE = T::PER_UNIT == 1 ? 1e-5 : 1.0 / 128;
+constexpr double TOLERANCE = T::PER_UNIT == 1 ? 2e-5 : 1.0 / 128;
 
 // What is compared of one kernel; its end prints a line.
 class Check {

@@ -8,7 +8,8 @@ namespace self_test {
 using tessera::Largest;
 using tessera::Linear;
 
-constexpr int64_t MANY = 29;  // rows: more than two register tiles of any instruction set
+// Rows: so many that weights are widened first, and no whole number of register tiles.
+constexpr int64_t MANY = (tessera::WIDEN_TILES + 1) * tessera::TILE_ROWS + 5;
 
 // A packed layer and what it points to.
 template <class T>
@@ -59,7 +60,7 @@ void check_layer_of(Check& check, const Matrix& x, const Matrix& w, const double
     const auto in = elements<T>(x);
     const auto y = applied<Element>(TYPE<T>, packed.layer, in, 0, MANY);
     check.near<T>(y, linear(x, w, bias, epilogue));
-    for (int64_t count = 1; count < MANY / 2; count++) {
+    for (int64_t count = 1; count <= 2 * tessera::TILE_ROWS + 1; count++) {
         const auto few = applied<Element>(TYPE<T>, packed.layer, in, MANY - count, count);
         check.same(few, y, y.size() - few.size(), "fewer rows");
     }
@@ -94,7 +95,7 @@ void check_linear() {
                                 {70, PANEL},
                                 {70, 3 * PANEL + PANEL / 2 + 1},
                                 {514, 20 * PANEL + 2},
-                                {6002, PANEL + 1}};
+                                {2 * tessera::BLOCK + 2, PANEL + 1}};
     for (const auto& [inputs, outputs] : sizes) {
         const Matrix x = drawn<T>(MANY, inputs), bias = drawn<Float32>(1, 2 * outputs);
         Matrix w = drawn_weight<T>(2 * outputs, inputs);
