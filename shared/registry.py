@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 _RENEW_S = 0.5
 _LOOK_S = 0.05  # in an empty directory, while a system starts
-_STARTING_S = 60.0
+_STARTING_S = 20.0
 _TTL_MS = 2_500
 _FORGET_MS = 60_000
 _PATIENCE_S = 2.0  # for the others to announce themselves again after Redis was away
@@ -98,7 +98,7 @@ class Announcement(_Loop):
 
 
 class Directory(_Loop):
-    """The live members of one room, refreshed every half second; in its first minute more often while there are none,
+    """The live members of one room, refreshed every half second; more often in the first 20 s while there are none,
     because somebody waits for the first.
 
     Keeps the last list while Redis is away, and for two seconds longer: nobody could announce himself meanwhile, and
