@@ -2,9 +2,8 @@
 
 Frequencies follow `transformers.modeling_rope_utils`, in both spellings of the configuration
 (`rope_parameters`, or `rope_theta` with `rope_scaling`). Two kinds there depend on the length of
-the running text, which a cache shared between sequences cannot: here "dynamic" gives each position
-the base of a text that ends at it (what generation token by token gives), and "longrope" takes its
-long factors when the model is served with more than its original length.
+the running text, which a cache shared between sequences cannot; docs/api.md says what "dynamic" and
+"longrope" are here.
 """
 
 import math
