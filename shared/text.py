@@ -11,13 +11,14 @@ is used here, because the pure core of the scheduler holds a `StopFinder` too.
 """
 
 import codecs
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from shared.token_decoder import UnsupportedTokenizer, read_decoder
+from shared.token_normalizer import normalized
+from shared.tokenizer_file import read_tokenizer
 
 __all__ = [
     "ByteStream",
@@ -53,18 +54,21 @@ class TokenBytes:
 
     @classmethod
     def from_tokenizer_json(cls, path: Path) -> Self:
-        """Reads a Hugging Face `tokenizer.json`.
+        """Reads a Hugging Face `tokenizer.json` and the files beside it.
 
         Raises OSError or ValueError if the file cannot be read, and UnsupportedTokenizer for
         decoders other than ByteLevel and the SentencePiece-like sequence of Replace, ByteFallback,
         Fuse and Strip.
         """
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_tokenizer(path).content
         tokens = _vocabulary(content)
         special = []
-        for added in content.get("added_tokens") or []:
-            tokens[added["id"]] = added["content"]
-            if added.get("special"):
+        for added in content["added_tokens"]:
+            text = added["content"]
+            if added["normalized"]:
+                text = normalized(content.get("normalizer"), text)
+            tokens[added["id"]] = text
+            if added["special"]:
                 special.append(added["content"])
         # A token is special by its content, as in the `tokenizers` library, whatever its id.
         names = frozenset(special)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from shared.checkpoint import Checkpoint
 from shared.errors import InvalidRequest, NotFound, Precondition
 from shared.text import TokenBytes
+from shared.tokenizer_file import read_tokenizer
 
 # The fields of generation_config.json that are defaults here, under the same names.
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -64,7 +65,7 @@ class ServedModel:
             eos_token_ids=tuple(checkpoint.eos_token_ids()),
             sampling_defaults=_sampling_defaults(checkpoint.generation_config),
             table=table,
-            tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+            tokenizer=Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json").text),
             created_unix_s=int(time.time()),
             max_choices=max_choices,
             max_logprobs=max_logprobs,

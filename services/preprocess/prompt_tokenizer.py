@@ -3,17 +3,16 @@
 Equal to transformers' `AutoTokenizer` on the same folder (tested), without importing it.
 """
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from shared.errors import Unavailable
+from shared.tokenizer_file import read_tokenizer
 
 Ids = npt.NDArray[np.int32]
 
@@ -21,15 +20,6 @@ Ids = npt.NDArray[np.int32]
 # token's two halves stay plain text. A private-use character: no tokenizer or template gives it a
 # meaning.
 GUARD = "\U000f5a1d"
-_SPECIAL_NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 
 
 class PromptTokenizer:
@@ -42,11 +32,11 @@ class PromptTokenizer:
                 "BAD_CHECKPOINT",
                 f"{path} is missing: save the tokenizer with AutoTokenizer.save_pretrained",
             )
-        self._tokenizer = Tokenizer.from_file(str(path))
+        file = read_tokenizer(path)
+        self._tokenizer = Tokenizer.from_str(file.text)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.config = _read_config(folder)
-        self.special_tokens = _special_tokens(self.config)
+        self.special_tokens = file.special_tokens
         self._prefix, self._suffix = self._added_around()
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._special = {token.content for token in added if token.special}
@@ -161,23 +151,3 @@ def _guarded(text: str, control: re.Pattern[str] | None) -> str:
     while control is not None and control.search(text):
         text = control.sub(lambda match: match[0][0] + GUARD + match[0][1:], text)
     return text
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return config
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """The special tokens that have names, as templates know them."""
-    named = {}
-    for name in _SPECIAL_NAMES:
-        value = config.get(name)
-        if isinstance(value, dict):  # an AddedToken written out
-            value = value.get("content")
-        if isinstance(value, str):
-            named[name] = value
-    return named

@@ -1,5 +1,6 @@
-"""Rotary positions of three axes, against transformers on drawn prompts."""
+"""Rotary positions of three axes on drawn prompts, against the published rule and transformers."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import load_reference, make_checkpoint
+from support.mrope import Grid, parts_of, published_positions
 
 from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
@@ -15,12 +17,14 @@ from shared.checkpoint import Checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl")
+PACES = {"qwen2_vl": 0, "qwen2_5_vl": 2, "qwen2_5_vl at 25": 25}  # tokens_per_second
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=PACES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+    family, pace = request.param.split()[0], PACES[request.param]
+    vision = {"tokens_per_second": pace} if pace else {}
+    return make_checkpoint(tmp_path_factory.mktemp(family), family, vision=vision)
 
 
 def load(folder: Path, max_model_len: int = 4096) -> DecoderModel:
@@ -28,31 +32,37 @@ def load(folder: Path, max_model_len: int = 4096) -> DecoderModel:
     return model_class(checkpoint).load(checkpoint, load_ops("cpu", torch.float32), max_model_len)
 
 
-def draw(numbers: np.random.Generator) -> tuple[list[int], list[MediaItem], list[float]]:
-    """Token types (text 0, image 1, video 2) of a prompt, its media, and each video's pace."""
-    types: list[int] = [0] * int(numbers.integers(0, 9))
-    media, paces = [], []
-    for _ in range(numbers.integers(0, 5)):
-        video = bool(numbers.random() < 0.5)
-        steps = int(numbers.integers(1, 6)) if video else 1
-        rows, columns = (2 * int(side) for side in numbers.integers(1, 7, 2))
-        length = steps * rows * columns // 4
-        pace = float(numbers.choice([0.25, 1.0, 1 / 3, 0.08, 2 / 24]))
-        media.append(
-            MediaItem(
+def drawn_prompts() -> Iterator[tuple[int, list[MediaItem]]]:
+    """Numbers of tokens and media of 150 prompts."""
+    numbers = np.random.default_rng(4)
+    for _ in range(150):
+        length = int(numbers.integers(0, 9))
+        media: list[MediaItem] = []
+        for _ in range(numbers.integers(0, 5)):
+            video = bool(numbers.random() < 0.5)
+            # Often longer than wide: the text behind a video begins behind its last time then.
+            steps = int(numbers.integers(1, 30)) if video else 1
+            rows, columns = (int(side) for side in numbers.integers(1, 7, 2))
+            seconds = float(numbers.choice([0.25, 1.0, 1 / 3, 0.08, 2 / 24])) if video else 0.0
+            item = MediaItem(
                 modality=Modality.MODALITY_VIDEO if video else Modality.MODALITY_IMAGE,
-                offset=len(types),
-                length=length,
-                rows=length,
+                offset=length,
+                length=steps * rows * columns,
+                rows=steps * rows * columns,
                 grid_t=steps,
-                grid_h=rows,
-                grid_w=columns,
-                seconds_per_grid=pace if video else 0.0,
+                grid_h=2 * rows,
+                grid_w=2 * columns,
+                seconds_per_grid=seconds,
             )
-        )
-        paces += [pace] if video else []
-        types += [2 if video else 1] * length + [0] * int(numbers.integers(1, 9))
-    return types or [0], media, paces
+            media.append(item)
+            length += item.length + int(numbers.integers(1, 9))
+        yield max(length, 1), media
+
+
+def tokens_per_second(folder: Path) -> float | None:
+    vision = Checkpoint(folder).vision_config
+    assert vision is not None
+    return vision.get("tokens_per_second")
 
 
 def grids(media: list[MediaItem], modality: int) -> torch.Tensor | None:
@@ -60,24 +70,58 @@ def grids(media: list[MediaItem], modality: int) -> torch.Tensor | None:
     return torch.tensor(found) if found else None
 
 
+def test_positions_are_those_of_the_published_rule(folder: Path) -> None:
+    model = load(folder)
+    outran = 0
+    for length, media in drawn_prompts():
+        parts = parts_of(length, media, tokens_per_second(folder))
+        expected = np.array(published_positions(parts)).T
+        found, delta = model.positions(length, media[::-1])
+        np.testing.assert_array_equal(found, expected)
+        assert delta == expected.max() + 1 - length
+        outran += any(isinstance(part, Grid) and part.outruns for part in parts)
+    assert outran > 50
+
+
 def test_positions_are_those_of_transformers(folder: Path) -> None:
+    """Up to the end of the first video whose time is larger than its sides."""
     model, reference = load(folder), load_reference(folder)
-    numbers = np.random.default_rng(4)
-    for _ in range(150):
-        types, media, paces = draw(numbers)
+    for length, media in drawn_prompts():
+        types = np.zeros(length, int)
+        for item in media:
+            types[item.offset : item.offset + item.length] = item.modality
         more: dict[str, Any] = {}
-        if folder.name.startswith("qwen2_5"):
-            more["second_per_grid_ts"] = paces
+        if tokens_per_second(folder):
+            videos = [item for item in media if item.modality == Modality.MODALITY_VIDEO]
+            more["second_per_grid_ts"] = [item.seconds_per_grid for item in videos]
         expected, deltas = reference.model.get_rope_index(
-            torch.zeros(1, len(types), dtype=torch.long),
-            torch.tensor([types]),
+            torch.zeros(1, length, dtype=torch.long),
+            torch.from_numpy(types)[None],
             grids(media, Modality.MODALITY_IMAGE),
             grids(media, Modality.MODALITY_VIDEO),
             **more,
         )
-        found, delta = model.positions(len(types), media[::-1])
-        np.testing.assert_array_equal(found, expected[:, 0].numpy())
-        assert delta == int(deltas[0])
+        found, delta = model.positions(length, media[::-1])
+        parts = parts_of(length, media, tokens_per_second(folder))
+        ends = [
+            item.offset + item.length
+            for item, part in zip(media, parts[1::2], strict=True)
+            if isinstance(part, Grid) and part.outruns
+        ]
+        same = min(ends, default=length)
+        np.testing.assert_array_equal(found[:, :same], expected[:, 0, :same].numpy())
+        assert ends or delta == int(deltas[0])
+
+
+def test_the_answer_goes_on_behind_a_video_that_ends_the_prompt(tmp_path: Path) -> None:
+    model = load(make_checkpoint(tmp_path, "qwen2_5_vl", vision={"tokens_per_second": 25}))
+    video = MediaItem(
+        modality=Modality.MODALITY_VIDEO, offset=2, length=3, grid_t=3, grid_h=2, grid_w=2
+    )
+    video.seconds_per_grid = 1.0
+    found, delta = model.positions(5, [video])
+    assert found.tolist() == [[0, 1, 2, 27, 52], [0, 1, 2, 2, 2], [0, 1, 2, 2, 2]]
+    assert 5 + delta == 53
 
 
 @pytest.mark.parametrize(

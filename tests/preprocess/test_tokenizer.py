@@ -16,7 +16,7 @@ TEXTS = [
     "the the<s>the",
     "",
 ]
-STYLES = ["byte level", "sentencepiece"]
+STYLES = ["byte level", "sentencepiece", "llama"]
 
 
 def folder_of(style: str, folder: Path, **config: object) -> Path:
@@ -28,7 +28,8 @@ def folder_of(style: str, folder: Path, **config: object) -> Path:
     )
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    kind = {"tokenizer_class": "LlamaTokenizer"} if style == "llama" else {}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **kind, **config}))
     return folder
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.checkpoints import load_config, load_reference, make_checkpoint
 from support.greedy_reference import assert_same_up_to_ties
+from support.mrope import parts_of, published_positions
 from support.pixels import pixel_values
 from support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
 from support.step_stream import (
@@ -92,7 +93,8 @@ async def test_five_frames_and_an_image(
         await NaiveScheduler(stream).generate([asked], 10, chunk=13)
     config = load_config(folder)
     kinds = {config["image_token_id"]: 1, config["video_token_id"]: 2}
-    more = {"second_per_grid_ts": torch.tensor([3.0])} if family == "qwen2_5_vl" else {}
+    speed = config["vision_config"].get("tokens_per_second")
+    positions = published_positions(parts_of(len(prompt), prepared.media, speed))
     expected = load_reference(folder).generate(
         input_ids=torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -101,12 +103,12 @@ async def test_five_frames_and_an_image(
         pixel_values=torch.from_numpy(pixels[1]),
         image_grid_thw=torch.tensor([grids[1]]),
         mm_token_type_ids=torch.tensor([[kinds.get(token, 0) for token in prompt]]),
+        position_ids=torch.tensor(positions).T[:, None],
         max_new_tokens=len(asked.output),
         do_sample=False,
         eos_token_id=None,
         return_dict_in_generate=True,
         output_scores=True,
-        **more,
     )
     tokens = expected.sequences[0, len(prompt) :].tolist()
     assert_same_up_to_ties(asked.output, tokens, torch.cat(expected.scores))

@@ -13,7 +13,7 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes in elements. `tied`: the output layer is the embedding.
+    """Sizes in elements. `tied`: the output layer is the embedding unless another is stored.
 
     windows: for each layer how many tokens a query sees, itself included; None is all. What has
     left a window stays in the cache: blocks are shared between sequences and freed as a whole.

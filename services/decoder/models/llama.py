@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import structlog
+import torch
 from torch import Tensor
 
 from services.decoder.models.config import DecoderConfig, read_config
@@ -20,6 +22,8 @@ from services.decoder.ops.attention_meta import (
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.decoder_layer import DecoderLayer
 from shared.checkpoint import Checkpoint
+
+log = structlog.get_logger(__name__)
 
 
 class Llama(DecoderModel):
@@ -72,20 +76,13 @@ class Llama(DecoderModel):
         config = cls.read_config(checkpoint)
         weights = LanguageWeights(checkpoint, cls.TENSORS, cls.IGNORED)
         model = cls(config, ops, max_model_len)
-        vocabulary = (config.vocab_size, config.hidden_size)
-        table = weights.take("embed_tokens.weight", *vocabulary)
+        table, head = _embedding_and_head(weights, config)
         names = [f"layers.{i}.input_layernorm.weight" for i in range(config.num_layers)]
         first, *after = (
             ops.vector(weights.take(name, config.hidden_size)) for name in (*names, "norm.weight")
         )
         model._first_norm = first
         model._layers = [_load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
-        head = table
-        if "lm_head.weight" in weights:
-            stored = weights.take("lm_head.weight", *vocabulary)
-            head = table if config.tied else stored
-        elif not config.tied:
-            weights.take("lm_head.weight", *vocabulary)
         model._head = ops.pack_head(head)
         model._embedding = ops.embedding_table(table)
         weights.finish()
@@ -123,6 +120,29 @@ class Llama(DecoderModel):
     def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `DecoderModel.largest`."""
         return self._ops.largest(hidden, self._head)
+
+
+def _embedding_and_head(weights: LanguageWeights, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+    """Token embedding and output matrix, each [vocabulary, hidden]: one tensor where they are tied.
+
+    What is stored goes before what the flag says; a flag without one of the two takes the other.
+    """
+    names = ("embed_tokens.weight", "lm_head.weight")
+    sizes = (config.vocab_size, config.hidden_size)
+    stored = [name for name in names if name in weights]
+    if config.tied and len(stored) == 1:
+        table = weights.take(stored[0], *sizes)
+        return table, table
+    table, head = (weights.take(name, *sizes) for name in names)
+    if not config.tied:
+        return table, head
+    if torch.equal(table, head):
+        return table, table
+    log.warning(
+        "tie_word_embeddings is set, but lm_head.weight is stored and differs from the embedding:"
+        " the stored head is used; set tie_word_embeddings to false"
+    )
+    return table, head
 
 
 def _load_layer(

@@ -1,8 +1,9 @@
 """Qwen2-VL: Qwen2's block with rotary positions of three axes (M-RoPE).
 
 A token of text has one position on all axes. Inside an image or a video an axis counts time, rows
-or columns, all from the position where the item begins; the text behind it goes on where the longer
-side ends. The frequencies of a head are divided among the axes by `mrope_section`.
+or columns, all from the position where the item begins; the text behind it goes on behind the
+largest position that the item has on any axis, which for a long video is a time. The models were
+trained so. The frequencies of a head are divided among the axes by `mrope_section`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +84,7 @@ class Qwen2VL(Llama):
             place += text
             done = item.offset + item.length
             found[:, item.offset : done] = inside + place
-            place += max(item.grid_h, item.grid_w) // self._merge
+            place += int(inside.max()) + 1
         found[:, done:] = np.arange(place, place + prompt_len - done)
         delta = int(found.max()) + 1 - prompt_len
         if delta > self._longest * (self.REACH - 1):

@@ -2,9 +2,8 @@
 
 Frequencies follow `transformers.modeling_rope_utils`, in both spellings of the configuration
 (`rope_parameters`, or `rope_theta` with `rope_scaling`). Two kinds there depend on the length of
-the running text, which a cache shared between sequences cannot: here "dynamic" gives each position
-the base of a text that ends at it (what generation token by token gives), and "longrope" takes its
-long factors when the model is served with more than its original length.
+the running text, which a cache shared between sequences cannot; docs/api.md says what "dynamic" and
+"longrope" are here.
 """
 
 import math
@@ -18,6 +17,7 @@ from torch import Tensor
 from shared.errors import InvalidRequest
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_ORIGINAL = "original_max_position_embeddings"
 _NEEDED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -47,8 +47,11 @@ class RopeConfig:
             kind = "default"
         if kind not in KINDS:
             raise _bad(f"rope_type {kind!r}; there are {', '.join(KINDS)}")
+        # As upstream: one beside the parameters goes before one among them.
+        if original := config.get(_ORIGINAL):
+            parameters[_ORIGINAL] = original
         missing = [key for key in _NEEDED.get(kind, ()) if parameters.get(key) is None]
-        if kind == "yarn" and parameters.get("original_max_position_embeddings"):
+        if kind == "yarn" and parameters.get(_ORIGINAL):
             missing = []  # the factor follows from the two lengths
         if missing:
             raise _bad(f"rope_type {kind!r} needs {', '.join(missing)}")
@@ -66,7 +69,7 @@ class RopeConfig:
     @property
     def original_length(self) -> int:
         """The length the model was first trained with."""
-        given = self.parameters.get("original_max_position_embeddings")
+        given = self.parameters.get(_ORIGINAL)
         return int(given or self.max_position_embeddings)
 
 

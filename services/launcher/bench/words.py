@@ -6,6 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from services.launcher.bench.errors import BenchError
+from shared.tokenizer_file import read_tokenizer
 
 # English, about one token each in common vocabularies.
 COMMON_WORDS = (
@@ -59,6 +60,6 @@ class WordPrompts:
 def _load(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_str(read_tokenizer(file).text)
     except Exception as error:  # the library raises nothing narrower
         raise BenchError(f"cannot read {file}: {error}") from None

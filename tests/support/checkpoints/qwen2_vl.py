@@ -3,12 +3,14 @@
 import json
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL.Image import Image
 from support.checkpoints.options import CheckpointOptions, load_config, text_sizes
+from support.mrope import Grid, published_positions
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
@@ -132,7 +134,29 @@ def inputs(
     found["input_ids"] = ids
     kinds = (ids == config["image_token_id"]).int(), (ids == config["video_token_id"]).int()
     found["mm_token_type_ids"] = kinds[0] + 2 * kinds[1]
+    if videos:
+        found["position_ids"] = _positions(found, config)
     return found
+
+
+def _positions(found: dict[str, torch.Tensor], config: dict[str, Any]) -> torch.Tensor:
+    """Positions [3, 1, tokens] by the published rule, which `generate` takes instead of its own."""
+    vision = config["vision_config"]
+    merge, speed = vision["spatial_merge_size"], vision.get("tokens_per_second")
+    videos = found["video_grid_thw"].tolist()
+    paces = (
+        [speed * s for s in found["second_per_grid_ts"].tolist()] if speed else [1.0] * len(videos)
+    )
+    images = found["image_grid_thw"].tolist() if "image_grid_thw" in found else []
+    items = {1: zip(images, [1.0] * len(images), strict=True), 2: zip(videos, paces, strict=True)}
+    parts: list[int | Grid] = []
+    for kind, run in groupby(found["mm_token_type_ids"][0].tolist()):
+        if kind == 0:
+            parts.append(len(list(run)))
+            continue
+        (steps, rows, columns), pace = next(items[kind])
+        parts.append(Grid(steps, rows // merge, columns // merge, pace))
+    return torch.tensor(published_positions(parts)).T[:, None]
 
 
 def _expanded(text: str, marker: str, grids: torch.Tensor, merge: int) -> str:

@@ -1,0 +1,207 @@
+"""A checkpoint's tokenizer: `tokenizer.json`, completed by the files beside it as transformers does.
+
+`tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` name tokens that
+`tokenizer.json` may lack, and a class that makes another tokenizer of the same vocabulary. All that
+reads a tokenizer begins here, so every process has the same ids. Standard library only.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+_LLAMA_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# For these transformers takes tokenizer.json as it is, whatever class stands beside it.
+_AS_STORED = ("llava", "llava_next", "mistral", "qwen2")
+_FLAGS = ("single_word", "lstrip", "rstrip")
+
+Token = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFile:
+    """`content`: of a `tokenizer.json` with all tokens, each with the id that it gets.
+
+    special_tokens: the text of those that have names ("bos_token"), as templates know them.
+    """
+
+    content: dict[str, Any]
+    special_tokens: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        """The content as the tokenizers library reads it."""
+        return json.dumps(self.content)
+
+
+def read_tokenizer(path: Path) -> TokenizerFile:
+    """Reads the `tokenizer.json` at `path` and the files beside it.
+
+    Raises OSError or ValueError if one cannot be read.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    config = _config(path.parent)
+    stored: list[Token] = content.get("added_tokens") or []
+    base = stored
+    if _is_llama(content, config, path.parent):
+        _as_llama(content, config)
+        base = []
+    named = {name: _token(config[name], True) for name in _named_keys(config)}
+    names = {token["content"] for token in named.values()}
+    extra = [_token(value, True) for value in _extra(config)]
+    special = names | {token["content"] for token in extra}
+    tokens = {token["content"]: token for token in base}
+    for token in _beside(path.parent, config, stored, special):
+        token["special"] |= token["content"] in names
+        tokens[token["content"]] = token
+    for token in (*named.values(), *extra):
+        tokens.setdefault(token["content"], {**token, "special": True})
+    content["added_tokens"] = _numbered(content, tokens.values())
+    texts = {name: named[name]["content"] for name in _NAMES if name in named}
+    return TokenizerFile(content, texts)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`, with the special tokens of older files where it lists no tokens."""
+    config = _optional(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= _optional(folder / "special_tokens_map.json")
+    return config
+
+
+def _is_llama(content: Mapping[str, Any], config: Mapping[str, Any], folder: Path) -> bool:
+    """Whether transformers makes a tokenizer of its class `LlamaTokenizer` from the vocabulary."""
+    model = _optional(folder / "config.json")
+    kind = config.get("tokenizer_class") or model.get("tokenizer_class")
+    return (
+        kind in _LLAMA_CLASSES
+        and model.get("model_type") not in _AS_STORED
+        and (content.get("model") or {}).get("type") == "BPE"
+        and '"ByteLevel"' not in json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
+    )
+
+
+def _as_llama(content: dict[str, Any], config: dict[str, Any]) -> None:
+    """Keeps vocabulary, merges and what goes around a text; the rest is the class's own.
+
+    A space is put before a text, unless `add_prefix_space` is false; with `legacy` also behind each
+    control token, which is what a normalizer in tokenizer.json does.
+    """
+    for name, token in _LLAMA_NAMES.items():
+        config.setdefault(name, token)
+    prefix = config.get("add_prefix_space")
+    prefix = True if prefix is None else bool(prefix)
+    behind = "always" if config.get("legacy") else "first"
+    content["normalizer"] = None
+    content["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": behind if prefix else "never",
+        "split": False,
+    }
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    content["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            *(strip if prefix else []),
+        ],
+    }
+    content["model"] = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "ignore_merges": False,
+        "vocab": content["model"]["vocab"],
+        "merges": content["model"]["merges"],
+    }
+
+
+def _named_keys(config: Mapping[str, Any]) -> list[str]:
+    """Keys of special tokens: the usual ones, and others that end alike ("image_token")."""
+    own = [k for k, v in config.items() if k.endswith("_token") and isinstance(v, str)]
+    return [*(n for n in _NAMES if _is_token(config.get(n))), *(k for k in own if k not in _NAMES)]
+
+
+def _extra(config: Mapping[str, Any]) -> Iterable[Any]:
+    """Special tokens without names, or with names of their own."""
+    values = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    return values.values() if isinstance(values, dict) else values
+
+
+def _beside(
+    folder: Path, config: Mapping[str, Any], stored: list[Token], special: set[str]
+) -> list[Token]:
+    """Tokens that files beside tokenizer.json list, ascending by the ids they give."""
+    listed = config.get("added_tokens_decoder")
+    if listed is not None:
+        return [_token(listed[index]) for index in sorted(listed, key=int)]
+    older = {
+        index: _token(text, text in special)
+        for text, index in _optional(folder / "added_tokens.json").items()
+    }
+    older |= {token["id"]: _token(token) for token in stored}
+    return [older[index] for index in sorted(older)]
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, dict) and "content" in value)
+
+
+def _token(value: str | Mapping[str, Any], special: bool = False) -> Token:
+    """A token as tokenizer.json lists it, yet without an id."""
+    given = {"content": value} if isinstance(value, str) else value
+    special = bool(given.get("special", special))
+    return {
+        "content": given["content"],
+        **{flag: bool(given.get(flag, False)) for flag in _FLAGS},
+        "normalized": bool(given.get("normalized", not special)),
+        "special": special,
+    }
+
+
+def _numbered(content: Mapping[str, Any], tokens: Iterable[Token]) -> list[Token]:
+    """With the ids that the tokenizers library gives, which are not always those that stand there:
+    that of an equal entry of the vocabulary, otherwise the next one behind it.
+    """
+    vocabulary = (content.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of ids
+        vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
+    behind = len(vocabulary)
+    numbered = []
+    for token in tokens:
+        if not token["content"]:
+            continue
+        index = vocabulary.get(token["content"])
+        if index is None:
+            index, behind = behind, behind + 1
+        else:
+            behind = max(behind, index + 1)
+        numbered.append({**token, "id": index})
+    return numbered
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content

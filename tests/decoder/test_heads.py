@@ -1,0 +1,70 @@
+"""Embedding and output matrix as transformers pairs them, whatever flags stand beside them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
+from support.checkpoints import load_reference, make_checkpoint
+
+from services.decoder.models import model_class
+from services.decoder.ops import load_ops
+from shared.checkpoint import Checkpoint
+
+HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
+
+def edited(folder: Path, top: bool | None, text: bool | None, without: str) -> Path:
+    """Sets the flags of the whole and of its language part, and leaves a tensor out."""
+    path = folder / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text())
+    for part, flag in ((config.get("text_config", config), text), (config, top)):
+        part.pop("tie_word_embeddings", None)
+        if flag is not None:
+            part["tie_word_embeddings"] = flag
+    path.write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    kept = {k: v for k, v in tensors.items() if not without or not k.endswith(without)}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "top", "text", "without", "warns"),
+    [
+        ("llava", True, False, "", True),
+        ("llava", False, True, "", True),
+        ("llava", True, None, "", True),
+        ("llava", False, None, "", False),
+        ("llava", False, True, HEAD, False),
+        ("llava", True, False, HEAD, False),
+        ("llava_next", True, False, "", True),
+        ("llava_next", True, False, HEAD, False),
+        ("qwen2_vl", False, True, HEAD, False),
+        ("qwen2_vl", True, True, "", True),
+        ("llama", True, True, "", True),
+        ("llama", True, True, HEAD, False),
+        ("llama", True, True, EMBEDDING, False),
+    ],
+)
+def test_pairs_are_those_of_transformers(
+    tmp_path: Path, family: str, top: bool | None, text: bool | None, without: str, warns: bool
+) -> None:
+    folder = edited(make_checkpoint(tmp_path, family), top, text, without)
+    reference = load_reference(folder)
+    checkpoint = Checkpoint(folder)
+    with capture_logs() as logs:
+        model = model_class(checkpoint).load(checkpoint, load_ops("cpu", torch.float32), 64)
+    hidden = torch.randn(3, 64)
+    ids = torch.tensor([5, 77, 301])
+    with torch.no_grad():
+        logits = reference.get_output_embeddings()(hidden)
+        rows = reference.get_input_embeddings()(ids)
+    torch.testing.assert_close(model.logits(hidden), logits)
+    torch.testing.assert_close(model.embed(ids, [], []), rows)
+    warnings = [line for line in logs if line["log_level"] == "warning"]
+    assert bool(warnings) is warns
+    assert all("lm_head.weight" in line["event"] for line in warnings)
