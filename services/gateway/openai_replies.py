@@ -1,8 +1,8 @@
 """OpenAI's replies: whole JSON bodies, and server-sent events made from a template with only the
 text filled in.
 
-Every event carries an id (`event_id.py`) from which the stream can be resumed: what follows is a
-pure fold over the logs.
+Where resuming was asked for, every event carries an id (`event_id.py`) from which the stream can be
+resumed: what follows is a pure fold over the logs. Without ids an event is its data alone.
 """
 
 import json
@@ -17,9 +17,6 @@ from services.gateway.openai_usage import stop_reason, usage_object
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
-# A comment without an empty line behind it: that would end an event, and clients that remember the
-# last id (the `openai` library) would take it for one without data.
-HEARTBEAT = b": ping\n"
 DONE = b"data: [DONE]\n\n"
 
 _REASONS = {
@@ -35,10 +32,16 @@ class EventWriter:
     """
 
     def __init__(
-        self, answer: Answer, reply_head: RequestSpec | None = None, first_index: int = 0
+        self,
+        answer: Answer,
+        reply_head: RequestSpec | None = None,
+        first_index: int = 0,
+        *,
+        with_ids: bool,
     ) -> None:
         """Of several prompts in one reply, `reply_head` is the request that the reply is called
-        after, and `first_index` what the prompt's first choice is called.
+        after, and `first_index` what the prompt's first choice is called. `with_ids`: events have
+        ids.
         """
         self._answer = answer
         self._reply = reply = answer.head.reply
@@ -46,15 +49,15 @@ class EventWriter:
         self._first_index = first_index
         # Whose tokens `usage` adds up.
         self.of_reply: Sequence[EventWriter] = (self,)
-        self._id = f"id: {answer.head.request_id}/"
-        self._head = f"\ndata: {_envelope(reply_head or answer.head, stream=True)}"
+        self._id = f"id: {answer.head.request_id}/" if with_ids else ""
+        self._head = f"data: {_envelope(reply_head or answer.head, stream=True)}"
         self._field = '"delta":{"content":' if self._is_chat else '"text":'
         self._close_text = "}" if self._is_chat else ""
         self._no_usage = ',"usage":null' if reply.include_usage else ""
         self._plain_tail = (
             f'{self._close_text},"logprobs":null,"finish_reason":null}}]{self._no_usage}}}\n\n'
         )
-        self._with_ids = reply.return_token_ids
+        self._with_token_ids = reply.return_token_ids
         self._begins = [
             f'{self._head},"choices":[{{"index":{first_index + index},{self._field}'
             for index in range(answer.head.sampling.n)
@@ -73,7 +76,7 @@ class EventWriter:
         if self._head_events is None:
             return b""
         ids = ""
-        if self._with_ids:
+        if self._with_token_ids:
             ids = f',"prompt_token_ids":{_compact(self._answer.prompt_ids)}'
         scores = prompt_logprobs(self._answer)
         if not (self._is_chat or self._reply.echo or ids or scores is not None):
@@ -95,7 +98,7 @@ class EventWriter:
             choice = f'{{"index":{name},{text},"logprobs":{logprobs},"finish_reason":null{inner}}}'
             tail = f"{self._usage()}{ids if index == 0 else ''}}}\n\n"
             is_last = index == len(self._counts) - 1
-            place = self._place() if is_last else f"{self._id}h{index + 1}"
+            place = self._place(None if is_last else f"h{index + 1}")
             events.append(f'{place}{self._head},"choices":[{choice}]{tail}')
         return "".join(events).encode()
 
@@ -107,9 +110,9 @@ class EventWriter:
             return self._last(piece, piece.ending)
         self._places[piece.choice] = str(piece.count)
         # Where a token gives no text, an event is only due if ids or log-probabilities are wanted.
-        if not (piece.text or piece.logprobs or self._with_ids):
+        if not (piece.text or piece.logprobs or self._with_token_ids):
             return b""
-        begin = f"{self._id}{'.'.join(self._places)}{self._begins[piece.choice]}"
+        begin = f"{self._place()}{self._begins[piece.choice]}"
         text = encode_basestring(piece.text)
         if self._is_plain:
             return f"{begin}{text}{self._plain_tail}".encode()
@@ -141,15 +144,16 @@ class EventWriter:
         tail = f"{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
         return f"{self._place()}{choice}{reason}{tail}".encode()
 
-    def _place(self) -> str:
-        return f"{self._id}{'.'.join(self._places)}"
+    def _place(self, place: str | None = None) -> str:
+        """The line of the event's id: `place`, or where all choices are."""
+        return f"{self._id}{place or '.'.join(self._places)}\n" if self._id else ""
 
     def _scores(self, piece: Piece) -> str:
         value = None if self._logprobs is None else self._logprobs.value(piece.logprobs)
         return f',"logprobs":{_compact(value)},"finish_reason":'
 
     def _token_ids(self, piece: Piece) -> str:
-        if not self._with_ids:
+        if not self._with_token_ids:
             return ""
         return f',"token_ids":{_compact(piece.token_ids)}'
 
@@ -160,11 +164,13 @@ class EventWriter:
         return f',"usage":{_compact(usage)}'
 
 
-def event_writers(answers: Sequence[Answer]) -> list[EventWriter]:
+def event_writers(answers: Sequence[Answer], *, with_ids: bool) -> list[EventWriter]:
     """One for each prompt of a reply: choice j of prompt i is called i * n + j."""
     head = answers[0].head
     n = head.sampling.n
-    writers = [EventWriter(answer, head, n * i) for i, answer in enumerate(answers)]
+    writers = [
+        EventWriter(answer, head, n * i, with_ids=with_ids) for i, answer in enumerate(answers)
+    ]
     for writer in writers:
         writer.of_reply = writers
     return writers

@@ -5,7 +5,6 @@ import base64
 import json
 from typing import Any
 
-import pytest
 from openai import OpenAI
 from support.gateway_stage import ANSWER, MODEL, Stage
 from support.neighbours import IMAGE_TOKENS
@@ -92,7 +91,7 @@ async def test_an_incomplete_character_at_the_end_is_replaced(stage: Stage) -> N
 
 async def test_event_ids_count_tokens_and_mark_the_end(stage: Stage) -> None:
     count = len(stage.says("The red circle"))
-    reply = await stage.chat(stream=True)
+    reply = await stage.chat(with_ids=True, stream=True)
     rid = reply.headers["x-request-id"]
     found = ids(reply.text)
     assert found[0] == f"{rid}/0"
@@ -204,44 +203,3 @@ async def test_many_streams_at_once_keep_apart(stage: Stage) -> None:
     ]
     replies = await asyncio.gather(*(stage.chat(seed=n, stream=True) for n in range(40)))
     assert [text_of(events(r.text)) for r in replies] == [f"answer {n} of many" for n in range(40)]
-
-
-async def test_silence_is_bridged_by_comments(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.follower.SILENCE_S", 0.5)
-    monkeypatch.setattr("services.gateway.follower._REREAD_S", 0.2)
-    go = asyncio.Event()
-
-    async def wait(rid: str, index: int) -> None:
-        await go.wait()
-
-    stage.scheduler.step = wait
-    body = {"messages": MESSAGES, "stream": True}
-    async with stage.http.stream("POST", "/v1/chat/completions", json=body) as reply:
-        lines = reply.aiter_lines()
-        async for line in lines:
-            if line == ": ping":
-                break
-        go.set()
-        rest = [line async for line in lines]
-    assert rest[-2] == "data: [DONE]"
-
-
-async def test_a_client_is_not_confused_by_silence(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Heartbeats between events that have ids: the openai library must not see events in them."""
-    monkeypatch.setattr("services.gateway.follower.SILENCE_S", 0.05)
-    monkeypatch.setattr("services.gateway.follower._REREAD_S", 0.02)
-
-    await asyncio.sleep(1.0)  # until the follower's own pause, begun before, is over
-
-    async def pause(rid: str, index: int) -> None:
-        await asyncio.sleep(0.5 if index == 4 else 0)
-
-    stage.scheduler.step = pause
-    raw = await stage.chat(stream=True)
-    assert raw.text.count(": ping") > 2
-    stream = await stage.openai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
-    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == ANSWER

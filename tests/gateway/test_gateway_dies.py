@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from support.gateway_stage import ANSWER, MODEL, Stage, until_ready
-from support.sse import events, told, with_ids
+from support.sse import ASK_FOR_IDS, events, told, with_ids
 
 from shared.keys import Keys
 from shared.queue import connect
@@ -56,7 +56,9 @@ async def test_its_streams_go_on_at_another(
             await go.wait()
 
     stage.scheduler.step = step
-    async with client.stream("POST", CHAT, json=BODY | {"stream": True}) as reply:
+    async with client.stream(
+        "POST", CHAT, json=BODY | {"stream": True}, headers=ASK_FOR_IDS
+    ) as reply:
         parts, text = reply.aiter_text(), ""
         while "/4.4\n" not in text:
             text += await anext(parts)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from support.gateway_stage import MODEL, Stage, until_ready
 from support.neighbours import Played
+from support.sse import ASK_FOR_IDS
 
 from services.gateway.gateway import Gateway, open_gateway
 from shared.keys import Keys
@@ -151,7 +152,9 @@ async def test_a_drained_gateway_leaves_its_requests_to_others(stage: Stage) -> 
         async with open_gateway(settings) as gateway:
             async with httpx.AsyncClient(base_url=gateway.url) as probe:
                 await until_ready(probe)
-            streaming = asyncio.create_task(client.post(f"{gateway.url}{CHAT}", json=BODY))
+            streaming = asyncio.create_task(
+                client.post(f"{gateway.url}{CHAT}", json=BODY, headers=ASK_FOR_IDS)
+            )
             whole = {**BODY, "stream": False}
             key = {"Idempotency-Key": "k"}
             waiting = asyncio.create_task(
