@@ -62,8 +62,10 @@ def make_spec(
     if wanted > room:
         raise InvalidRequest(
             "CONTEXT_LENGTH_EXCEEDED",
-            f"the model's length is {model.max_model_len} tokens; this prompt has {prompt_tokens} "
-            f"and asks for {wanted} more: shorten it, or lower max_tokens",
+            # OpenAI's words: LiteLLM and LangChain know the error by them.
+            f"This model's maximum context length is {model.max_model_len} tokens. However, you "
+            f"requested {prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} in "
+            "the completion): shorten the prompt, or lower max_tokens",
             field="max_tokens" if room > 0 else "messages",
         )
     sampling.max_tokens = sampling.max_tokens or room

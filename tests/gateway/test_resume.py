@@ -188,6 +188,21 @@ async def test_requests_of_others_are_not_found(stage: Stage) -> None:
     assert told(events(again.text))["choices"][0]["delta"]["content"] == ANSWER
 
 
+async def test_an_answers_own_id_names_its_request(stage: Stage, other: Gateway) -> None:
+    chat = (await stage.chat(with_ids=True, stream=True)).text
+    whole = (await stage.http.post(COMPLETIONS, json={"prompt": "Here:"})).json()["id"]
+    (_, chunk), (after, _) = with_ids(chat)[0], with_ids(chat)[5]
+    found = await stage.http.get(f"/v1/requests/{chunk['id']}/stream", params={"after": after})
+    assert told(events(found.text)) == told([chunk for _, chunk in with_ids(chat)[6:]])
+    for method in ("GET", "DELETE"):
+        state = (await stage.http.request(method, f"/v1/requests/{whole}")).json()
+        assert (f"cmpl-{state['id']}", state["status"]) == (whole, "completed")
+    async with rpc.channel(other.grpc_address) as channel:
+        follow = FollowRequest(request_id=whole)
+        told_texts = [event.delta.text async for event in ChatServiceStub(channel).Follow(follow)]
+    assert "".join(told_texts) == ANSWER
+
+
 async def test_a_failed_answer_fails_again(stage: Stage, other: Gateway) -> None:
     stage.scheduler.failure = InvalidRequest("BAD_LUCK", "it broke").to_failure()
     stage.scheduler.answer = lambda spec: [[5], [6]]
