@@ -75,13 +75,12 @@ class EventWriter:
         """
         if self._head_events is None:
             return b""
-        ids = ""
+        scores = prompt_logprobs(self._answer)
+        if not (self._is_chat or self._reply.echo or self._with_token_ids or scores is not None):
+            return b""
+        logprobs, inner, ids = "null", "", ""
         if self._with_token_ids:
             ids = f',"prompt_token_ids":{_compact(self._answer.prompt_ids)}'
-        scores = prompt_logprobs(self._answer)
-        if not (self._is_chat or self._reply.echo or ids or scores is not None):
-            return b""
-        logprobs, inner = "null", ""
         if self._is_chat:
             text = '"delta":{"role":"assistant","content":""}'
             if scores is not None:
@@ -90,8 +89,9 @@ class EventWriter:
             text = f'"text":{encode_basestring(self._reply.prompt_text)}'
             if self._logprobs is not None:
                 logprobs = _compact(self._logprobs.value(echoed(self._answer)))
+            inner, ids = ids, ""
             if scores is not None:
-                inner = f',"prompt_logprobs":{_compact(scores)}'
+                inner += f',"prompt_logprobs":{_compact(scores)}'
         events = []
         for index in range(self._head_events, len(self._counts)):
             name = self._first_index + index
@@ -140,7 +140,7 @@ class EventWriter:
         index = self._first_index + piece.choice
         choice = f'{self._head},"choices":[{{"index":{index},{text}{self._scores(piece)}'
         reason = f'"{_REASONS[ending.reason]}","stop_reason":'
-        reason += _compact(stop_reason(ending, self._answer.eos_token_ids))
+        reason += _compact(stop_reason(ending, self._answer.silent_ends))
         tail = f"{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
         return f"{self._place()}{choice}{reason}{tail}".encode()
 
@@ -177,16 +177,13 @@ def event_writers(answers: Sequence[Answer], *, with_ids: bool) -> list[EventWri
 
 
 def whole_body_of_all(answers: Sequence[Answer], pieces: Sequence[list[Piece]]) -> bytes:
-    """The body of a reply to several prompts; the ids of each prompt stand in its choices."""
+    """The body of a reply to several prompts."""
     bodies = [_body(answer, of) for answer, of in zip(answers, pieces, strict=True)]
     content = {**bodies[0], "choices": []}
     for body in bodies:
         for choice in body["choices"]:
             choice["index"] = len(content["choices"])
-            if "prompt_token_ids" in body:
-                choice["prompt_token_ids"] = body["prompt_token_ids"]
             content["choices"].append(choice)
-    content.pop("prompt_token_ids", None)
     usages = [body["usage"] for body in bodies]
     content["usage"] = usage_object(
         sum(usage["prompt_tokens"] for usage in usages),
@@ -211,13 +208,14 @@ def _body(answer: Answer, pieces: list[Piece]) -> dict[str, Any]:
     content["choices"] = [_choice(answer, index, of, writer) for index, of in enumerate(by_choice)]
     count = sum(of[-1].count for of in by_choice)
     content["usage"] = usage_object(answer.prompt_tokens, count, answer.cached_tokens)
-    if scores is not None and head.reply.kind == _CHAT:
-        content["prompt_logprobs"] = scores
-    elif scores is not None:
-        for choice in content["choices"]:
-            choice["prompt_logprobs"] = scores
+    of_prompt: dict[str, Any] = {}
+    if scores is not None:
+        of_prompt["prompt_logprobs"] = scores
     if head.reply.return_token_ids:
-        content["prompt_token_ids"] = answer.prompt_ids
+        of_prompt["prompt_token_ids"] = answer.prompt_ids
+    # As in vLLM: a reply to one chat, but a choice of completions, which may have several prompts.
+    for place in [content] if head.reply.kind == _CHAT else content["choices"]:
+        place.update(of_prompt)
     return content
 
 
@@ -257,7 +255,7 @@ def _choice(
         entries = echoed(answer) + entries if writer is not None else entries
     choice["logprobs"] = None if writer is None else writer.value(entries)
     choice["finish_reason"] = _REASONS[ending.reason]
-    choice["stop_reason"] = stop_reason(ending, answer.eos_token_ids)
+    choice["stop_reason"] = stop_reason(ending, answer.silent_ends)
     if reply.return_token_ids:
         choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
     return choice

@@ -116,7 +116,7 @@ class Resumption:
             self._model.table,
             follow,
             self._metrics,
-            eos_token_ids=self._model.eos_token_ids,
+            own_eos_ids=self._model.own_eos_ids,
             prompt_ids=decode_tokens(head.prompt) if shows_prompt_ids(head) else None,
             arrived_at=time.monotonic(),
             leave=lambda: self._custody.leave(follow, head.tenant),

@@ -293,7 +293,7 @@ def answer_of(head: RequestSpec, table: TokenBytes) -> Answer:
         table,
         Follow(None, "r"),  # type: ignore[arg-type]
         Metrics(MODEL),
-        eos_token_ids=(),
+        own_eos_ids=(),
         prompt_ids=None,
         arrived_at=0.0,
         leave=lambda: False,

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,10 +30,12 @@ def model(**defaults: float) -> ServedModel:
         max_model_len=512,
         vocab_size=480,
         eos_token_ids=(2,),
+        own_eos_ids=frozenset({2}),
         sampling_defaults=defaults,
         table=TokenBytes([b"x"] * 480),
         tokenizer=byte_level_tokenizer(),
         created_unix_s=0,
+        tokenizer_info={},
     )
 
 
@@ -485,6 +488,20 @@ def test_max_tokens_defaults_to_what_is_left_of_the_length() -> None:
     assert spec_of(100).sampling.max_tokens == 412
     assert spec_of(511).sampling.max_tokens == 1
     assert spec_of(100, max_tokens=412).sampling.max_tokens == 412
+
+
+@pytest.mark.parametrize(
+    ("count", "body", "expected"),
+    [(100, {}, 64), (100, {"max_tokens": 200}, 200), (500, {}, 12), (100, {"max_tokens": 3}, 3)],
+)
+def test_the_checkpoint_says_how_long_an_answer_is_that_nobody_limits(
+    count: int, body: dict[str, Any], expected: int
+) -> None:
+    served = replace(model(), max_new_tokens=64)
+    request = read_chat(chat(**body), served)
+    spec = make_spec(request, prepared(count), served, request_id="r", tenant="t", created_unix_s=1)
+    assert spec.sampling.max_tokens == expected
+    assert request.cost_bound(served) >= expected
 
 
 @pytest.mark.parametrize(("count", "body"), [(100, {"max_tokens": 413}), (512, {})])
