@@ -20,7 +20,9 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[Exchange, Caller], Awaitable[None]]
 
 # Probes, scrapers and the page itself carry no key.
-_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/metrics", "/version"})
+_OPEN_PATHS = frozenset(
+    {"/", "/health", "/health/live", "/health/ready", "/load", "/metrics", "/ping", "/version"}
+)
 
 
 class App:
@@ -41,6 +43,8 @@ class App:
             "/health": {"GET": information.ready},
             "/health/ready": {"GET": information.ready},
             "/health/live": {"GET": information.live},
+            "/ping": {"GET": information.ready, "POST": information.ready},
+            "/load": {"GET": information.load},
             "/metrics": {"GET": information.metrics},
             "/version": {"GET": information.version},
             "/v1/models": {"GET": information.models},
@@ -50,7 +54,10 @@ class App:
             "/v1/requests/*": {"GET": requests.state, "DELETE": requests.cancel},
             "/v1/requests/*/stream": {"GET": requests.stream},
             "/tokenize": {"POST": information.tokenize},
+            "/v1/tokenize": {"POST": information.tokenize},
             "/detokenize": {"POST": information.detokenize},
+            "/v1/detokenize": {"POST": information.detokenize},
+            "/tokenizer_info": {"GET": information.tokenizer_info},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

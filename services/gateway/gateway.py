@@ -118,7 +118,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         app = App(
             Answers(model, admission, metrics, body_limit, timeouts),
             Requests(resumption),
-            Information(model, queue, pool, health, metrics, body_limit),
+            Information(model, queue, pool, health, metrics, body_limit, lambda: len(follower)),
             api_keys,
             keys.tag,
         )
