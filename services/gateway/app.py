@@ -8,6 +8,7 @@ import structlog
 from services.gateway.answers import Answers
 from services.gateway.api_keys import ApiKeys
 from services.gateway.caller import Caller
+from services.gateway.cross_origin import CrossOrigin
 from services.gateway.http import Exchange, Receive, Scope, Send
 from services.gateway.information import Information
 from services.gateway.openai_errors import MethodNotAllowed, NoRoute, error_event
@@ -34,9 +35,11 @@ class App:
         requests: Requests,
         information: Information,
         keys: ApiKeys,
+        cross_origin: CrossOrigin,
         tag: str,
     ) -> None:
         self._keys = keys
+        self._cross_origin = cross_origin
         self._tag = tag
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"GET": information.page},
@@ -65,6 +68,7 @@ class App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, new_request_id(self._tag))
+        exchange.common_headers = self._cross_origin.headers(exchange)
         try:
             await self._handle(exchange)
         except ServingError as error:
@@ -80,7 +84,10 @@ class App:
             await _answer_error(exchange, _internal(exchange, error))
 
     async def _handle(self, exchange: Exchange) -> None:
-        handler = self._find(exchange)
+        handlers = self._find(exchange)
+        if await self._cross_origin.preflight(exchange, handlers):  # it carries no key
+            return
+        handler = _handler(exchange, handlers)
         caller = self._keys.caller(
             exchange.request_id,
             exchange.header("authorization"),
@@ -89,18 +96,22 @@ class App:
         )
         await handler(exchange, caller)
 
-    def _find(self, exchange: Exchange) -> Handler:
+    def _find(self, exchange: Exchange) -> dict[str, Handler]:
         path = exchange.path
         handlers = self._routes.get(path) or self._routes.get(_pattern(path))
         if handlers is None:
             raise NoRoute("NO_SUCH_ROUTE", f"there is nothing at {path[:200]}")
-        method = "GET" if exchange.method == "HEAD" else exchange.method
-        if method not in handlers:
-            allowed = ", ".join(handlers)
-            raise MethodNotAllowed(
-                "METHOD_NOT_ALLOWED", f"{path[:200]} takes {allowed} only", allow=allowed
-            )
-        return handlers[method]
+        return handlers
+
+
+def _handler(exchange: Exchange, handlers: dict[str, Handler]) -> Handler:
+    method = "GET" if exchange.method == "HEAD" else exchange.method
+    if method not in handlers:
+        allowed = ", ".join(handlers)
+        raise MethodNotAllowed(
+            "METHOD_NOT_ALLOWED", f"{exchange.path[:200]} takes {allowed} only", allow=allowed
+        )
+    return handlers[method]
 
 
 def _pattern(path: str) -> str:

@@ -46,6 +46,8 @@ class Exchange:
         self.path: str = scope["path"]
         self.request_id = request_id
         self.started = False
+        # Of every response, whatever it says.
+        self.common_headers: list[tuple[bytes, bytes]] = []
         # Since when a chunk waits for the client to read; 0 while none does.
         self.blocked_since = 0.0
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -227,6 +229,7 @@ class Exchange:
         headers = [
             (b"content-type", kind),
             (b"x-request-id", self.request_id.encode()),
+            *self.common_headers,
             *first,
             *(more or ()),
         ]
