@@ -87,6 +87,13 @@ class Checkpoint:
             return {}
         return self._json("generation_config.json")
 
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """`tokenizer_config.json`, or nothing where there is no such file."""
+        if not (self.folder / "tokenizer_config.json").exists():
+            return {}
+        return self._json("tokenizer_config.json")
+
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a sequence, ascending: of the first configuration that names any."""
         for source in (self.generation_config, self.config, self.text_config):

@@ -17,10 +17,9 @@ import uvloop
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
-from shared import errors
+from shared import errors, reflection
 from shared.errors import (
     Internal,
     InvalidRequest,
@@ -100,8 +99,8 @@ class RoomServer:
         self._listen = listen
         self._advertise = advertise
         self._grace_s = grace_s
-        self._health = health.aio.HealthServicer()
-        self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._health = _Health()
+        self._names: list[str] = [health.SERVICE_NAME, *reflection.NAMES]
 
     async def __aenter__(self) -> Self:
         """Binds and starts. Raises Unavailable if the address is taken or not ours."""
@@ -135,7 +134,7 @@ class RoomServer:
 
     async def ready(self) -> None:
         """Says SERVING for the server and each of its services, and answers reflection."""
-        reflection.enable_server_reflection(self._names, _Started(self.grpc))  # type: ignore[arg-type]
+        reflection.enable(self._names, self.grpc)
         self._is_ready = True
         for name in ["", *self._names]:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -152,6 +151,19 @@ class RoomServer:
         if host in ("0.0.0.0", "[::]", "::", "*", ""):
             host = _own_host()
         return f"{host}:{port}"
+
+
+class _Health(health.aio.HealthServicer):
+    """The library's, with the method that it leaves out."""
+
+    async def List(self, request: Any, context: Any) -> Any:
+        """The status of every service, and of the server as a whole under the empty name."""
+        found = self._server_status  # type: ignore[attr-defined]
+        messages: Any = health_pb2  # its stubs do not know this method's either
+        statuses = {
+            name: messages.HealthCheckResponse(status=status) for name, status in found.items()
+        }
+        return messages.HealthListResponse(statuses=statuses)
 
 
 class _Started:

@@ -285,7 +285,7 @@ class Admission:
             self._model.table,
             follow,
             self._metrics,
-            eos_token_ids=self._model.eos_token_ids,
+            own_eos_ids=self._model.own_eos_ids,
             prompt_ids=decode_tokens(spec.prompt) if shows_prompt_ids(spec) else None,
             arrived_at=caller.arrived_at or start,
             leave=lambda: self._custody.leave(follow, spec.tenant, terms.idempotency_key),

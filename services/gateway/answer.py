@@ -101,7 +101,7 @@ class Answer:
         follow: Follow,
         metrics: Metrics,
         *,
-        eos_token_ids: Collection[int],
+        own_eos_ids: Collection[int],
         prompt_ids: list[int] | None,
         arrived_at: float,
         leave: Callable[[], bool],
@@ -114,7 +114,8 @@ class Answer:
         self.head = head
         self.prompt_tokens = prompt_tokens
         self.prompt_ids = prompt_ids
-        self.eos_token_ids = eos_token_ids
+        # An answer may be asked to go on behind the model's own end; then that is a stop id as any.
+        self.silent_ends: Collection[int] = () if head.sampling.ignore_eos else own_eos_ids
         self.table = table
         # The scores of all prompt tokens but the first; None until they are known.
         self.prompt_scores: list[Scores] | None = None if follow.prompt is not None else []

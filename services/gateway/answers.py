@@ -66,7 +66,10 @@ class Answers:
             answer = await self._admission.accept(requests[0], caller, terms)
             exchange.request_id = answer.head.request_id
             try:
-                await (write_stream if requests[0].stream else write_whole)(exchange, answer)
+                if requests[0].stream:
+                    await write_stream(exchange, answer, with_ids=terms.event_ids)
+                else:
+                    await write_whole(exchange, answer)
             finally:
                 answer.close()
 
@@ -91,7 +94,10 @@ class Answers:
         answers = await self._admission.accept_all(requests, callers, terms)
         exchange.request_id = answers[0].head.request_id
         try:
-            await (write_streams if requests[0].stream else write_wholes)(exchange, answers)
+            if requests[0].stream:
+                await write_streams(exchange, answers, with_ids=terms.event_ids)
+            else:
+                await write_wholes(exchange, answers)
         finally:
             for answer in answers:
                 answer.close()

@@ -8,6 +8,7 @@ import structlog
 from services.gateway.answers import Answers
 from services.gateway.api_keys import ApiKeys
 from services.gateway.caller import Caller
+from services.gateway.cross_origin import CrossOrigin
 from services.gateway.http import Exchange, Receive, Scope, Send
 from services.gateway.information import Information
 from services.gateway.openai_errors import MethodNotAllowed, NoRoute, error_event
@@ -20,7 +21,9 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[Exchange, Caller], Awaitable[None]]
 
 # Probes, scrapers and the page itself carry no key.
-_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/metrics", "/version"})
+_OPEN_PATHS = frozenset(
+    {"/", "/health", "/health/live", "/health/ready", "/load", "/metrics", "/ping", "/version"}
+)
 
 
 class App:
@@ -32,15 +35,19 @@ class App:
         requests: Requests,
         information: Information,
         keys: ApiKeys,
+        cross_origin: CrossOrigin,
         tag: str,
     ) -> None:
         self._keys = keys
+        self._cross_origin = cross_origin
         self._tag = tag
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"GET": information.page},
             "/health": {"GET": information.ready},
             "/health/ready": {"GET": information.ready},
             "/health/live": {"GET": information.live},
+            "/ping": {"GET": information.ready, "POST": information.ready},
+            "/load": {"GET": information.load},
             "/metrics": {"GET": information.metrics},
             "/version": {"GET": information.version},
             "/v1/models": {"GET": information.models},
@@ -50,7 +57,10 @@ class App:
             "/v1/requests/*": {"GET": requests.state, "DELETE": requests.cancel},
             "/v1/requests/*/stream": {"GET": requests.stream},
             "/tokenize": {"POST": information.tokenize},
+            "/v1/tokenize": {"POST": information.tokenize},
             "/detokenize": {"POST": information.detokenize},
+            "/v1/detokenize": {"POST": information.detokenize},
+            "/tokenizer_info": {"GET": information.tokenizer_info},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,6 +68,7 @@ class App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, new_request_id(self._tag))
+        exchange.common_headers = self._cross_origin.headers(exchange)
         try:
             await self._handle(exchange)
         except ServingError as error:
@@ -73,7 +84,10 @@ class App:
             await _answer_error(exchange, _internal(exchange, error))
 
     async def _handle(self, exchange: Exchange) -> None:
-        handler = self._find(exchange)
+        handlers = self._find(exchange)
+        if await self._cross_origin.preflight(exchange, handlers):  # it carries no key
+            return
+        handler = _handler(exchange, handlers)
         caller = self._keys.caller(
             exchange.request_id,
             exchange.header("authorization"),
@@ -82,18 +96,22 @@ class App:
         )
         await handler(exchange, caller)
 
-    def _find(self, exchange: Exchange) -> Handler:
+    def _find(self, exchange: Exchange) -> dict[str, Handler]:
         path = exchange.path
         handlers = self._routes.get(path) or self._routes.get(_pattern(path))
         if handlers is None:
             raise NoRoute("NO_SUCH_ROUTE", f"there is nothing at {path[:200]}")
-        method = "GET" if exchange.method == "HEAD" else exchange.method
-        if method not in handlers:
-            allowed = ", ".join(handlers)
-            raise MethodNotAllowed(
-                "METHOD_NOT_ALLOWED", f"{path[:200]} takes {allowed} only", allow=allowed
-            )
-        return handlers[method]
+        return handlers
+
+
+def _handler(exchange: Exchange, handlers: dict[str, Handler]) -> Handler:
+    method = "GET" if exchange.method == "HEAD" else exchange.method
+    if method not in handlers:
+        allowed = ", ".join(handlers)
+        raise MethodNotAllowed(
+            "METHOD_NOT_ALLOWED", f"{exchange.path[:200]} takes {allowed} only", allow=allowed
+        )
+    return handlers[method]
 
 
 def _pattern(path: str) -> str:

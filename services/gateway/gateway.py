@@ -12,6 +12,7 @@ from services.gateway.answers import Answers
 from services.gateway.api_keys import ApiKeys
 from services.gateway.app import App
 from services.gateway.cancels import Cancels
+from services.gateway.cross_origin import CrossOrigin
 from services.gateway.custody import Custody
 from services.gateway.follower import Follower
 from services.gateway.grpc_chat import ChatServicer
@@ -118,8 +119,9 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         app = App(
             Answers(model, admission, metrics, body_limit, timeouts),
             Requests(resumption),
-            Information(model, queue, pool, health, metrics, body_limit),
+            Information(model, queue, pool, health, metrics, body_limit, lambda: len(follower)),
             api_keys,
+            CrossOrigin(settings.web_origins),
             keys.tag,
         )
         grpc_server.add(

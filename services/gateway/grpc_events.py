@@ -97,7 +97,7 @@ class _EventWriter:
         if piece.ending is not None:
             ending = piece.ending
             finished = Finished(choice=piece.choice, reason=ending.reason, stop=ending.stop)
-            stop = stop_reason(ending, self._answer.eos_token_ids)
+            stop = stop_reason(ending, self._answer.silent_ends)
             if isinstance(stop, int):
                 finished.stop_token_id = stop
             self._places[piece.choice] = f"{piece.count}{FINISH_TOLD}"

@@ -27,6 +27,16 @@ _DISCARD_S = 2.0
 _CHECK_S = 10.0
 JSON = b"application/json"
 
+# A comment between events. Behind an id no empty line may follow it: that would end an event, and
+# clients that remember the last id (the `openai` library) would take it for one without data.
+# Without ids it is written as events are, since readers that split streams at empty lines would
+# glue it to the next event.
+_COMMENT_BESIDE_IDS = b": ping\n"
+_COMMENT = b": ping\n\n"
+# Readers that strip each piece which they receive (`vllm bench serve`) lose the empty line of a
+# comment that came alone: what follows brings another one.
+_AFTER_COMMENT = b":\n\n"
+
 
 class Exchange:
     """One HTTP request and its response."""
@@ -36,6 +46,8 @@ class Exchange:
         self.path: str = scope["path"]
         self.request_id = request_id
         self.started = False
+        # Of every response, whatever it says.
+        self.common_headers: list[tuple[bytes, bytes]] = []
         # Since when a chunk waits for the client to read; 0 while none does.
         self.blocked_since = 0.0
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -43,6 +55,8 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._complete = False
+        self._has_ids = False
+        self._follows_comment = False
 
     def header(self, name: str) -> str:
         """A request header by its lower-case name; empty if absent."""
@@ -129,23 +143,39 @@ class Exchange:
             headers.append((b"connection", b"close"))
         await self.respond(error.http_status, error_body(error), JSON, headers)
 
-    async def start_stream(self) -> None:
-        """The head of a stream of events."""
+    async def start_stream(self, *, has_ids: bool) -> None:
+        """The head of a stream of events, which have ids or have none."""
         self.started = True
+        self._has_ids = has_ids
         # Proxies such as nginx would collect events otherwise.
         extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self._send(self._start(200, b"text/event-stream; charset=utf-8", extra, None))
 
     async def write(self, chunk: bytes) -> None:
-        """More of a stream. Waits while the client does not read."""
-        self.blocked_since = asyncio.get_running_loop().time()
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-        self.blocked_since = 0.0
+        """More of a stream: whole events. Waits while the client does not read."""
+        await self._write(self._separated(chunk))
+
+    async def ping(self) -> None:
+        """A comment, which tells client and proxies that the stream goes on."""
+        self._follows_comment = not self._has_ids
+        await self._write(_COMMENT_BESIDE_IDS if self._has_ids else _COMMENT)
 
     async def end_stream(self, chunk: bytes = b"") -> None:
         """The end of a stream, after one last chunk."""
         self._complete = True
+        chunk = self._separated(chunk)
         await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
+
+    async def _write(self, chunk: bytes) -> None:
+        self.blocked_since = asyncio.get_running_loop().time()
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self.blocked_since = 0.0
+
+    def _separated(self, chunk: bytes) -> bytes:
+        if not self._follows_comment:
+            return chunk
+        self._follows_comment = False
+        return _AFTER_COMMENT + chunk
 
     @contextlib.asynccontextmanager
     async def while_connected(self) -> AsyncIterator[None]:
@@ -199,6 +229,7 @@ class Exchange:
         headers = [
             (b"content-type", kind),
             (b"x-request-id", self.request_id.encode()),
+            *self.common_headers,
             *first,
             *(more or ()),
         ]

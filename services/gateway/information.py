@@ -1,6 +1,7 @@
-"""The cold routes: models, health, metrics, version, tokenizing, and the page for people."""
+"""The cold routes: models, health, load, metrics, version, tokenizing, and the page for people."""
 
 import json
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from services.gateway.health import Health
 from services.gateway.http import Exchange
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
-from services.gateway.openai_requests import read_conversation
+from services.gateway.openai_requests import check_model, read_conversation
 from services.gateway.preprocess_pool import PreprocessPool
 from services.gateway.unsupported import refuse_unsupported
 from shared.errors import Unavailable
@@ -36,13 +37,16 @@ class Information:
         health: Health,
         metrics: Metrics,
         max_body_bytes: int,
+        open_answers: Callable[[], int],
     ) -> None:
+        """`open_answers` counts those that this gateway is giving."""
         self._model = model
         self._queue = queue
         self._pool = pool
         self._health = health
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self._open_answers = open_answers
         self._page = _PAGE.read_bytes()
         self._version = _version()
 
@@ -59,6 +63,10 @@ class Information:
         missing = self._health.missing()
         content = {"status": "not ready" if missing else "ready", "missing": missing}
         await _json(exchange, content, 503 if missing else 200)
+
+    async def load(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /load: the answers that this gateway is giving, for balancers that ask each."""
+        await _json(exchange, {"server_load": self._open_answers()})
 
     async def metrics(self, exchange: Exchange, caller: Caller) -> None:
         """GET /metrics. While Redis is away the schedulers' load is the last one known."""
@@ -111,10 +119,13 @@ class Information:
         text = self._model.table.text(tokens, skip_special_tokens=False)
         await _json(exchange, {"prompt": text})
 
+    async def tokenizer_info(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /tokenizer_info: the checkpoint's tokenizer_config.json, with the chat template."""
+        await _json(exchange, dict(self._model.tokenizer_info))
+
     async def _fields(self, exchange: Exchange) -> Fields:
         fields = Fields(parse_body(await exchange.json_body(self._max_body_bytes)))
-        if "model" in fields:
-            self._model.check_name(fields.string("model"))
+        check_model(fields, self._model)
         return fields
 
     def _card(self) -> dict[str, Any]:

@@ -25,10 +25,16 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    # Of those the one that the tokenizer names: an answer that ends with it has no `stop_reason`.
+    own_eos_ids: frozenset[int]
     sampling_defaults: Mapping[str, float]
     table: TokenBytes
     tokenizer: Tokenizer
     created_unix_s: int
+    # tokenizer_config.json with the chat template, for clients that count tokens themselves.
+    tokenizer_info: Mapping[str, Any]
+    # Of an answer for which nobody says how long it may be; 0 is what the model's length leaves.
+    max_new_tokens: int = 0
     max_choices: int = 128
     max_logprobs: int = 20
     max_prompts: int = 128
@@ -58,19 +64,28 @@ class ServedModel:
                 field="max_model_len",
             )
         table = _table(folder / "tokenizer.json")
+        tokenizer = Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json").text)
+        eos_token_ids = checkpoint.eos_token_ids()
         return cls(
             name=name,
             max_model_len=max_model_len or int(length or 0),
             vocab_size=int(text_config.get("vocab_size") or len(table)),
-            eos_token_ids=tuple(checkpoint.eos_token_ids()),
+            eos_token_ids=eos_token_ids,
+            own_eos_ids=_own_eos_ids(checkpoint, tokenizer) or frozenset(eos_token_ids),
             sampling_defaults=_sampling_defaults(checkpoint.generation_config),
             table=table,
-            tokenizer=Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json").text),
+            tokenizer=tokenizer,
             created_unix_s=int(time.time()),
+            tokenizer_info=_tokenizer_info(checkpoint),
+            max_new_tokens=_max_new_tokens(checkpoint.generation_config),
             max_choices=max_choices,
             max_logprobs=max_logprobs,
             max_prompts=max_prompts,
         )
+
+    def default_max_tokens(self, room: int) -> int:
+        """Most tokens of an answer whose request does not say, where `room` are left."""
+        return min(room, self.max_new_tokens or room)
 
     def check_name(self, name: str) -> None:
         """Raises NotFound unless `name` is this model's."""
@@ -89,6 +104,28 @@ def _sampling_defaults(config: Mapping[str, Any]) -> dict[str, float]:
     if config.get("do_sample") is False:
         defaults["temperature"] = 0.0
     return defaults
+
+
+def _max_new_tokens(config: Mapping[str, Any]) -> int:
+    value = config.get("max_new_tokens")
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _tokenizer_info(checkpoint: Checkpoint) -> dict[str, Any]:
+    info = {"tokenizer_class": "PreTrainedTokenizerFast", **checkpoint.tokenizer_config}
+    template = checkpoint.folder / "chat_template.jinja"  # goes before all other places
+    if template.exists():
+        info["chat_template"] = template.read_text(encoding="utf-8")
+    return info
+
+
+def _own_eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
+    """The id of `eos_token` in tokenizer_config.json; nothing where it names none."""
+    token = checkpoint.tokenizer_config.get("eos_token")
+    if isinstance(token, dict):  # with how it is matched beside its text
+        token = token.get("content")
+    number = tokenizer.token_to_id(token) if isinstance(token, str) else None
+    return frozenset() if number is None else frozenset({number})
 
 
 def _table(path: Path) -> TokenBytes:

@@ -1,8 +1,8 @@
 """OpenAI's replies: whole JSON bodies, and server-sent events made from a template with only the
 text filled in.
 
-Every event carries an id (`event_id.py`) from which the stream can be resumed: what follows is a
-pure fold over the logs.
+Where resuming was asked for, every event carries an id (`event_id.py`) from which the stream can be
+resumed: what follows is a pure fold over the logs. Without ids an event is its data alone.
 """
 
 import json
@@ -17,9 +17,6 @@ from services.gateway.openai_usage import stop_reason, usage_object
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
-# A comment without an empty line behind it: that would end an event, and clients that remember the
-# last id (the `openai` library) would take it for one without data.
-HEARTBEAT = b": ping\n"
 DONE = b"data: [DONE]\n\n"
 
 _REASONS = {
@@ -35,10 +32,16 @@ class EventWriter:
     """
 
     def __init__(
-        self, answer: Answer, reply_head: RequestSpec | None = None, first_index: int = 0
+        self,
+        answer: Answer,
+        reply_head: RequestSpec | None = None,
+        first_index: int = 0,
+        *,
+        with_ids: bool,
     ) -> None:
         """Of several prompts in one reply, `reply_head` is the request that the reply is called
-        after, and `first_index` what the prompt's first choice is called.
+        after, and `first_index` what the prompt's first choice is called. `with_ids`: events have
+        ids.
         """
         self._answer = answer
         self._reply = reply = answer.head.reply
@@ -46,15 +49,15 @@ class EventWriter:
         self._first_index = first_index
         # Whose tokens `usage` adds up.
         self.of_reply: Sequence[EventWriter] = (self,)
-        self._id = f"id: {answer.head.request_id}/"
-        self._head = f"\ndata: {_envelope(reply_head or answer.head, stream=True)}"
+        self._id = f"id: {answer.head.request_id}/" if with_ids else ""
+        self._head = f"data: {_envelope(reply_head or answer.head, stream=True)}"
         self._field = '"delta":{"content":' if self._is_chat else '"text":'
         self._close_text = "}" if self._is_chat else ""
         self._no_usage = ',"usage":null' if reply.include_usage else ""
         self._plain_tail = (
             f'{self._close_text},"logprobs":null,"finish_reason":null}}]{self._no_usage}}}\n\n'
         )
-        self._with_ids = reply.return_token_ids
+        self._with_token_ids = reply.return_token_ids
         self._begins = [
             f'{self._head},"choices":[{{"index":{first_index + index},{self._field}'
             for index in range(answer.head.sampling.n)
@@ -72,13 +75,12 @@ class EventWriter:
         """
         if self._head_events is None:
             return b""
-        ids = ""
-        if self._with_ids:
-            ids = f',"prompt_token_ids":{_compact(self._answer.prompt_ids)}'
         scores = prompt_logprobs(self._answer)
-        if not (self._is_chat or self._reply.echo or ids or scores is not None):
+        if not (self._is_chat or self._reply.echo or self._with_token_ids or scores is not None):
             return b""
-        logprobs, inner = "null", ""
+        logprobs, inner, ids = "null", "", ""
+        if self._with_token_ids:
+            ids = f',"prompt_token_ids":{_compact(self._answer.prompt_ids)}'
         if self._is_chat:
             text = '"delta":{"role":"assistant","content":""}'
             if scores is not None:
@@ -87,15 +89,16 @@ class EventWriter:
             text = f'"text":{encode_basestring(self._reply.prompt_text)}'
             if self._logprobs is not None:
                 logprobs = _compact(self._logprobs.value(echoed(self._answer)))
+            inner, ids = ids, ""
             if scores is not None:
-                inner = f',"prompt_logprobs":{_compact(scores)}'
+                inner += f',"prompt_logprobs":{_compact(scores)}'
         events = []
         for index in range(self._head_events, len(self._counts)):
             name = self._first_index + index
             choice = f'{{"index":{name},{text},"logprobs":{logprobs},"finish_reason":null{inner}}}'
             tail = f"{self._usage()}{ids if index == 0 else ''}}}\n\n"
             is_last = index == len(self._counts) - 1
-            place = self._place() if is_last else f"{self._id}h{index + 1}"
+            place = self._place(None if is_last else f"h{index + 1}")
             events.append(f'{place}{self._head},"choices":[{choice}]{tail}')
         return "".join(events).encode()
 
@@ -107,9 +110,9 @@ class EventWriter:
             return self._last(piece, piece.ending)
         self._places[piece.choice] = str(piece.count)
         # Where a token gives no text, an event is only due if ids or log-probabilities are wanted.
-        if not (piece.text or piece.logprobs or self._with_ids):
+        if not (piece.text or piece.logprobs or self._with_token_ids):
             return b""
-        begin = f"{self._id}{'.'.join(self._places)}{self._begins[piece.choice]}"
+        begin = f"{self._place()}{self._begins[piece.choice]}"
         text = encode_basestring(piece.text)
         if self._is_plain:
             return f"{begin}{text}{self._plain_tail}".encode()
@@ -137,19 +140,20 @@ class EventWriter:
         index = self._first_index + piece.choice
         choice = f'{self._head},"choices":[{{"index":{index},{text}{self._scores(piece)}'
         reason = f'"{_REASONS[ending.reason]}","stop_reason":'
-        reason += _compact(stop_reason(ending, self._answer.eos_token_ids))
+        reason += _compact(stop_reason(ending, self._answer.silent_ends))
         tail = f"{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
         return f"{self._place()}{choice}{reason}{tail}".encode()
 
-    def _place(self) -> str:
-        return f"{self._id}{'.'.join(self._places)}"
+    def _place(self, place: str | None = None) -> str:
+        """The line of the event's id: `place`, or where all choices are."""
+        return f"{self._id}{place or '.'.join(self._places)}\n" if self._id else ""
 
     def _scores(self, piece: Piece) -> str:
         value = None if self._logprobs is None else self._logprobs.value(piece.logprobs)
         return f',"logprobs":{_compact(value)},"finish_reason":'
 
     def _token_ids(self, piece: Piece) -> str:
-        if not self._with_ids:
+        if not self._with_token_ids:
             return ""
         return f',"token_ids":{_compact(piece.token_ids)}'
 
@@ -160,27 +164,26 @@ class EventWriter:
         return f',"usage":{_compact(usage)}'
 
 
-def event_writers(answers: Sequence[Answer]) -> list[EventWriter]:
+def event_writers(answers: Sequence[Answer], *, with_ids: bool) -> list[EventWriter]:
     """One for each prompt of a reply: choice j of prompt i is called i * n + j."""
     head = answers[0].head
     n = head.sampling.n
-    writers = [EventWriter(answer, head, n * i) for i, answer in enumerate(answers)]
+    writers = [
+        EventWriter(answer, head, n * i, with_ids=with_ids) for i, answer in enumerate(answers)
+    ]
     for writer in writers:
         writer.of_reply = writers
     return writers
 
 
 def whole_body_of_all(answers: Sequence[Answer], pieces: Sequence[list[Piece]]) -> bytes:
-    """The body of a reply to several prompts; the ids of each prompt stand in its choices."""
+    """The body of a reply to several prompts."""
     bodies = [_body(answer, of) for answer, of in zip(answers, pieces, strict=True)]
     content = {**bodies[0], "choices": []}
     for body in bodies:
         for choice in body["choices"]:
             choice["index"] = len(content["choices"])
-            if "prompt_token_ids" in body:
-                choice["prompt_token_ids"] = body["prompt_token_ids"]
             content["choices"].append(choice)
-    content.pop("prompt_token_ids", None)
     usages = [body["usage"] for body in bodies]
     content["usage"] = usage_object(
         sum(usage["prompt_tokens"] for usage in usages),
@@ -205,13 +208,14 @@ def _body(answer: Answer, pieces: list[Piece]) -> dict[str, Any]:
     content["choices"] = [_choice(answer, index, of, writer) for index, of in enumerate(by_choice)]
     count = sum(of[-1].count for of in by_choice)
     content["usage"] = usage_object(answer.prompt_tokens, count, answer.cached_tokens)
-    if scores is not None and head.reply.kind == _CHAT:
-        content["prompt_logprobs"] = scores
-    elif scores is not None:
-        for choice in content["choices"]:
-            choice["prompt_logprobs"] = scores
+    of_prompt: dict[str, Any] = {}
+    if scores is not None:
+        of_prompt["prompt_logprobs"] = scores
     if head.reply.return_token_ids:
-        content["prompt_token_ids"] = answer.prompt_ids
+        of_prompt["prompt_token_ids"] = answer.prompt_ids
+    # As in vLLM: a reply to one chat, but a choice of completions, which may have several prompts.
+    for place in [content] if head.reply.kind == _CHAT else content["choices"]:
+        place.update(of_prompt)
     return content
 
 
@@ -251,7 +255,7 @@ def _choice(
         entries = echoed(answer) + entries if writer is not None else entries
     choice["logprobs"] = None if writer is None else writer.value(entries)
     choice["finish_reason"] = _REASONS[ending.reason]
-    choice["stop_reason"] = stop_reason(ending, answer.eos_token_ids)
+    choice["stop_reason"] = stop_reason(ending, answer.silent_ends)
     if reply.return_token_ids:
         choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
     return choice

@@ -29,6 +29,8 @@ _TEMPLATE_TOKENS = 64
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _LONGEST_USER = 512
 _LAST_PRIORITY = 1000
+# What huggingface_hub's InferenceClient calls the model where its user named none; older ones: tgi.
+_NO_MODEL = frozenset({"dummy", "tgi"})
 
 
 def read_chat(content: Mapping[str, Any], model: ServedModel) -> ValidRequest:
@@ -40,6 +42,12 @@ def read_chat(content: Mapping[str, Any], model: ServedModel) -> ValidRequest:
     return _request(
         fields, model, ReplyKind.REPLY_KIND_CHAT, PrepareRequest(conversation=conversation), bound
     )
+
+
+def check_model(fields: Fields, model: ServedModel) -> None:
+    """Raises NotFound for a body that names another model. One that names none means this one."""
+    if "model" in fields and fields.string("model") not in _NO_MODEL:
+        model.check_name(fields.string("model"))
 
 
 def read_conversation(fields: Fields, model: ServedModel) -> tuple[Conversation, int]:
@@ -114,8 +122,7 @@ def _request(
     reply: ReplyFormat | None = None,
 ) -> ValidRequest:
     refuse_unsupported(fields)
-    if "model" in fields:
-        model.check_name(fields.string("model"))
+    check_model(fields, model)
     stream = fields.boolean("stream", False)
     options = fields.mapping("stream_options")
     if "stream_options" in fields and not stream:

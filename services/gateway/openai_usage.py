@@ -18,12 +18,12 @@ def usage_object(prompt: int, completion: int, cached: int | None = None) -> dic
     return usage
 
 
-def stop_reason(ending: Ending, eos_token_ids: Collection[int]) -> str | int | None:
-    """vLLM's `stop_reason`: the stop string or stop id that was found; null at the model's own end
-    or the limit.
+def stop_reason(ending: Ending, silent_ends: Collection[int]) -> str | int | None:
+    """vLLM's `stop_reason`: the stop string or end id that was found; null at the limit or the
+    tokenizer's own end. The other end ids of a model (`<|eom_id|>`, say) are told.
     """
     if ending.stop:
         return ending.stop
-    if ending.HasField("stop_token_id") and ending.stop_token_id not in eos_token_ids:
+    if ending.HasField("stop_token_id") and ending.stop_token_id not in silent_ends:
         return ending.stop_token_id
     return None

@@ -32,7 +32,7 @@ class ValidRequest:
 
     def cost_bound(self, model: ServedModel) -> int:
         """Tokens that it costs at the very most: one prompt, and an answer for each candidate."""
-        most = self.sampling.max_tokens or model.max_model_len
+        most = self.sampling.max_tokens or model.default_max_tokens(model.max_model_len)
         one = min(model.max_model_len, self.prompt_bound + most)
         return one + (self.sampling.best_of - 1) * most
 
@@ -62,11 +62,13 @@ def make_spec(
     if wanted > room:
         raise InvalidRequest(
             "CONTEXT_LENGTH_EXCEEDED",
-            f"the model's length is {model.max_model_len} tokens; this prompt has {prompt_tokens} "
-            f"and asks for {wanted} more: shorten it, or lower max_tokens",
+            # OpenAI's words: LiteLLM and LangChain know the error by them.
+            f"This model's maximum context length is {model.max_model_len} tokens. However, you "
+            f"requested {prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} in "
+            "the completion): shorten the prompt, or lower max_tokens",
             field="max_tokens" if room > 0 else "messages",
         )
-    sampling.max_tokens = sampling.max_tokens or room
+    sampling.max_tokens = sampling.max_tokens or model.default_max_tokens(room)
     sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
     spec = RequestSpec(
         request_id=request_id,

@@ -35,7 +35,7 @@ class Requests:
             )
             exchange.request_id = answer.head.request_id
             try:
-                await write_stream(exchange, answer)
+                await write_stream(exchange, answer, with_ids=True)
             finally:
                 answer.close()
 

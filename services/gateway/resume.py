@@ -19,7 +19,8 @@ from shared.queue import Queue, RequestState
 from shared.token_log import decode_tokens
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
 
-_NAME = re.compile(r"r_[0-9a-f]{8}_[0-9a-f]{32}")
+# Also as the `id` of its answer, which is what most clients keep of it.
+_NAME = re.compile(r"(?:chatcmpl-|cmpl-)?(r_([0-9a-f]{8})_[0-9a-f]{32})")
 
 
 class Resumption:
@@ -41,13 +42,16 @@ class Resumption:
         self._metrics = metrics
 
     async def find(self, request_id: str, tenant: str) -> RequestState:
-        """What Redis has of a request. Raises NotFound, also for another tenant's."""
+        """What Redis has of a request, named as in its header or as in its answer's `id`. Raises
+        NotFound, also for another tenant's.
+        """
         state = None
-        if _NAME.fullmatch(request_id) and request_id[2:10] == self._tag:
-            state = await self._queue.lookup(request_id, tenant)
+        name = _NAME.fullmatch(request_id)
+        if name is not None and name[2] == self._tag:
+            state = await self._queue.lookup(name[1], tenant)
             if state is None:
                 await until_recovered(self._queue)
-                state = await self._queue.lookup(request_id, tenant)
+                state = await self._queue.lookup(name[1], tenant)
         if state is None:
             raise NotFound(
                 "REQUEST_NOT_FOUND",
@@ -59,8 +63,8 @@ class Resumption:
 
     async def cancel(self, request_id: str, tenant: str) -> RequestState:
         """Cancels a request, whoever follows it. Raises NotFound."""
-        await self.find(request_id, tenant)
-        await self._queue.cancel(request_id, tenant)
+        found = await self.find(request_id, tenant)
+        await self._queue.cancel(found.head.request_id, tenant)
         return await self.find(request_id, tenant)
 
     async def follow(self, request_id: str, tenant: str, after: str, field: str) -> Answer:
@@ -112,7 +116,7 @@ class Resumption:
             self._model.table,
             follow,
             self._metrics,
-            eos_token_ids=self._model.eos_token_ids,
+            own_eos_ids=self._model.own_eos_ids,
             prompt_ids=decode_tokens(head.prompt) if shows_prompt_ids(head) else None,
             arrived_at=time.monotonic(),
             leave=lambda: self._custody.leave(follow, head.tenant),

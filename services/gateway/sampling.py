@@ -18,8 +18,8 @@ _LONGEST_STOP = 1024
 
 
 def read_sampling(fields: Fields, model: ServedModel, logprobs: Logprobs) -> SamplingParams:
-    """The parameters of one request. `max_tokens` stays 0 if the client named none: all that is
-    left then.
+    """The parameters of one request. `max_tokens` stays 0 if the client named none: the
+    checkpoint's own then, or all that is left.
 
     Raises InvalidRequest naming the field and its limit.
     """

@@ -18,6 +18,10 @@ class GatewaySettings(RoomSettings):
     api_key: str = Field(
         "", description="Keys, separated by commas, of which every request must carry one."
     )
+    cors_allow_origins: str = Field(
+        "",
+        description="Origins, separated by commas, whose web pages may call the REST door; * is any.",
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
     )
@@ -59,4 +63,13 @@ class GatewaySettings(RoomSettings):
     @property
     def api_keys(self) -> tuple[str, ...]:
         """The keys, one by one."""
-        return tuple(key for part in self.api_key.split(",") if (key := part.strip()))
+        return _parts(self.api_key)
+
+    @property
+    def web_origins(self) -> tuple[str, ...]:
+        """The origins, one by one, as browsers write them: without a slash at the end."""
+        return tuple(origin.rstrip("/") for origin in _parts(self.cors_allow_origins))
+
+
+def _parts(listed: str) -> tuple[str, ...]:
+    return tuple(part for piece in listed.split(",") if (part := piece.strip()))

@@ -63,6 +63,8 @@ class Terms:
     last_event_id: str = ""
     # How long it lives on when its client has left; 0: it is cancelled at once.
     keep_ms: int = 0
+    # Whether the events of a stream have ids: only who means to resume can read them.
+    event_ids: bool = False
     prio: str = "interactive"
     timeouts: Timeouts = Timeouts()
 
@@ -98,11 +100,13 @@ def read_terms(
             "needs the Idempotency-Key of the request that it belongs to; or go on with "
             "GET /v1/requests/{id}/stream",
         )
+    keep_ms = _keep_ms(header, bool(key))
     return Terms(
         idempotency_key=key,
         fingerprint=fingerprint(content, route, luggage or Luggage()) if key else b"",
         last_event_id=last,
-        keep_ms=_keep_ms(header, bool(key)),
+        keep_ms=keep_ms,
+        event_ids=_event_ids(header, bool(key or keep_ms)),
         prio=_prio(header, fields),
         timeouts=_timeouts(header, fields, limits),
     )
@@ -158,6 +162,15 @@ def _keep_ms(header: Header, has_key: bool) -> int:
             f"must be a whole number of seconds from 0 to {_LONGEST_KEEP_S}, not {told[:24]!r}",
         )
     return int(told) * 1000
+
+
+def _event_ids(header: Header, resumes: bool) -> bool:
+    """Said outright, or by whatever else `resumes`."""
+    name = "X-Tessera-Event-Ids"
+    told = header(name.lower()).strip()
+    if told not in ("", "0", "1"):
+        raise _wrong(name, f"must be 1 or 0, not {told[:24]!r}")
+    return told == "1" or (resumes and not told)
 
 
 def _prio(header: Header, fields: Fields) -> str:

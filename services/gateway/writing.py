@@ -6,7 +6,6 @@ from services.gateway.answer import Answer, Piece
 from services.gateway.http import Exchange
 from services.gateway.openai_replies import (
     DONE,
-    HEARTBEAT,
     EventWriter,
     event_writers,
     whole_body,
@@ -15,14 +14,15 @@ from services.gateway.openai_replies import (
 from shared import tasks
 
 
-async def write_stream(exchange: Exchange, answer: Answer) -> None:
-    """Server-sent events until `[DONE]`. Accepted requests only: the head of the response goes out
-    first.
+async def write_stream(exchange: Exchange, answer: Answer, *, with_ids: bool) -> None:
+    """Server-sent events until `[DONE]`, each with its id if wanted. Accepted requests only: the
+    head of the response goes out first.
     """
-    writer = EventWriter(answer)
-    await exchange.start_stream()
+    writer = EventWriter(answer, with_ids=with_ids)
+    await exchange.start_stream(has_ids=with_ids)
     begun = answer.prompt_scores is not None
-    await exchange.write((begun and writer.first()) or HEARTBEAT)
+    if begun and (chunk := writer.first()):
+        await exchange.write(chunk)
     while True:
         pieces = await answer.next()
         chunk = b""
@@ -33,17 +33,18 @@ async def write_stream(exchange: Exchange, answer: Answer) -> None:
             answer.close()
             await exchange.end_stream(chunk + writer.usage() + DONE)
             return
-        if chunk or not pieces:
-            await exchange.write(chunk or HEARTBEAT)
+        if chunk:
+            await exchange.write(chunk)
+        elif not pieces:
+            await exchange.ping()
 
 
-async def write_streams(exchange: Exchange, answers: Sequence[Answer]) -> None:
+async def write_streams(exchange: Exchange, answers: Sequence[Answer], *, with_ids: bool) -> None:
     """The events of several prompts as they come, until `[DONE]`. If one fails, all end with its
     error.
     """
-    writers = event_writers(answers)
-    await exchange.start_stream()
-    await exchange.write(HEARTBEAT)
+    writers = event_writers(answers, with_ids=with_ids)
+    await exchange.start_stream(has_ids=with_ids)
 
     async def write(answer: Answer, writer: EventWriter) -> None:
         begun = answer.prompt_scores is not None
@@ -52,10 +53,12 @@ async def write_streams(exchange: Exchange, answers: Sequence[Answer]) -> None:
             if chunk:
                 await exchange.write(chunk)
             pieces = await answer.next()
-            chunk = b"" if pieces else HEARTBEAT
+            chunk = b""
             if not begun and answer.prompt_scores is not None:
                 begun, chunk = True, writer.first()
             chunk += b"".join([writer.piece(piece) for piece in pieces])
+            if not chunk and not pieces:
+                await exchange.ping()
         answer.close()
         await exchange.write(chunk)
 

@@ -57,6 +57,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "kv_cache_memory_bytes": ("decoder",),
     "gpu_memory_utilization": ("decoder",),
     "api_key": ("gateway",),
+    "cors_allow_origins": ("gateway",),
     "max_choices": ("gateway",),
     "max_prompts": ("gateway",),
     "max_logprobs": ("gateway",),

@@ -24,6 +24,10 @@ class ServeSettings(Settings):
         "", description="The model's name in requests; the folder's name unless given."
     )
     api_key: str | None = Field(None, description="Key that every request must carry.")
+    cors_allow_origins: str | None = Field(
+        None,
+        description="Origins, separated by commas, whose web pages may call the REST door; * is any.",
+    )
 
     device: str | None = Field(
         None,

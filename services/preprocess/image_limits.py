@@ -55,6 +55,6 @@ class ImageLimits:
         if rows > self.max_rows:
             raise UnreadableImage(
                 "CONTEXT_LENGTH_EXCEEDED",
-                f"the video takes {rows} tokens, the limit is {self.max_rows}: send fewer or"
-                " smaller frames",
+                f"This model's maximum context length is {self.max_rows} tokens. However, the video"
+                f" resulted in {rows} tokens: send fewer or smaller frames",
             )

@@ -124,7 +124,9 @@ class PromptBuilder:
         more = "at least " if at_least else ""
         raise InvalidRequest(
             "CONTEXT_LENGTH_EXCEEDED",
-            f"{field}: the prompt has {more}{tokens} tokens, the limit is {limit}; shorten it",
+            # OpenAI's words: LiteLLM and LangChain know the error by them.
+            f"This model's maximum context length is {self._max_model_len} tokens. However, {field}"
+            f" resulted in {more}{tokens} tokens, and a prompt may have {limit}: shorten it",
             field=field,
             tokens=str(tokens),
             limit=str(limit),

@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
-from support.gateway_stage import ANSWER, MODEL, Stage
+from support.gateway_stage import ANSWER, MODEL, Stage, open_stage
 from support.neighbours import IMAGE_TOKENS
+from tokenizers import Tokenizer
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
 
@@ -92,7 +94,7 @@ async def test_an_incomplete_character_at_the_end_is_replaced(stage: Stage) -> N
 
 async def test_event_ids_count_tokens_and_mark_the_end(stage: Stage) -> None:
     count = len(stage.says("The red circle"))
-    reply = await stage.chat(stream=True)
+    reply = await stage.chat(with_ids=True, stream=True)
     rid = reply.headers["x-request-id"]
     found = ids(reply.text)
     assert found[0] == f"{rid}/0"
@@ -139,6 +141,35 @@ async def test_token_ids_are_returned_in_vllm_shape(stage: Stage) -> None:
     streamed = [t for chunk in chunks for c in chunk["choices"] for t in c.get("token_ids", [])]
     assert streamed == tokens
     assert "token_ids" not in (await stage.chat()).text
+
+
+async def test_ids_of_a_prompt_stand_in_the_choices_of_completions(stage: Stage) -> None:
+    ids = stage.tokenizer.encode("The red").ids
+    body = {"prompt": "The red", "return_token_ids": True, "n": 2}
+    whole = (await stage.http.post("/v1/completions", json=body)).json()
+    streamed = events((await stage.http.post("/v1/completions", json=body | {"stream": True})).text)
+    assert [choice["prompt_token_ids"] for choice in whole["choices"]] == [ids, ids]
+    choices = [choice for chunk in streamed for choice in chunk["choices"]]
+    told = [choice for choice in choices if "prompt_token_ids" in choice]
+    assert [(c["index"], c["prompt_token_ids"]) for c in told] == [(0, ids), (1, ids)]
+    assert not any("prompt_token_ids" in reply for reply in [whole, *streamed])
+
+
+@pytest.mark.parametrize("named", ["<|im_end|>", {"content": "<|im_end|>"}, "<|endoftext|>", None])
+async def test_end_ids_that_the_tokenizer_does_not_name_are_stop_reasons(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, named: Any
+) -> None:
+    ends = [tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|im_end|>")]
+    (model_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    (model_folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
+    told = ends[1] if named == "<|endoftext|>" else None
+    async with open_stage(redis_url, model_folder, tokenizer) as stage:
+        (choice,) = (await stage.chat()).json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", told)
+        streamed = events((await stage.chat(stream=True)).text)
+        assert streamed[-1]["choices"][0]["stop_reason"] == told
+        asked = await stage.chat(ignore_eos=True, stop_token_ids=[ends[1]])
+        assert asked.json()["choices"][0]["stop_reason"] == ends[1]
 
 
 async def test_usage_can_come_with_every_chunk(stage: Stage) -> None:
@@ -204,42 +235,3 @@ async def test_many_streams_at_once_keep_apart(stage: Stage) -> None:
     ]
     replies = await asyncio.gather(*(stage.chat(seed=n, stream=True) for n in range(40)))
     assert [text_of(events(r.text)) for r in replies] == [f"answer {n} of many" for n in range(40)]
-
-
-@pytest.fixture
-def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To be asked for before the gateway is: its follower looks for silent logs from its start on."""
-    monkeypatch.setattr("services.gateway.follower.SILENCE_S", 0.05)
-    monkeypatch.setattr("services.gateway.follower._REREAD_S", 0.02)
-
-
-async def test_silence_is_bridged_by_comments(short_silence: None, stage: Stage) -> None:
-    go = asyncio.Event()
-
-    async def wait(rid: str, index: int) -> None:
-        if index == 4:
-            await go.wait()
-
-    stage.scheduler.step = wait
-    body = {"messages": MESSAGES, "stream": True}
-    pings = 0
-    async with stage.http.stream("POST", "/v1/chat/completions", json=body) as reply:
-        lines = reply.aiter_lines()
-        async for line in lines:
-            pings += line == ": ping"
-            if pings == 3:
-                break
-        go.set()
-        rest = [line async for line in lines]
-    assert rest[-2] == "data: [DONE]"
-
-
-async def test_a_client_is_not_confused_by_silence(short_silence: None, stage: Stage) -> None:
-    """Heartbeats between events that have ids: the openai library must not see events in them."""
-
-    async def pause(rid: str, index: int) -> None:
-        await asyncio.sleep(0.5 if index == 4 else 0)
-
-    stage.scheduler.step = pause
-    stream = await stage.openai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
-    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == ANSWER

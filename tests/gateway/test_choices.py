@@ -62,7 +62,7 @@ async def test_streams_interleave_and_end_once(stage: Stage) -> None:
 
 async def test_event_ids_count_every_choice(stage: Stage) -> None:
     ids = says_texts(stage, TEXTS)
-    reply = await stage.chat(n=4, stream=True)
+    reply = await stage.chat(with_ids=True, n=4, stream=True)
     rid = reply.headers["x-request-id"]
     found = event_ids(reply.text)
     assert found[:4] == [f"{rid}/h1", f"{rid}/h2", f"{rid}/h3", f"{rid}/0.0.0.0"]

@@ -135,6 +135,6 @@ async def test_a_client_that_stops_reading_counts_as_gone(monkeypatch: pytest.Mo
     exchange = Exchange(scope, receive, send, "r_x")
     with pytest.raises(Cancelled) as caught:
         async with asyncio.timeout(30), exchange.while_connected():
-            await exchange.start_stream()
+            await exchange.start_stream(has_ids=False)
             await exchange.write(b"never read")
     assert caught.value.reason == "CLIENT_GONE"

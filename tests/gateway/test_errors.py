@@ -150,6 +150,8 @@ async def test_a_prompt_that_is_too_long_is_refused_and_leaves_nothing(stage: St
     assert reply.status_code == 400
     reply = await stage.chat(max_tokens=511)
     assert (reply.status_code, error_of(reply)["code"]) == (400, "context_length_exceeded")
+    said = "This model's maximum context length is 512 tokens. However, you requested "
+    assert error_of(reply)["message"].startswith(said)
     await stage.gateway.admission.settled()
     assert await stage.scheduler.queue.depth() == (0, 0)
 

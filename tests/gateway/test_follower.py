@@ -293,7 +293,7 @@ def answer_of(head: RequestSpec, table: TokenBytes) -> Answer:
         table,
         Follow(None, "r"),  # type: ignore[arg-type]
         Metrics(MODEL),
-        eos_token_ids=(),
+        own_eos_ids=(),
         prompt_ids=None,
         arrived_at=0.0,
         leave=lambda: False,
@@ -308,7 +308,7 @@ def chunks(start: int, tokens: list[int], sizes: list[int]) -> bytes:
         sampling=SamplingParams(stop=["zz", "xyz"], n=1),
         reply=ReplyFormat(kind=ReplyKind.REPLY_KIND_CHAT, include_usage=True),
     )
-    fold, writer = AnswerFold(LETTERS, head), EventWriter(answer_of(head, LETTERS))
+    fold, writer = AnswerFold(LETTERS, head), EventWriter(answer_of(head, LETTERS), with_ids=True)
     fold.push(tokens[:start], None)
     written, at = b"", start
     for size in sizes:
@@ -345,7 +345,7 @@ async def test_two_gateways_give_the_same_bytes(
             await go.wait()
 
     stage.scheduler.step = wait
-    first = asyncio.create_task(stage.chat(stream=True, stop=["square"]))
+    first = asyncio.create_task(stage.chat(with_ids=True, stream=True, stop=["square"]))
     played = await stage.scheduler.taken()
     other = Bench(redis_url)
     async with other.follower:
@@ -353,7 +353,7 @@ async def test_two_gateways_give_the_same_bytes(
         go.set()
         tokens = await all_of(follow)
     fold = AnswerFold(stage.gateway.model.table, played.spec)
-    writer = EventWriter(answer_of(played.spec, stage.gateway.model.table))
+    writer = EventWriter(answer_of(played.spec, stage.gateway.model.table), with_ids=True)
     written = writer.first()
     for token in tokens[:-1]:
         written += writer.piece(fold.push([token], None))

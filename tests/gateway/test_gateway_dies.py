@@ -9,7 +9,7 @@ import httpx
 import pytest
 from support.gateway_process import GatewayProcess, beside
 from support.gateway_stage import ANSWER, Stage
-from support.sse import events, told, with_ids
+from support.sse import ASK_FOR_IDS, events, told, with_ids
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "n": 2, "logprobs": True}
@@ -30,7 +30,9 @@ async def test_its_streams_go_on_at_another(stage: Stage, doomed: GatewayProcess
             await go.wait()
 
     stage.scheduler.step = step
-    async with client.stream("POST", CHAT, json=BODY | {"stream": True}) as reply:
+    async with client.stream(
+        "POST", CHAT, json=BODY | {"stream": True}, headers=ASK_FOR_IDS
+    ) as reply:
         parts, text = reply.aiter_text(), ""
         while "/4.4\n" not in text:
             text += await anext(parts)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from support.gateway_stage import ANSWER, MODEL, Stage, open_stage
 from support.neighbours import score
 from tokenizers import Tokenizer
@@ -239,12 +240,35 @@ async def test_health_reflection_and_models(stage: Stage, channel: grpc.aio.Chan
     health = health_pb2_grpc.HealthStub(channel)
     answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    listing = reflection_pb2.ServerReflectionRequest(list_services="")
-    reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
-    async for reply in reflection.ServerReflectionInfo(iter([listing])):
-        assert name in [service.name for service in reply.list_services_response.service]
+    listed = await health.List(health_pb2.HealthListRequest())
+    assert {listed.statuses[name].status, listed.statuses[""].status} == {answer.status}
     models = await ChatServiceStub(channel).ListModels(ListModelsRequest())
     assert [(m.id, m.max_model_len) for m in models.models] == [(MODEL, 512)]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_tells_of_services_and_of_itself(
+    stage: Stage, channel: grpc.aio.Channel, version: str
+) -> None:
+    itself = f"grpc.reflection.{version}.ServerReflection"
+    # Both versions are the same bytes.
+    ask = channel.stream_stream(
+        f"/{itself}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    name = "tessera.gateway.v1.ChatService"
+    wanted = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=s) for s in (name, itself)),
+    ]
+    listing, *files = [reply async for reply in ask(iter(wanted))]
+    assert {name, itself} <= {service.name for service in listing.list_services_response.service}
+    packages = []
+    for reply in files:
+        (data, *_) = reply.file_descriptor_response.file_descriptor_proto
+        packages.append(FileDescriptorProto.FromString(data).package)
+    assert packages == ["tessera.gateway.v1", f"grpc.reflection.{version}"]
 
 
 async def test_keys_and_limits_hold_here_too(

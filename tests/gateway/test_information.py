@@ -1,9 +1,12 @@
 """Models, health, metrics, tokenizing, and the page."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+from huggingface_hub import InferenceClient
 from prometheus_client.parser import text_string_to_metric_families
 from support.gateway_stage import ANSWER, MODEL, Stage, open_stage, until_ready
 from tokenizers import Tokenizer
@@ -65,6 +68,64 @@ async def test_tokenize_and_back(stage: Stage) -> None:
     assert reply["count"] > 0
     assert (await stage.http.post("/tokenize", json={})).status_code == 400
     assert (await stage.http.post("/detokenize", json={"tokens": [9999]})).status_code == 400
+
+
+async def test_tokenizing_has_two_addresses(stage: Stage) -> None:
+    ids = stage.tokenizer.encode("The red").ids
+    reply = (await stage.http.post("/v1/tokenize", json={"prompt": "The red"})).json()
+    assert reply["tokens"] == ids
+    back = (await stage.http.post("/v1/detokenize", json={"tokens": ids})).json()
+    assert back == {"prompt": "The red"}
+
+
+async def test_the_tokenizers_settings_are_told(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    config = {"tokenizer_class": "Qwen2Tokenizer", "chat_template": "old"}
+    (model_folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (model_folder / "chat_template.jinja").write_text("{{ messages }}")
+    async with open_stage(redis_url, model_folder, tokenizer, api_key="k") as stage:
+        assert (await stage.http.get("/tokenizer_info")).status_code == 401
+        stage.http.headers["Authorization"] = "Bearer k"
+        told = (await stage.http.get("/tokenizer_info")).json()
+    assert told == {"tokenizer_class": "Qwen2Tokenizer", "chat_template": "{{ messages }}"}
+
+
+async def test_load_counts_answers_that_are_being_given(stage: Stage) -> None:
+    go = asyncio.Event()
+
+    async def wait(rid: str, index: int) -> None:
+        await go.wait()
+
+    stage.scheduler.step = wait
+    assert (await stage.http.get("/load")).json() == {"server_load": 0}
+    asked = [asyncio.create_task(stage.chat()) for _ in range(2)]
+    async with asyncio.timeout(10):
+        while (await stage.http.get("/load")).json() != {"server_load": 2}:
+            await asyncio.sleep(0.02)
+    go.set()
+    await asyncio.gather(*asked)
+    assert (await stage.http.get("/load")).json() == {"server_load": 0}
+
+
+async def test_hosting_platforms_ping_by_either_method(stage: Stage) -> None:
+    assert (await stage.http.get("/ping")).status_code == 200
+    assert (await stage.http.post("/ping")).status_code == 200
+
+
+async def test_the_hugging_face_client_needs_no_model_name(stage: Stage) -> None:
+    def ask() -> list[Any]:
+        client = InferenceClient(stage.gateway.url, token="none")
+        messages = [{"role": "user", "content": "hello"}]
+        whole = client.chat_completion(messages)
+        streamed = client.chat_completion(messages, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" for chunk in streamed]
+        return [whole.choices[0].message.content, whole.model, "".join(pieces)]
+
+    assert await asyncio.to_thread(ask) == [ANSWER, MODEL, ANSWER]
+    for name in ("gpt-4", "dummies"):
+        assert (await stage.chat(model=name)).status_code == 404
+    assert (await stage.http.get("/v1/models/dummy")).status_code == 404
 
 
 async def test_the_page_needs_nothing_from_elsewhere(stage: Stage) -> None:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from support.gateway_stage import MODEL, Stage, until_ready
 from support.neighbours import Played
+from support.sse import ASK_FOR_IDS
 
 from services.gateway.gateway import Gateway, open_gateway
 from shared.keys import Keys
@@ -147,7 +148,7 @@ async def test_followers_are_told_of_again_and_again(
 async def read(client: httpx.AsyncClient, url: str, begun: asyncio.Event) -> str:
     """All of a stream; sets the event with its first part."""
     text = ""
-    async with client.stream("POST", url, json=BODY) as reply:
+    async with client.stream("POST", url, json=BODY, headers=ASK_FOR_IDS) as reply:
         async for part in reply.aiter_text():
             text += part
             begun.set()

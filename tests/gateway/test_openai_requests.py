@@ -7,33 +7,17 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
+from support.served_model import model
 from support.tokenizers import byte_level_tokenizer
 
 from services.gateway.data_urls import decode_media
 from services.gateway.fields import parse_body
-from services.gateway.model import ServedModel
 from services.gateway.openai_requests import read_chat, read_completion, read_completions
-from services.gateway.request import make_spec
 from shared.errors import InvalidRequest, NotFound
-from shared.text import TokenBytes
-from shared.token_log import decode_tokens, encode_tokens
-from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
+from shared.token_log import decode_tokens
 
 PIXEL = b"\x89PNG-like bytes"
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
-
-
-def model(**defaults: float) -> ServedModel:
-    return ServedModel(
-        name="tiny",
-        max_model_len=512,
-        vocab_size=480,
-        eos_token_ids=(2,),
-        sampling_defaults=defaults,
-        table=TokenBytes([b"x"] * 480),
-        tokenizer=byte_level_tokenizer(),
-        created_unix_s=0,
-    )
 
 
 def chat(**body: Any) -> dict[str, Any]:
@@ -468,32 +452,3 @@ def test_the_cost_bound_holds_for_text_and_pictures() -> None:
     request = read_chat(chat(max_tokens=10), model())
     assert len(tokenizer.encode("user: hello").ids) + 10 <= request.cost_bound(model()) <= 512
     assert read_chat(chat(**image(DATA_URL)), model()).cost_bound(model()) == 512
-
-
-def prepared(count: int) -> PrepareResponse:
-    return PrepareResponse(token_ids=encode_tokens(range(count)))
-
-
-def spec_of(count: int, **body: Any) -> Any:
-    request = read_chat(chat(**body), model())
-    return make_spec(
-        request, prepared(count), model(), request_id="r", tenant="t", created_unix_s=1
-    )
-
-
-def test_max_tokens_defaults_to_what_is_left_of_the_length() -> None:
-    assert spec_of(100).sampling.max_tokens == 412
-    assert spec_of(511).sampling.max_tokens == 1
-    assert spec_of(100, max_tokens=412).sampling.max_tokens == 412
-
-
-@pytest.mark.parametrize(("count", "body"), [(100, {"max_tokens": 413}), (512, {})])
-def test_prompt_and_answer_must_fit_together(count: int, body: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="512") as caught:
-        spec_of(count, **body)
-    assert caught.value.reason == "CONTEXT_LENGTH_EXCEEDED"
-
-
-def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no tokens"):
-        spec_of(0)

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletionChunk
 from support.gateway_stage import ANSWER, Stage
-from support.sse import event_ids, events, told, with_ids
+from support.sse import ASK_FOR_IDS, event_ids, events, told, with_ids
 
 from services.gateway.gateway import Gateway
 from shared import rpc
@@ -81,7 +81,7 @@ async def test_the_rest_after_every_event_of_an_ended_stream(
     stage: Stage, other: Gateway, route: str, body: dict[str, Any]
 ) -> None:
     speak_differently(stage)
-    whole = (await stage.http.post(route, json={**body, "stream": True})).text
+    whole = (await stage.http.post(route, json={**body, "stream": True}, headers=ASK_FOR_IDS)).text
     pairs = with_ids(whole)
     assert len({name for name, _ in pairs}) >= len(pairs) - 1  # usage shares the id of the end
     for index, (name, _) in enumerate(pairs):
@@ -106,7 +106,7 @@ async def test_two_clients_see_the_same_bytes_of_a_running_stream(
 
     stage.scheduler.step = step
     body = {"messages": MESSAGES, "stream": True, "stop": ["blue sq"], "logprobs": True}
-    async with stage.http.stream("POST", CHAT, json=body) as first:
+    async with stage.http.stream("POST", CHAT, json=body, headers=ASK_FOR_IDS) as first:
         seen = first.aiter_text()
         rid = first.headers["x-request-id"]
         text = ""
@@ -148,7 +148,7 @@ async def _until(parts: AsyncIterator[str], text: str, wanted: str) -> str:
 
 
 async def test_the_header_is_as_good_as_the_query(stage: Stage, other: Gateway) -> None:
-    pairs = with_ids((await stage.chat(stream=True)).text)
+    pairs = with_ids((await stage.chat(with_ids=True, stream=True)).text)
     rid = pairs[0][0].partition("/")[0]
     async with httpx.AsyncClient(base_url=other.url) as client:
         found = await client.get(
@@ -187,10 +187,25 @@ async def test_requests_of_others_are_not_found(stage: Stage) -> None:
     assert told(events(again.text))["choices"][0]["delta"]["content"] == ANSWER
 
 
+async def test_an_answers_own_id_names_its_request(stage: Stage, other: Gateway) -> None:
+    chat = (await stage.chat(with_ids=True, stream=True)).text
+    whole = (await stage.http.post(COMPLETIONS, json={"prompt": "Here:"})).json()["id"]
+    (_, chunk), (after, _) = with_ids(chat)[0], with_ids(chat)[5]
+    found = await stage.http.get(f"/v1/requests/{chunk['id']}/stream", params={"after": after})
+    assert told(events(found.text)) == told([chunk for _, chunk in with_ids(chat)[6:]])
+    for method in ("GET", "DELETE"):
+        state = (await stage.http.request(method, f"/v1/requests/{whole}")).json()
+        assert (f"cmpl-{state['id']}", state["status"]) == (whole, "completed")
+    async with rpc.channel(other.grpc_address) as channel:
+        follow = FollowRequest(request_id=whole)
+        told_texts = [event.delta.text async for event in ChatServiceStub(channel).Follow(follow)]
+    assert "".join(told_texts) == ANSWER
+
+
 async def test_a_failed_answer_fails_again(stage: Stage, other: Gateway) -> None:
     stage.scheduler.failure = InvalidRequest("BAD_LUCK", "it broke").to_failure()
     stage.scheduler.answer = lambda spec: [[5], [6]]
-    whole = (await stage.chat(stream=True)).text
+    whole = (await stage.chat(with_ids=True, stream=True)).text
     first = event_ids(whole)[0]
     found = (await rest_of(other, first)).text
     assert found.split("\n\n")[-2] == whole.split("\n\n")[-2] and "bad_luck" in found
@@ -198,7 +213,7 @@ async def test_a_failed_answer_fails_again(stage: Stage, other: Gateway) -> None
 
 async def test_the_openai_client_reads_a_resumed_stream(stage: Stage, other: Gateway) -> None:
     stage.http.headers["Authorization"] = "Bearer none"
-    ids = event_ids((await stage.chat(stream=True)).text)
+    ids = event_ids((await stage.chat(with_ids=True, stream=True)).text)
     rid = ids[0].partition("/")[0]
     async with AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none") as client:
         stream = await client.get(

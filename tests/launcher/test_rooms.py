@@ -103,6 +103,7 @@ def test_every_room_reads_what_it_is_told(
         "max_prompts": 5,
         "max_logprobs": 9,
         "api_key": "sesame",
+        "cors_allow_origins": "https://chat.example.org",
         "chat_template": checkpoint / "config.json",
         "limit_mm_per_prompt": "image=2",
         "max_video_frames": 12,

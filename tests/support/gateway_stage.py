@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 from support.neighbours import PreprocessPlayer, SchedulerPlayer
+from support.sse import ASK_FOR_IDS
 from support.tokenizers import save
 from tokenizers import Tokenizer
 
@@ -55,10 +56,11 @@ class Stage:
             while len(await redis.keys(f"{keys.prefix}:r:*")) < count:
                 await asyncio.sleep(0.01)
 
-    async def chat(self, **body: Any) -> httpx.Response:
+    async def chat(self, *, with_ids: bool = False, **body: Any) -> httpx.Response:
         """POST /v1/chat/completions with a short question unless `messages` says otherwise."""
         body.setdefault("messages", [{"role": "user", "content": "What is there?"}])
-        return await self.http.post("/v1/chat/completions", json=body)
+        headers = ASK_FOR_IDS if with_ids else None
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
 def write_model(folder: Path, tokenizer: Tokenizer) -> Path:

@@ -4,6 +4,8 @@ import json
 from collections import defaultdict
 from typing import Any
 
+ASK_FOR_IDS = {"X-Tessera-Event-Ids": "1"}
+
 
 def events(text: str) -> list[dict[str, Any]]:
     """The objects in a stream of events, `[DONE]` checked and left out."""

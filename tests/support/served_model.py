@@ -1,0 +1,22 @@
+"""A model as the gateway knows it, without a folder."""
+
+from support.tokenizers import byte_level_tokenizer
+
+from services.gateway.model import ServedModel
+from shared.text import TokenBytes
+
+
+def model(**defaults: float) -> ServedModel:
+    """512 tokens long, with an end of its own (2); `defaults` are of sampling."""
+    return ServedModel(
+        name="tiny",
+        max_model_len=512,
+        vocab_size=480,
+        eos_token_ids=(2,),
+        own_eos_ids=frozenset({2}),
+        sampling_defaults=defaults,
+        table=TokenBytes([b"x"] * 480),
+        tokenizer=byte_level_tokenizer(),
+        created_unix_s=0,
+        tokenizer_info={},
+    )
