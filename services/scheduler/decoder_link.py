@@ -35,6 +35,8 @@ _HEARTBEAT_S = 0.5
 _SILENCE_S = 2.0
 _HELLO_S = 5.0
 _LOST_AGAIN_S = 2.0
+# Ends of a stream that say nothing against those who ran in it.
+_ORDERLY = ("DECODER_STOPS", "DECODER_EMPTIED", "SCHEDULER_GONE", "SCHEDULER_SILENT")
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class DecoderLink:
         self.lease = lease
         self.wants_to_end = False  # the decoder says so
         self.is_given_away = False  # another scheduler has none
+        self.was_lost = False  # it broke, or failed a whole step: neither side ended the stream in an orderly way
         self._scheduler_id = scheduler_id
         self._encoders = encoders
         self._user = f"{member.instance_id}/{lease}"  # leases of two decoders may be equal
@@ -106,6 +109,11 @@ class DecoderLink:
     def draining(self) -> bool:
         """It gets nothing new and is emptied, for one reason or another."""
         return self.wants_to_end or self.is_given_away
+
+    @property
+    def under_way(self) -> set[str]:
+        """The requests of which something is in a plan that was not answered."""
+        return {s.request_id for sent in self._sent for s in sent.plan.row_sequence}
 
     async def open(self) -> None:
         """Binds the decoder and learns what it is. Raises Unavailable or the decoder's refusal."""
@@ -154,8 +162,12 @@ class DecoderLink:
                         case "heartbeat":
                             self.wants_to_end = response.heartbeat.draining
         except asyncio.CancelledError:
-            if self._ended_because is not None:
-                raise self._ended_because from None
+            if self._ended_because is None:
+                raise
+            self.was_lost = self._is_loss(self._ended_because)
+            raise self._ended_because from None
+        except ServingError as error:
+            self.was_lost = self._is_loss(error)
             raise
         finally:
             self._stopped = True
@@ -163,6 +175,10 @@ class DecoderLink:
                 self._wake.cancel()
             await tasks.end(writer, watch, *self._encodes)
             self._encoders.release_all(self._user)
+
+    def _is_loss(self, error: ServingError) -> bool:
+        orderly = isinstance(error, Superseded) or error.reason in _ORDERLY
+        return not (orderly or self.wants_to_end)
 
     def finish(self, reason: str, message: str) -> None:
         """Ends the stream: `run` raises why."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 
 import structlog
 
+from services.scheduler.blame import Blame
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.preemption import PreemptionMode
@@ -85,6 +86,7 @@ class Dispatcher:
         )
         self._ledger = Ledger(self._log, self._wake.set, clock)
         self._recovery = Recovery(queue, scheduler_id, self._ledger)
+        self._blame = Blame(self._ledger.end)
         self._deadlines = Deadlines(self._ledger.find, self._ledger.end)
         self._returns = Returns(queue, scheduler_id, self._ledger, self._log, self._recovery)
         self._fleet = Fleet(
@@ -287,5 +289,12 @@ class Dispatcher:
 
     def _on_lost(self, link: DecoderLink) -> None:
         """What a lost decoder ran goes back to the head of the queue, with everything that it generated logged."""
-        if self._taking:
-            self._returns.put([request.request_id for request in self._ledger.of(link)])
+        if not self._taking:
+            return
+        requests = self._ledger.of(link)
+        self._ledger.orphan([request.request_id for request in requests])
+        if link.was_lost:
+            under_way = link.under_way
+            computed = [r for r in requests if r.request_id in under_way]
+            self._blame.note(computed, was_alone=len(under_way) == 1)
+        self._returns.put(self._ledger.orphans)

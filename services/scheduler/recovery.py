@@ -73,4 +73,5 @@ def _held(request: Request) -> Held:
         prio=known.prio,
         rank=known.rank,
         prompt_log=known.prompt_log,
+        deaths=known.deaths,
     )

@@ -151,7 +151,9 @@ class Returns:
         """Gives orphans back. Raises Unavailable."""
         await self._writer.flush()  # a late append would meet the request under its next owner
         restarts = self._queue.restarts
-        await self._queue.give_back(self._scheduler_id, request_ids)
+        found = [r for rid in request_ids if (r := self._ledger.find(rid)) is not None]
+        deaths = {request.request_id: request.deaths for request in found}
+        await self._queue.give_back(self._scheduler_id, request_ids, deaths)
         if self._recovery.is_settled and restarts == self._queue.restarts:
             self._ledger.forget(request_ids)
             log.warning("gave requests back", requests=len(request_ids))

@@ -26,6 +26,11 @@ from tessera.common.v1.sampling_pb2 import SamplingParams
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
 _MAX_LOGPROBS = 1024  # that a decoder reports for one sample
+_SUSPECT = 2  # lost decoders after which it runs alone ...
+# ... up to the place where it was when the last one was lost, which was two plans ahead of the log at the most, and a
+# little farther; to its end if it was past that place and another one was lost nevertheless.
+_ALONE_FOR = 4
+_TO_ITS_END = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Request:
         self.num_choices = sampling.n
         self.logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
         self.collects = sampling.use_beam_search or sampling.best_of > sampling.n
+        self.deaths = taken.deaths  # decoders that were lost while they computed something of it
         self._taken = taken
         self._table = table
         self.sampling = self._for_decoder(sampling)
@@ -95,7 +101,13 @@ class Request:
         for number, writer in self._writers.items():
             logs[number], endings[number] = writer.records(), writer.ending or endings[number]
         prompt_log = self.prompt_log.records() if self.prompt_log else b""
-        return replace(self._taken, logs=tuple(logs), endings=tuple(endings), prompt_log=prompt_log)
+        return replace(
+            self._taken,
+            logs=tuple(logs),
+            endings=tuple(endings),
+            prompt_log=prompt_log,
+            deaths=self.deaths,
+        )
 
     @property
     def arrived_ago_ms(self) -> float:
@@ -227,6 +239,7 @@ class Request:
             cache_salt=spec.cache_salt,
             priority=_PRIORITIES.get(self._taken.prio, 0),
             arrival=self._taken.arrived_ms,
+            alone_until=self._alone_until(len(self._prompt) + len(generated)),
             num_logprobs=self.sampling.logprobs if self.sampling.HasField("logprobs") else -1,
             beams=self._search if sampling.use_beam_search else None,
         )
@@ -237,6 +250,13 @@ class Request:
         if generated and (ending := sequence.ending_after(generated[-1])) is not None:
             self.over[number] = ending
         return sequence
+
+    def _alone_until(self, known_tokens: int) -> int:
+        if self.deaths < _SUSPECT:
+            return 0
+        if self.deaths > _SUSPECT or self.collects:  # of what is not logged yet no place is known
+            return _TO_ITS_END
+        return known_tokens + _ALONE_FOR
 
     def _beam_stops(self) -> BeamStops | None:
         stops = list(self.spec.sampling.stop)

@@ -70,6 +70,7 @@ class RecoveryVerbs(Verbs):
             held.arrived_ms,
             held.rank or held.arrived_ms * 1000,
             held.prompt_log,
+            held.deaths,
             *logs,
         )
         return bool(answer)

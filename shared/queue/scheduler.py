@@ -1,6 +1,7 @@
 """The queue's verbs for schedulers: leases, ownership, the writing of the log."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from shared.log_event import EventWriter
@@ -8,6 +9,8 @@ from shared.queue.base import Verbs, ending_or_none, pairs
 from shared.queue.messages import Append, AppendAnswer, AppendCode, Renewal, TakenRequest
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
+
+_NO_DEATHS: Mapping[str, int] = MappingProxyType({})
 
 
 class SchedulerVerbs(Verbs):
@@ -90,11 +93,18 @@ class SchedulerVerbs(Verbs):
         (found,) = await self._ask([("SMEMBERS", f"{self._keys.prefix}:own:{scheduler_id}")])
         return sorted(str(request_id, "ascii") for request_id in found)
 
-    async def give_back(self, scheduler_id: str, request_ids: Sequence[str]) -> int:
-        """Puts requests back at the head of the queue with their logs. Returns how many were still owned."""
-        return int(
-            await self._scripts.call("give_back", *self._closing, scheduler_id, *request_ids)
-        )
+    async def give_back(
+        self,
+        scheduler_id: str,
+        request_ids: Sequence[str],
+        deaths: Mapping[str, int] = _NO_DEATHS,
+    ) -> int:
+        """Puts requests back at the head of the queue with their logs. Returns how many were still owned.
+
+        `deaths`: with how many lost decoders each has been, where that is more than when it was taken.
+        """
+        words = [word for rid in request_ids for word in (rid, deaths.get(rid, 0))]
+        return int(await self._scripts.call("give_back", *self._closing, scheduler_id, *words))
 
     async def fence(self, dead_id: str, deadline_ms: float) -> int:
         """Removes a scheduler whose lease is over and frees its requests; -1 if that turns out untrue."""
@@ -119,7 +129,7 @@ class SchedulerVerbs(Verbs):
 
 
 def _taken(item: Sequence[Any]) -> TakenRequest:
-    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts = item
+    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts, deaths = item
     return TakenRequest(
         spec=RequestSpec.FromString(spec),
         own_at=int(own_at),
@@ -130,4 +140,5 @@ def _taken(item: Sequence[Any]) -> TakenRequest:
         prompt_log=prompt_log,
         rank=int(rank),
         attempts=int(attempts),
+        deaths=int(deaths),
     )

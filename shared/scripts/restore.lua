@@ -1,11 +1,11 @@
 -- Puts a request back as far as the caller knows more of it than Redis does, which has come back without its last writes.
 -- ARGV: closing (6), request (16), sid or '' for a gateway, own_at, lease ms, arrived ms, rank, prompt log,
---   log0, e0, log1, e1, ...
+--   decoders lost with it, log0, e0, log1, e1, ...
 -- Returns 1, or 0: refused (no hold; another owner took it later; its logs are not as the caller knows them; it ended)
 -- A gateway may put back what is missing altogether at any time: the hold may be over before its word got through.
 local close, q = closing(), request_at(7)
 local sid, own_at, lease_ms, arrived_ms, rank = ARGV[23], tonumber(ARGV[24]), tonumber(ARGV[25]), ARGV[26], ARGV[27]
-local LOGS = 29
+local deaths, LOGS = ARGV[29], 30
 local rid, r = q.rid, request(q.rid)
 if redis.call('EXISTS', P .. ':hold') == 0 and (sid ~= '' or redis.call('EXISTS', r) == 1) then return 0 end
 local now_ms = math.floor(now_us() / 1000)
@@ -54,10 +54,14 @@ if state == 'ended' then
 end
 if sid ~= '' and owner ~= '' and owner ~= sid and tonumber(f[3]) >= own_at then return 0 end
 if not agrees() then
-  if sid ~= '' and owner == sid then put_back(rid, close) end
+  if sid ~= '' and owner == sid then
+    keep_deaths(rid, deaths)
+    put_back(rid, close)
+  end
   return 0
 end
 if not state then create(q, now_ms, tonumber(arrived_ms), tonumber(rank)) end
+keep_deaths(rid, deaths)
 bind_key(q)
 extend()
 if tonumber(redis.call('HGET', r, 'open')) <= 0 then

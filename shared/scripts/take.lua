@@ -1,7 +1,8 @@
 -- Pops the fairest waiting requests and makes the caller their owner.
 -- ARGV: closing (6), sid, max requests, max tokens (of prompts, media and expected outputs; the first is taken anyway)
 -- Returns {'HOLD'} | {'GONE'}
---   | {'OK', {spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log, rank, attempts}, ...}
+--   | {'OK', {spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log, rank, attempts,
+--     decoders lost with it}, ...}
 local close, sid, room_requests, room_tokens = closing(), ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
 if redis.call('EXISTS', P .. ':hold') == 1 then return {'HOLD'} end
 if not redis.call('ZSCORE', P .. ':scheds', sid) then return {'GONE'} end
@@ -29,7 +30,7 @@ end
 
 local function own(rid)
   local r = request(rid)
-  local f = redis.call('HMGET', r, 'spec', 'arrived_ms', 'n', 'prio', 'rank', 'taken_ms')
+  local f = redis.call('HMGET', r, 'spec', 'arrived_ms', 'n', 'prio', 'rank', 'taken_ms', 'deaths')
   redis.call('HSET', r, 'state', 'running', 'owner', sid, 'own_at', int(now))
   if f[6] == '0' then redis.call('HSET', r, 'taken_ms', int(now_ms)) end
   redis.call('SADD', P .. ':own:' .. sid, rid)
@@ -39,7 +40,8 @@ local function own(rid)
     logs[#logs + 1] = redis.call('HGET', r, 'e' .. c) or ''
   end
   local prompt_log = redis.call('GET', log_of(rid, 'p')) or ''
-  return {f[1], int(now), f[2], logs, f[4], prompt_log, f[5], redis.call('HINCRBY', r, 'attempts', 1)}
+  local attempts = redis.call('HINCRBY', r, 'attempts', 1)
+  return {f[1], int(now), f[2], logs, f[4], prompt_log, f[5], attempts, f[7] or '0'}
 end
 
 while room_requests > 0 do

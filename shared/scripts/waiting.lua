@@ -137,6 +137,12 @@ local function put_back(rid, close)
   end_if_due(rid, now_ms, awake_ms(now_ms), close)
 end
 
+-- Decoders were lost with a request so many times: who knows of more is right.
+local function keep_deaths(rid, deaths)
+  local r = request(rid)
+  if tonumber(deaths) > tonumber(redis.call('HGET', r, 'deaths') or 0) then redis.call('HSET', r, 'deaths', deaths) end
+end
+
 -- The words of a request, as `admit` and `restore` get them from argument `i` on.
 local function request_at(i)
   return {rid = ARGV[i], spec = ARGV[i + 1], head = ARGV[i + 2], prio = ARGV[i + 3], tenant = ARGV[i + 4],
@@ -153,7 +159,7 @@ local function create(q, now_ms, arrived_ms, rank)
     'n', q.n, 'open', q.n, 'prompt_tokens', q.prompt_tokens, 'stride', q.stride, 'media_cost', q.media_cost,
     'timeout_ms', q.timeout_ms, 'queue_timeout_ms', q.queue_timeout_ms, 'first_token_timeout_ms',
     q.first_token_timeout_ms, 'fol_until', int(fol_until), 'taken_ms', 0, 'attempts', 0,
-    'charged', 0, 'idem', q.idem)
+    'deaths', 0, 'charged', 0, 'idem', q.idem)
   set_live(q.rid, q.cost)
 end
 

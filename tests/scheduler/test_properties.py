@@ -23,6 +23,7 @@ BLOCK = 4
 SPAN = 6
 PREFIX = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26]
 OUTPUTS = st.integers(1, 14)
+ALONE = st.sampled_from([0, 0, 0, 1, 4, 1000])  # tokens for which a sequence runs alone
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -81,26 +82,41 @@ class AnyOrder(RuleBasedStateMachine):
         n=st.integers(1, 4),
         priority=st.integers(0, 1),
         scored=st.booleans(),
+        alone=ALONE,
     )
     def add(
-        self, shared: int, tail: list[int], count: int, n: int, priority: int, scored: bool
+        self,
+        shared: int,
+        tail: list[int],
+        count: int,
+        n: int,
+        priority: int,
+        scored: bool,
+        alone: int,
     ) -> None:
         name, prompt = self.name(), PREFIX[:shared] + tail
         count = min(count, self.room(prompt))
         more = {"arrival": self.number, "priority": priority, "scores_prompt": scored}
+        more["alone_until"] = alone and len(prompt) + alone
         choices = [sequence(name, prompt, count, choice=c, **more) for c in range(n)]
         assert self.scheduler.add(*choices) is None
         for c in range(n):
             self.expected[name, c] = generate(prompt, count, c)
 
-    @rule(tail=st.lists(st.integers(1, 90), min_size=1, max_size=12), known=OUTPUTS, count=OUTPUTS)
-    def resume(self, tail: list[int], known: int, count: int) -> None:
+    @rule(
+        tail=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+        known=OUTPUTS,
+        count=OUTPUTS,
+        alone=ALONE,
+    )
+    def resume(self, tail: list[int], known: int, count: int, alone: int) -> None:
         """A request comes from another scheduler with a part of its output."""
         name = self.name()
         count = min(known + count, self.room(tail))
         output = generate(tail, count)
         tokens = tail + output[: min(known, count - 1)]
         one = Sequence(name, tokens, len(tail), count, arrival=self.number)
+        one.alone_until = alone and len(tokens) + alone
         self.drive.outputs_of[name, 0] = tokens[len(tail) :]
         assert self.scheduler.add(one) is None
         self.expected[name, 0] = output
@@ -111,9 +127,16 @@ class AnyOrder(RuleBasedStateMachine):
         beams=st.integers(1, 4),
         early=st.booleans(),
         stops=st.frozensets(st.integers(1, 97), max_size=3),
+        alone=st.sampled_from([0, 0, 1000]),
     )
     def search(
-        self, tail: list[int], count: int, beams: int, early: bool, stops: frozenset[int]
+        self,
+        tail: list[int],
+        count: int,
+        beams: int,
+        early: bool,
+        stops: frozenset[int],
+        alone: int,
     ) -> None:
         name = self.name()
         options = {
@@ -124,6 +147,7 @@ class AnyOrder(RuleBasedStateMachine):
         }
         search = BeamSearch(**options)  # type: ignore[arg-type]
         first = sequence(name, tail, search.max_tokens, self.number, beams=search)
+        first.alone_until = alone
         assert self.scheduler.add(first) is None
         self.searches[name] = (tail, options)
 
@@ -161,6 +185,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.drive.send():
             self.no_row_is_past_missing_embeddings()
             self.no_span_is_split()
+            self.who_is_alone_computes_alone()
 
     @precondition(lambda self: self.drive.in_flight)
     @rule()
@@ -208,6 +233,11 @@ class AnyOrder(RuleBasedStateMachine):
         for row in self.drive.in_flight[-1].rows:
             for span in row.sequence.media:
                 assert not span.offset < row.start + row.count < span.end
+
+    def who_is_alone_computes_alone(self) -> None:
+        rows = [s for plan in self.drive.in_flight for s in plan.row_sequence]
+        if any(len(s.tokens) < s.alone_until for s in rows):
+            assert len({s.request_id for s in rows}) == 1
 
     @invariant()
     def every_block_is_held_as_often_as_it_is_counted(self) -> None:

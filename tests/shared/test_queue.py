@@ -132,6 +132,24 @@ async def test_a_request_goes_back_to_the_head_with_its_log(desk: Desk) -> None:
     assert token_log.decode_tokens(taken[0].logs[0]) == [1, 2]
 
 
+async def test_decoders_lost_with_a_request_stay_counted(desk: Desk) -> None:
+    rid, other = await desk.admit(), await desk.admit()
+
+    async def deaths() -> list[int]:
+        taken = await desk.queue.take("a", max_requests=2, max_tokens=1000)
+        assert taken is not None
+        return [t.deaths for t in taken]
+
+    await desk.scheduler("a")
+    assert await deaths() == [0, 0]
+    await desk.queue.give_back("a", [rid, other], {rid: 1})
+    assert await deaths() == [1, 0]
+    await desk.queue.give_back("a", [rid, other])  # nothing was lost: a drain
+    assert await deaths() == [1, 0]
+    await desk.queue.give_back("a", [rid, other], {rid: 2, other: 1})
+    assert await deaths() == [2, 1]
+
+
 async def test_cancel_ends_what_waits_and_flags_what_runs(desk: Desk) -> None:
     waiting = await desk.admit(tenant="t")
     async with listening(desk.redis, desk.keys) as heard:

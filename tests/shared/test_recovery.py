@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -323,3 +324,21 @@ async def test_who_only_listens_notices_a_restart_too(private_redis: EmbeddedRed
     assert desk.queue.restarts == 1
     await tasks.end(listener)
     await desk.redis.aclose()
+
+
+async def test_of_lost_decoders_the_larger_number_counts(desk: Desk) -> None:
+    await desk.admit()
+    taken = await take_one(desk, "a")
+    rid = taken.spec.request_id
+    for known, there in ((2, 2), (1, 2), (0, 2)):
+        await hold(desk)
+        assert await renewed(desk, "a")
+        assert await desk.queue.restore([replace(held(taken, []), deaths=known)], "a") == [True]
+        assert int(await desk.redis.hget(desk.keys.request(rid), "deaths")) == there
+    await desk.redis.flushall()
+    await hold(desk)
+    assert await renewed(desk, "a")
+    assert await desk.queue.restore([replace(held(taken, []), deaths=2)], "a") == [True]
+    await end_hold(desk)
+    await desk.queue.give_back("a", [rid])
+    assert (await take_one(desk, "a")).deaths == 2

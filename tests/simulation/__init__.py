@@ -17,6 +17,7 @@ tensors of the decoder and the towers of the encoder. No line of production code
     arithmetic      a decoder whose next token is a number computed from what its cache really holds
     rooms           the processes, and the launcher that starts again what dies
     client          who asks, reads, is cut off and comes back, sends twice, leaves; it knows the text that is right
+    poison          requests that end whatever decoder computes them; some runs have one
     faults          kill and restart, freeze and wake, cut, delay, partition, drain; Redis killed with its tail lost
     invariants      what must hold after every command of Redis, and what must be gone at the end
     watched_core    what must hold after everything that the scheduler's core does

@@ -35,6 +35,9 @@ _PREFIX = [7, 21, 14, 93, 5, 60, 77, 12, 31, 8, 44, 150, 19, 2, 88, 101]
 _AGAIN_S = 0.3
 PATIENCE_S = 90.0
 
+DEADLY = (199, 198, 199, 198, 199)  # whose prompt begins so ends decoders
+_POISONED = "decoders were lost while they ran this request"
+
 PLAIN, RESUMES, HAS_KEY = "plain", "resumes", "has a key"
 
 
@@ -104,6 +107,11 @@ class Wish:
             expected=[tokens],
             texts=[text],
         )
+
+    @property
+    def is_deadly(self) -> bool:
+        """Whether decoders end of it."""
+        return tuple(self.prompt[: len(DEADLY)]) == DEADLY
 
     def reason(self, choice: int) -> int:
         """How a choice ends."""
@@ -245,6 +253,8 @@ class Reader:
             except grpc.aio.AioRpcError as error:
                 return self._goes_on_after(error)
         self.state = "served"
+        if self._wish.is_deadly:
+            self._broken("was served with what ends decoders")
         if not all(self._finished):
             self._world.broken(f"{self.name}: the stream ended before its choices did")
         return False
@@ -345,5 +355,7 @@ class Reader:
             return False
         if "were lost 3 times" in self.state and self._world.faults.has_kept_pictures_away:
             return False  # the end that is written for this
+        if _POISONED in self.state and (wish.is_deadly or self._world.may_blame_others):
+            return False  # so is this
         self._broken(f"was told {self.state}")
         return False

@@ -153,7 +153,9 @@ class Draw:
         return "fence", [*self._closing(), sid, repr(float(self._deadlines.get(sid, 5)))]
 
     def _give_back(self) -> Call:
-        return "give_back", [*self._closing(), self._sid(), *self._some(self._rids)]
+        rids = self._some(self._rids)
+        words = [word for rid in rids for word in (rid, str(self._rng.choice([0, 0, 1, 2])))]
+        return "give_back", [*self._closing(), self._sid(), *words]
 
     def _cancel(self) -> Call:
         rid = self._rid()
@@ -218,6 +220,7 @@ class Draw:
             logs += [_text(encode_tokens(tokens)), ending]
         arrived = str(self.now_us // 1000 - 500)
         words = [owner, own_at, "1500", arrived, str(self.now_us - 500_000), ""]
+        words.append(str(rng.choice([0, 0, 1, 2])))
         return "restore", [*self._closing(), *request, *words, *logs]
 
     def _media(self) -> Call:

@@ -16,11 +16,11 @@ from unittest import mock
 
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import rooms
-from tests.simulation.arithmetic import ArithmeticRunner
 from tests.simulation.client import Client
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Watch, leftovers
 from tests.simulation.network import Network
+from tests.simulation.poison import MortalRunner, draw_poison
 from tests.simulation.redis_room import RedisHost
 from tests.simulation.rooms import Room
 from tests.simulation.seams import loaded, model_folder, seams
@@ -30,6 +30,7 @@ from tests.simulation.watched_core import watched
 _CALM_S = 60.0  # within which everything has ended after the last fault
 _LAST_CLIENT_S = 4.0
 _LOOK_S = 0.5
+_POISON = 0.2  # of the runs have a request that ends decoders
 _COLLECT_EVERY = 8  # runs: it takes as long as a run
 
 
@@ -95,6 +96,7 @@ class World:
         self.watch: Watch
         self.rooms: list[Room] = []
         self.clients: list[Client] = []
+        self.poisonings = 0  # how often a request has ended a decoder, or a step
         self._with_faults = faults
 
     def run(self) -> Outcome:
@@ -150,10 +152,15 @@ class World:
 
     def come(self) -> list[Client]:
         """Those who ask for something."""
-        return [
+        clients = [
             Client(self, number, random.Random(f"{self.seed}/client {number}"))
             for number in range(self.rng.randint(4, 10))
         ]
+        rng = random.Random(f"{self.seed}/poison")
+        if rng.random() < _POISON:
+            begins = rng.uniform(0.3, _LAST_CLIENT_S)
+            clients.append(Client(self, len(clients), rng, draw_poison(rng), begins))
+        return clients
 
     async def _until_calm(self) -> None:
         """Until every client has been served and nothing is left."""
@@ -189,13 +196,19 @@ class World:
         """The one hole that is left: Redis lost what it had just accepted, and the gateway that knew of it died too."""
         return self.redis.lost_writes and self.faults.has_killed_gateway
 
+    @property
+    def may_blame_others(self) -> bool:
+        """Whether three decoders may have been lost to one who ends none. Those that are poisoned do not suffice."""
+        return sum(self.faults.counts.values()) >= (1 if self.poisonings else 3)
+
     def load_decoder(self) -> Any:
         """What a decoder process finds where its model would be loaded."""
         process = self.process()
         assert process is not None
         rng = random.Random(f"{self.seed}/{process.name}")
         slow = rng.choice([0.004, 0.01, 0.02])
-        runner = ArithmeticRunner(
+        runner = MortalRunner(
+            lambda dies: self.poisoned(process, dies),
             rooms.LIMITS,
             self.executors[process],
             lambda tokens: slow * (0.8 + 0.4 * rng.random()) + 0.0002 * tokens,
@@ -205,6 +218,14 @@ class World:
 
     def planned(self, plan: StepPlan) -> None:
         """A scheduler has made a plan."""
+
+    def poisoned(self, process: Process, dies: bool) -> None:
+        """A request makes a decoder die, or fail a step."""
+        self.trace(f"{process} is poisoned")
+        self.poisonings += 1
+        for room in self.rooms:
+            if dies and room.process is process:
+                room.kill()
 
     def trace(self, line: str) -> None:
         """Something happened: it counts for the digest."""

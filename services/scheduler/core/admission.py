@@ -20,8 +20,8 @@ class Admission:
     def add(self, plan: StepPlan, budget: StepBudget) -> bool:
         """Lets sequences in and gives each its first row. Returns whether somebody was kept out for want of blocks."""
         state = self._state
-        admitted, crowded, held_up = 0, False, False
-        for sequence in list(state.waiting):
+        admitted, crowded, held_up = 0, False, self._must_leave_room()
+        for sequence in state.turns.among(state.waiting):
             if budget.at(0) <= 0:
                 break
             # From the first that lacks slots on only those come in who hold theirs: it may be these that it waits for.
@@ -49,6 +49,16 @@ class Admission:
         if admitted:
             state.waiting = [s for s in state.waiting if s.status is SequenceStatus.WAITING]
         return crowded
+
+    def _must_leave_room(self) -> bool:
+        """Whether one that is to run alone lacks nothing but room: nobody else comes in before it."""
+        turns, first = self._state.turns, self._state.turns.first
+        return (
+            first is not None
+            and turns.is_of_others
+            and first.status is SequenceStatus.WAITING
+            and self._state.media.plannable(first, 0) == first.num_tokens
+        )
 
     def _may_pause(self, sequence: Sequence) -> bool:
         """Whether one that will wait for embeddings halfway may begin: those that hold slots and blocks meanwhile leave

@@ -17,18 +17,20 @@ class Rows:
     def add(self, plan: StepPlan, budget: StepBudget) -> int:
         """Those that are generating come first: a row costs little and somebody is reading along. What the budget then
         gives to prompts goes to one after the other. Returns how many tokens that was at the most."""
-        running = self._state.running
+        running, preemptions = self._state.running, self._state.preemptions
+        taking_part = self._state.turns.among(running)
         # Who needs a block goes first, while it can still be taken from someone without a row in this plan.
-        others = [s for s in running if s.num_computed_tokens >= s.plain_until]
-        plain = [s for s in running if s.num_computed_tokens < s.plain_until]
+        others = [s for s in taking_part if s.num_computed_tokens >= s.plain_until]
+        plain = [s for s in taking_part if s.num_computed_tokens < s.plain_until]
         for sequence in others:
             if sequence.num_tokens - sequence.num_computed_tokens == 1:
                 self.schedule(plan, sequence, budget)
-        if len(running) < len(others) + len(plain):  # some were preempted
+        if preemptions != self._state.preemptions:
             plain = [s for s in plain if s in running]
         self._schedule_plain(plan, plain[: budget.whole])
-        # Beams whose answer is under way generate as well, only not in this step.
-        if plan.row_slot or any(s.beams is not None and s.in_flight for s in others):
+        # Beams whose answer is under way generate as well, only not in this step, and so do those whose turn it is not.
+        read = plan.row_slot or len(taking_part) < len(running)
+        if read or any(s.beams is not None and s.in_flight for s in others):
             budget.others_read()
         most = budget.at(0)
         for sequence in others:

@@ -9,6 +9,7 @@ planned on while its last token is still in flight, and an ending that comes lat
     step_budget  how many of them may be of prompts
     costs        what tokens and steps are seen to take
     admission    who is let in
+    turns        who runs alone, and who does meanwhile
     preemption   who gives up its blocks, and how it gets them back
     results      what an answer changes
     beams        carries out what a `beam_search` decides
@@ -164,8 +165,26 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None if there is nothing to do now."""
         state = self._state
+        if state.in_flight and (state.turns.are_taken() or not state.turns.is_of_others):
+            return None
         plan = StepPlan(self.steps + 1)
         self._take_over(plan)
+        for _ in state.turns.order(state.policy):
+            for_prompts = self._fill(plan)
+            if plan.row_slot:
+                self.prompt_budget = for_prompts
+                break
+        if plan.is_empty:
+            return None
+        plan.sealed_blocks, state.sealed_blocks = state.sealed_blocks, []
+        plan.sealed_hashes, state.sealed_hashes = state.sealed_hashes, []
+        self.steps += 1
+        state.in_flight.append(plan)
+        return plan
+
+    def _fill(self, plan: StepPlan) -> int:
+        """Gives rows to those whose turn it is. Returns how many tokens prompts could have had."""
+        state = self._state
         preemptions = state.preemptions
         budget = StepBudget(plan, self.capacity, self.costs, self._step_target)
         for_prompts = self._rows.add(plan, budget)
@@ -175,15 +194,7 @@ class Scheduler:
                 if not self._preemption.take_beam(plan):
                     break
                 crowded = self._admission.add(plan, budget)
-        if plan.is_empty:
-            return None
-        plan.sealed_blocks, state.sealed_blocks = state.sealed_blocks, []
-        plan.sealed_hashes, state.sealed_hashes = state.sealed_hashes, []
-        self.steps += 1
-        if plan.row_slot:
-            self.prompt_budget = for_prompts
-        state.in_flight.append(plan)
-        return plan
+        return for_prompts
 
     def _take_over(self, plan: StepPlan) -> None:
         """What has piled up since the last plan and does not depend on room."""

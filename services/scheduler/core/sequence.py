@@ -108,6 +108,7 @@ class Sequence:
     cache_salt: bytes = b""
     priority: int = 0  # lower goes first, under the policy of that name
     arrival: int = 0
+    alone_until: int = 0  # as long as it has fewer tokens, no other request computes in its steps
     num_logprobs: int = (
         -1
     )  # top log-probabilities that the decoder reports for each token; -1 is none at all
@@ -183,6 +184,7 @@ class Sequence:
             cache_salt=self.cache_salt,
             priority=self.priority,
             arrival=self.arrival,
+            alone_until=self.alone_until,
             num_logprobs=self.num_logprobs,
             beams=self.beams,
             payload=self.payload,

@@ -11,6 +11,7 @@ from services.scheduler.core.media import MediaState
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.sequence import Sequence, SequenceStatus
+from services.scheduler.core.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class State:
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.host = HostBlocks(capacity.num_host_blocks)
         self.media = MediaState(encoder_budget)
+        self.turns = Turns()
         self.waiting: list[Sequence] = []  # by rank
         self.running: dict[Sequence, None] = {}
         self.requests: dict[str, list[Sequence]] = {}  # those that have not ended
@@ -80,6 +82,7 @@ class State:
     def know(self, sequence: Sequence) -> None:
         """Counts a sequence in."""
         self.requests.setdefault(sequence.request_id, []).append(sequence)
+        self.turns.enter(sequence)
         self.num_sequences += 1
 
     def has_slots(self, sequence: Sequence) -> bool:
@@ -168,6 +171,7 @@ class State:
         sequence.status = SequenceStatus.ENDED
         sequence.ended = sequence.is_special = True
         self.media.remove(sequence)
+        self.turns.leave(sequence)
         siblings = self.requests[sequence.request_id]
         siblings.remove(sequence)
         if not siblings:

@@ -297,6 +297,11 @@ class Prelude:
         now_ms = self.now_ms()
         self.end_if_due(rid, now_ms, self.awake_ms(now_ms), close)
 
+    def keep_deaths(self, rid: str, deaths: str) -> None:
+        r = self.request(rid)
+        if num(deaths) > num(self.call("HGET", r, "deaths") or 0):
+            self.call("HSET", r, "deaths", deaths)
+
     def request_at(self, i: int) -> Request:
         return Request(*self.ARGV[i : i + 16])
 
@@ -326,6 +331,7 @@ class Prelude:
             "fol_until": integer(fol_until),
             "taken_ms": 0,
             "attempts": 0,
+            "deaths": 0,
             "charged": 0,
             "idem": q.idem,
         }

@@ -2,7 +2,7 @@
 
 from tests.simulation.scripts.prelude import Prelude, Reply, integer, num, sub
 
-LOGS = 29
+LOGS = 30
 
 
 def run(lua: Prelude) -> Reply:
@@ -15,6 +15,7 @@ def run(lua: Prelude) -> Reply:
         ARGV[26],
         ARGV[27],
     )
+    deaths = ARGV[29]
     rid, r = q.rid, lua.request(q.rid)
     if lua.call("EXISTS", P + ":hold") == 0 and (sid != "" or lua.call("EXISTS", r) == 1):
         return 0
@@ -61,10 +62,12 @@ def run(lua: Prelude) -> Reply:
         return 0
     if not agrees():
         if sid != "" and owner == sid:
+            lua.keep_deaths(rid, deaths)
             lua.put_back(rid, close)
         return 0
     if state is None:
         lua.create(q, now_ms, num(arrived_ms), num(rank))
+    lua.keep_deaths(rid, deaths)
     lua.bind_key(q)
     extend()
     if num(lua.call("HGET", r, "open")) <= 0:

@@ -36,7 +36,7 @@ def run(lua: Prelude) -> Reply:
 
     def own(rid: str) -> Reply:
         r = lua.request(rid)
-        f = lua.call("HMGET", r, "spec", "arrived_ms", "n", "prio", "rank", "taken_ms")
+        f = lua.call("HMGET", r, "spec", "arrived_ms", "n", "prio", "rank", "taken_ms", "deaths")
         lua.call("HSET", r, "state", "running", "owner", sid, "own_at", integer(now))
         if f[5] == "0":
             lua.call("HSET", r, "taken_ms", integer(now_ms))
@@ -47,7 +47,7 @@ def run(lua: Prelude) -> Reply:
             logs.append(lua.call("HGET", r, f"e{c}") or "")
         prompt_log = lua.call("GET", lua.log_of(rid, "p")) or ""
         attempts = lua.call("HINCRBY", r, "attempts", 1)
-        return [f[0], integer(now), f[1], logs, f[3], prompt_log, f[4], attempts]
+        return [f[0], integer(now), f[1], logs, f[3], prompt_log, f[4], attempts, f[6] or "0"]
 
     while room_requests > 0:
         found = next_tenant()

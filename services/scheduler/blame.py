@@ -1,0 +1,44 @@
+"""Requests that may be what ends decoders: how many deaths each is blamed for, and when that is enough."""
+
+from collections.abc import Callable
+
+import structlog
+
+from services.scheduler.core.sequence import INTERNAL, Ending, EndReason, Error
+from services.scheduler.request import Request
+
+log = structlog.get_logger(__name__)
+
+_MOST_DEATHS = 3
+
+POISONED = Ending(
+    EndReason.ERROR,
+    error=Error(
+        "POISONED",
+        f"{_MOST_DEATHS} decoders were lost while they ran this request, the last one while it ran nothing else; it is"
+        " not run again: change the request, and report it to whoever runs this service",
+        INTERNAL,
+    ),
+)
+
+
+class Blame:
+    """Counts decoders that were lost while they computed something of a request; see `Request.deaths`.
+
+    After the first nothing changes. After two the request runs alone for a while (`core/turns.py`), so that those who
+    were in the same step are not blamed with it: who gets past the place by itself goes on among others. A request
+    with which a third decoder is lost while it runs alone is ended.
+    """
+
+    def __init__(self, end: Callable[[str, Ending], None]) -> None:
+        """`end(request_id, ending)` ends a request."""
+        self._end = end
+
+    def note(self, requests: list[Request], *, was_alone: bool) -> None:
+        """A decoder was lost whose last plans had rows of these, and of no others where it `was_alone`."""
+        for request in requests:
+            request.deaths += 1
+            log.warning("lost with a decoder", request=request.request_id, deaths=request.deaths)
+            if was_alone and request.deaths >= _MOST_DEATHS:
+                log.error("poisoned", request=request.request_id, deaths=request.deaths)
+                self._end(request.request_id, POISONED)

@@ -1,0 +1,62 @@
+"""Requests that end whatever decoder computes them: it dies, or the whole step fails."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from services.decoder.plan import Plan
+from shared.errors import Internal
+from tests.simulation.arithmetic import MODEL, ArithmeticRunner, Deliver
+from tests.simulation.client import DEADLY, RESUMES, Wish
+
+_DIES, _FAILS = 1, 2
+
+
+def draw_poison(rng: random.Random) -> Wish:
+    """A request that ends decoders, at once or after some tokens of its answer."""
+    return poison(dies=rng.random() < 0.7, after=rng.choice([0, 0, 3, 9]))
+
+
+def poison(*, dies: bool, after: int) -> Wish:
+    """The decoder dies, or fails the step, that would give the token behind the first `after` ones."""
+    prompt = [*DEADLY, _DIES if dies else _FAILS, 1 + after]
+    return replace(Wish.plain(prompt, 40), kind=RESUMES)
+
+
+class MortalRunner(ArithmeticRunner):
+    """Dies of some requests: `strike(dies)` hears of it, and ends the process where that dies."""
+
+    def __init__(self, strike: Callable[[bool], None], *args: Any) -> None:
+        super().__init__(*args)
+        self._strike = strike
+        self._deadly: dict[int, tuple[int, int]] = {}  # slot -> how, and with how many tokens
+
+    def step(self, plan: Plan, deliver: Deliver, queue_us: int = 0) -> None:
+        """Does not come back from a deadly step."""
+        for slot in plan.drop.tolist():
+            self._deadly.pop(slot, None)
+        for new in plan.new:
+            tokens = np.frombuffer(new.tokens, "<i4").tolist()
+            if tuple(tokens[: len(DEADLY)]) == DEADLY and new.prompt_len == len(DEADLY) + 2:
+                how, after = tokens[len(DEADLY) : new.prompt_len]
+                self._deadly[new.slot] = how, new.prompt_len + after - 1
+        ends = zip(plan.row_slot.tolist(), (plan.row_start + plan.row_count).tolist(), strict=True)
+        deadly = [(self._deadly[slot], end) for slot, end in ends if slot in self._deadly]
+        struck = [how for (how, from_), end in deadly if end >= from_]
+        if not struck:
+            super().step(plan, deliver, queue_us)
+            return
+        self._strike(_DIES in struck)
+        if _DIES not in struck:
+            raise Internal("STEP_FAILED", "the step failed")
+
+    def reset(self) -> None:
+        """Forgets them with all others."""
+        self._deadly.clear()
+        super().reset()
+
+
+assert all(0 < token < MODEL.vocabulary for token in DEADLY)
