@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.gateway_stage import ANSWER, Stage, open_stage
-from support.sse import events, texts_of
+from support.sse import ASK_FOR_IDS, events, texts_of
 from tokenizers import Tokenizer
 
 from services.launcher.embedded_redis import EmbeddedRedis
@@ -89,7 +89,7 @@ async def test_a_running_stream_pauses_and_goes_on(
 ) -> None:
     go = pause_at(kept, 5)
     body = {**BODY, "stream": True, "logprobs": True}
-    async with kept.http.stream("POST", CHAT, json=body) as reply:
+    async with kept.http.stream("POST", CHAT, json=body, headers=ASK_FOR_IDS) as reply:
         parts = reply.aiter_text()
         text = ""
         while "/5\n" not in text:
@@ -108,7 +108,7 @@ async def test_what_redis_lost_is_put_back_by_the_gateway(
     async with open_stage(forgetful_redis.url, model_folder, tokenizer) as stage:
         go = pause_at(stage, 5)
         running = {**BODY, "n": 2, "logprobs": True, "prompt_logprobs": 1, "stream": True}
-        async with stage.http.stream("POST", CHAT, json=running) as reply:
+        async with stage.http.stream("POST", CHAT, json=running, headers=ASK_FOR_IDS) as reply:
             parts = reply.aiter_text()
             text = ""
             while text.count("/5.5\n") == 0:
@@ -153,7 +153,8 @@ async def test_a_redis_that_lost_other_tokens_ends_the_stream(
     """The owner is alive and says something else: never a silent mix."""
     async with open_stage(forgetful_redis.url, model_folder, tokenizer) as stage:
         pause_at(stage, 5)
-        async with stage.http.stream("POST", CHAT, json={**BODY, "stream": True}) as reply:
+        body = {**BODY, "stream": True}
+        async with stage.http.stream("POST", CHAT, json=body, headers=ASK_FOR_IDS) as reply:
             parts = reply.aiter_text()
             text = ""
             while "/5\n" not in text:
