@@ -80,7 +80,12 @@ class App:
             )
             await _answer_error(exchange, closing)
         except Exception as error:
-            log.exception("unexpected error", request_id=exchange.request_id, path=exchange.path)
+            log.exception(
+                "unexpected error",
+                request_id=exchange.request_id,
+                client_request_id=exchange.client_request_id,
+                path=exchange.path,
+            )
             await _answer_error(exchange, _internal(exchange, error))
 
     async def _handle(self, exchange: Exchange) -> None:
@@ -136,6 +141,5 @@ async def _answer_error(exchange: Exchange, error: ServingError) -> None:
 
 
 def _internal(exchange: Exchange, error: Exception) -> Internal:
-    return Internal(
-        "INTERNAL", f"internal error ({type(error).__name__}) in request {exchange.request_id}"
-    )
+    name = exchange.client_request_id or exchange.request_id
+    return Internal("INTERNAL", f"internal error ({type(error).__name__}) in request {name}")

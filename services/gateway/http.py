@@ -4,6 +4,7 @@ the client has left.
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -20,6 +21,9 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+# What a client may call its request: goes into headers and log lines as it stands.
+_CLIENTS_NAME = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 
 _BODY_TIMEOUT_S = 60.0
 _BLOCKED_S = 60.0
@@ -54,6 +58,9 @@ class Exchange:
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._send = send
+        told = self.header("x-request-id")
+        # What the client calls the request; empty if it does not, or not in such a form.
+        self.client_request_id = told if _CLIENTS_NAME.fullmatch(told) else ""
         self._complete = False
         self._has_ids = False
         self._follows_comment = False
@@ -228,7 +235,8 @@ class Exchange:
     ) -> Message:
         headers = [
             (b"content-type", kind),
-            (b"x-request-id", self.request_id.encode()),
+            (b"x-request-id", (self.client_request_id or self.request_id).encode()),
+            (b"x-tessera-request-id", self.request_id.encode()),
             *self.common_headers,
             *first,
             *(more or ()),
