@@ -1,12 +1,19 @@
 """What nobody thought of, in the middle of the scheduler: the decoder is bound again, and nothing piles up."""
 
 import asyncio
+import gc
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.scheduler_bench import Bench, generate
 
+from services.scheduler import ledger
+from services.scheduler.choice import Choice
+from services.scheduler.core.sequence import Sequence
 from services.scheduler.deadlines import Deadlines
+from services.scheduler.request import Request
 from tessera.decoder.v1 import decoder_pb2
 
 PROMPT = [1, 2, 3]
@@ -47,3 +54,25 @@ async def test_deadlines_of_those_who_have_ended_are_forgotten() -> None:
     assert len(deadlines) < 1_000
     deadlines.close()
     await asyncio.sleep(0)
+
+
+async def test_ended_requests_do_not_wait_for_the_garbage_collector(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "_REMEMBERED_S", 0.0)
+    await bench.decoder()
+    bench.scheduler()
+    await bench.answer(await bench.ask(PROMPT))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            rids = [await bench.ask(PROMPT, max_tokens=3), await bench.ask(PROMPT, n=2)]
+            rids.append(await bench.ask(PROMPT, best_of=3, max_tokens=3, logprobs=1))
+            for rid, n in zip(rids, (1, 2, 1), strict=True):
+                await bench.answers(rid, n, stride=16 if rid == rids[-1] else 4)
+        kinds = (Request, Sequence, Choice)
+        left = Counter(type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds))
+    finally:
+        gc.enable()
+    assert left.total() < 40, left  # of 300 and more
