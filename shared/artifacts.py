@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 
 from shared import artifact_file, rpc
 from shared.artifact_file import Array, TornFile
+from shared.channels import Channels
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import (
@@ -192,12 +192,12 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
 
 
 class ArtifactReader:
-    """Opens artifacts of other processes. Keeps one channel for each producer it has fetched from."""
+    """Opens artifacts of other processes. Keeps channels to producers it has fetched from lately."""
 
     def __init__(self, max_bytes: int = 4 << 30, timeout_s: float = 30.0) -> None:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._channels = Channels()
 
     def try_open_local(self, ref: ArtifactRef) -> Array | None:
         """Maps the artifact read-only if its file is on this host; bfloat16 comes as uint16. None if it is not."""
@@ -219,9 +219,7 @@ class ArtifactReader:
 
     async def close(self) -> None:
         """Closes the channels. Arrays that were handed out stay valid."""
-        channels, self._channels = list(self._channels.values()), OrderedDict()
-        for channel in channels:
-            await channel.close()
+        await self._channels.close()
 
     async def _fetch(self, ref: ArtifactRef) -> Array:
         address = ref.location.address
@@ -237,8 +235,11 @@ class ArtifactReader:
                 f"an artifact of {ref.size_bytes} bytes is over the limit of {self._max_bytes}",
             )
         buffer = np.empty(ref.size_bytes, np.uint8)
-        stub = artifact_pb2_grpc.ArtifactServiceStub(self._channel(address))
-        with rpc.calling(f"artifact producer {address}"):
+        with (
+            self._channels.use(address) as channel,
+            rpc.calling(f"artifact producer {address}"),
+        ):
+            stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
             call = stub.FetchArtifact(
                 FetchArtifactRequest(digest=ref.digest), timeout=self._timeout_s
             )
@@ -256,12 +257,6 @@ class ArtifactReader:
             )
         buffer.flags.writeable = False
         return buffer.view(artifact_file.numpy_dtype(ref.dtype)).reshape(tuple(ref.shape))
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = rpc.channel(address)
-        return channel
 
 
 def _map(ref: ArtifactRef) -> Array:

@@ -10,7 +10,8 @@ from typing import Self
 import structlog
 from redis.asyncio import Redis
 
-from shared import tasks
+from shared import background
+from shared.background import Background
 from shared.errors import Unavailable
 from shared.keys import Keys
 from shared.redis_line import line_of
@@ -38,7 +39,7 @@ class _Loop(ABC):
     """A background task that does one thing every half second or sooner, and survives Redis being away."""
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
+        self._task: Background | None = None
 
     @abstractmethod
     async def _once(self) -> None:
@@ -51,11 +52,11 @@ class _Loop(ABC):
     async def __aenter__(self) -> Self:
         with contextlib.suppress(Unavailable):
             await self._once()
-        self._task = asyncio.create_task(self._repeat())
+        self._task = Background(f"registry {type(self).__name__.lower()}", self._repeat)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await tasks.end(self._task)
+        await background.end(self._task)
 
     async def _repeat(self) -> None:
         away = False

@@ -184,9 +184,13 @@ class Embeddings:
         return own.to(self._device, self._dtype)
 
     def _evict(self) -> None:
+        for digest in [d for d in self._unusable if not self._is_needed(d)]:
+            del self._unusable[digest]
         for digest in list(self._tensors):
             if self._bytes <= self._spare_bytes:
                 return
-            needed = digest in self._held or digest in self._users or digest in self._coming
-            if not needed:
+            if not self._is_needed(digest):
                 self._bytes -= self._tensors.pop(digest).nbytes
+
+    def _is_needed(self, digest: bytes) -> bool:
+        return digest in self._held or digest in self._users or digest in self._coming

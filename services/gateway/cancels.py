@@ -51,5 +51,8 @@ class Cancels:
                     log.warning("not cancelled", request_id=request_id, error=error.message)
                     self._due.pop(who, None)
                 await asyncio.sleep(_RETRY_S)
+            except Exception:  # those behind are to be cancelled all the same
+                log.exception("not cancelled", request_id=request_id)
+                self._due.pop(who, None)
             else:
                 self._due.pop(who, None)

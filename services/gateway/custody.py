@@ -16,7 +16,8 @@ from services.gateway.choice_log import ChoiceLog
 from services.gateway.follower import Follow, Follower
 from services.gateway.metrics import Metrics
 from services.gateway.terms import KEEP_S, Timeouts
-from shared import tasks
+from shared import background
+from shared.background import Background
 from shared.errors import Unavailable
 from shared.queue import Held, Queue
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
@@ -86,14 +87,17 @@ class Custody:
         # Set when a drain closes what is still open: the requests go on for other gateways.
         self.is_closing = False
         self._told_at = 0.0
-        self._work: list[asyncio.Task[None]] = []
+        self._work: list[Background] = []
 
     async def __aenter__(self) -> Self:
-        self._work = [asyncio.create_task(self._rounds()), asyncio.create_task(self._recover())]
+        self._work = [
+            Background("custody's rounds", self._rounds),
+            Background("custody's recovery", self._recover),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await tasks.end(*self._work)
+        await background.end(*self._work)
         with contextlib.suppress(Unavailable):
             await self._tell()
 
@@ -146,8 +150,6 @@ class Custody:
                 await self._expire()
             except Unavailable:
                 pass  # what Redis does not hear now it hears in the next round
-            except Exception:  # without these rounds all requests would be taken for forsaken
-                log.exception("a round failed")
 
     def _forget(self) -> None:
         now = time.monotonic()
@@ -163,7 +165,8 @@ class Custody:
 
     async def _tell(self) -> None:
         """Who left at once, who is followed every five seconds, in one round trip."""
-        told = dict(self._untold)
+        left = dict(self._untold)
+        told = dict(left)
         now = time.monotonic()
         is_due = now - self._told_at >= _RENEW_S
         if is_due:
@@ -171,8 +174,9 @@ class Custody:
                 told[rid] = follow_ms(self._keep_ms.get(rid, 0))
         if told:
             await self._queue.follow(told)
-        for rid in told:
-            self._untold.pop(rid, None)
+        for rid, keep_ms in left.items():
+            if self._untold.get(rid) == keep_ms:  # else its client has left again meanwhile
+                del self._untold[rid]
         if is_due:
             self._told_at = now
 

@@ -16,7 +16,8 @@ from typing import Self
 import structlog
 
 from services.gateway.choice_log import PROMPT, ChoiceLog, LogLayout, News
-from shared import tasks
+from shared import background
+from shared.background import Background
 from shared.errors import Internal, NotFound, ServingError, Unavailable
 from shared.queue import LogNews, Queue, TokenChannel
 from tessera.scheduler.v1.queue_pb2 import LogEvent
@@ -182,18 +183,18 @@ class Follower:
         self._follows: dict[str, dict[Follow, None]] = {}
         self._reading: dict[Follow, dict[ChoiceLog, None]] = defaultdict(dict)
         self._wanted = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[Background] = []
 
     async def __aenter__(self) -> Self:
         self._tasks = [
-            asyncio.create_task(self._listen()),
-            asyncio.create_task(self._read_wanted()),
-            asyncio.create_task(self._find_silent()),
+            Background("follower's channel", self._listen),
+            Background("follower's readings", self._read_wanted),
+            Background("follower's rounds", self._find_silent),
         ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await tasks.end(*self._tasks)
+        await background.end(*self._tasks)
 
     def __len__(self) -> int:
         return sum(map(len, self._follows.values()))

@@ -7,7 +7,8 @@ import contextlib
 import time
 from typing import Self
 
-from shared import tasks
+from shared import background
+from shared.background import Background
 from shared.errors import Unavailable
 from shared.queue import Queue
 from shared.registry import Directory
@@ -27,14 +28,14 @@ class Health:
         self._rooms = {"preprocess": preprocess, "decoder": decoder}
         self._redis_at = float("-inf")
         self._draining = False
-        self._task: asyncio.Task[None] | None = None
+        self._task: Background | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._ping())
+        self._task = Background("health", self._ping)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await tasks.end(self._task)
+        await background.end(self._task)
 
     def drain(self) -> None:
         """Not ready from now on."""

@@ -2,11 +2,14 @@
 autoscalers work.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from services.gateway.scheduler_load import SchedulerLoad
+from shared.background import failures
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 80)
@@ -22,6 +25,18 @@ _REASONS = {
 }
 
 
+class _BackgroundFailures(Collector):
+    """What should be 0."""
+
+    def collect(self) -> Iterator[Metric]:
+        """One series for each task that has failed."""
+        text = "How often a background task of this gateway failed and was begun again."
+        family = CounterMetricFamily("tessera_background_failures", text, labels=["task"])
+        for name, count in failures.items():
+            family.add_metric([name], count)
+        yield family
+
+
 class Metrics:
     """All series of one gateway, with its own registry."""
 
@@ -29,6 +44,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.load = SchedulerLoad(model_name)
         self.registry.register(self.load)
+        self.registry.register(_BackgroundFailures())
         self._model_name = model_name
         self._prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of ended requests."

@@ -58,8 +58,7 @@ class PreprocessPool:
 
     async def close(self) -> None:
         """Closes all channels."""
-        for address in list(self._channels):
-            await self._hang_up(address)
+        await self._hang_up(list(self._channels))
 
     async def _call(
         self, member: Member, request: PrepareRequest, timeout_s: float
@@ -97,16 +96,19 @@ class PreprocessPool:
     async def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
             live = {member.address for member in self._directory.members}
-            for gone in [a for a in self._channels if a not in live and not self._in_hand[a]]:
-                await self._hang_up(gone)
-                del self._in_hand[gone]
+            unused = [a for a in self._channels if not self._in_hand[a]]
+            await self._hang_up([address for address in unused if address not in live])
             if address not in self._channels:
                 channel = rpc.channel(address, self._max_message_bytes)
                 self._channels[address] = channel
                 self._streams[address] = PromptStream(channel, f"preprocess at {address}")
         return self._channels[address]
 
-    async def _hang_up(self, address: str) -> None:
-        channel = self._channels.pop(address)
-        await self._streams.pop(address).close()
-        await channel.close()
+    async def _hang_up(self, addresses: list[str]) -> None:
+        """All are forgotten before the first is closed: another caller finds none of them then."""
+        gone = [(self._streams.pop(a), self._channels.pop(a)) for a in addresses]
+        for address in addresses:
+            del self._in_hand[address]
+        for stream, channel in gone:
+            await stream.close()
+            await channel.close()

@@ -5,9 +5,10 @@ import time
 from typing import Any
 
 import grpc.aio
+import structlog
 
 from shared import tasks
-from shared.errors import Expired, ServingError, Unavailable, from_failure
+from shared.errors import Expired, Internal, ServingError, Unavailable, from_failure
 from shared.rpc import calling
 from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareManyRequest,
@@ -16,6 +17,8 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareResult,
 )
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
+
+log = structlog.get_logger(__name__)
 
 _LONGEST_BYTES = 16 << 10  # of a prompt: a longer one would let those behind it wait
 _MOST = 64  # prompts in a message
@@ -75,6 +78,12 @@ class PromptStream:
             except ServingError as error:
                 for _, answer in batch:
                     _fail(answer, error)
+            except Exception as error:  # those behind would wait for nobody
+                log.exception("prompts were not prepared", prompts=len(batch))
+                self._hang_up()
+                why = f"the prompt was not prepared: {type(error).__name__}"
+                for _, answer in batch:
+                    _fail(answer, Internal("PREPARE_FAILED", why))
             else:
                 for (_, answer), result in zip(batch, results, strict=True):
                     if not answer.done():  # whoever asked may have left

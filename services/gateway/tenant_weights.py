@@ -6,7 +6,8 @@ from typing import Self
 import structlog
 
 from services.gateway.caller import Caller, tenant_of
-from shared import tasks
+from shared import background
+from shared.background import Background
 from shared.errors import InvalidRequest, Unavailable
 from shared.queue import Queue
 
@@ -56,15 +57,18 @@ class TenantWeights:
     def __init__(self, queue: Queue, weights: dict[str, float]) -> None:
         self._queue = queue
         self._weights = weights
-        self._work: list[asyncio.Task[None]] = []
+        self._work: list[Background] = []
 
     async def __aenter__(self) -> Self:
         if self._weights:
-            self._work = [asyncio.create_task(self._tell()), asyncio.create_task(self._recover())]
+            self._work = [
+                Background("tenants' weights", self._tell),
+                Background("tenants' weights again", self._recover),
+            ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await tasks.end(*self._work)
+        await background.end(*self._work)
 
     async def _tell(self) -> None:
         while True:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from services.scheduler.core.sequence import Ending, EndReason, Error
 from services.scheduler.request import Request
 
+_SMALL = 256
 DEADLINE_EXCEEDED = 4  # number of gRPC
 
 
@@ -36,10 +37,16 @@ class Deadlines:
         self._end = end
         self._heap: list[tuple[float, int, str, Ending]] = []
         self._count = 0  # of equal times the first goes first
+        self._most = _SMALL  # entries, before those of ended requests are looked for
         self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def watch(self, request: Request) -> Ending | None:
         """Watches a request that has just been taken. Returns an ending at once where it is too late already."""
+        if len(self._heap) > self._most:
+            self._forget_ended()
         now = asyncio.get_running_loop().time()
         for allowed_ms, ending in _limits(request):
             left_s = (allowed_ms - request.arrived_ago_ms) / 1000
@@ -56,6 +63,11 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _forget_ended(self) -> None:
+        self._heap = [entry for entry in self._heap if self._find(entry[2]) is not None]
+        heapq.heapify(self._heap)
+        self._most = max(_SMALL, 2 * len(self._heap))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

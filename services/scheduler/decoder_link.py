@@ -22,7 +22,7 @@ from services.scheduler.move_timer import MoveTimer
 from services.scheduler.step_durations import StepDurations
 from services.scheduler.step_totals import StepTotals
 from shared import tasks
-from shared.errors import ServingError, Superseded, Unavailable, status_number
+from shared.errors import Internal, ServingError, Superseded, Unavailable, status_number
 from shared.registry import Member
 from shared.rpc import calling, channel
 from tessera.decoder.v1 import decoder_pb2
@@ -169,6 +169,9 @@ class DecoderLink:
         except ServingError as error:
             self.was_lost = self._is_loss(error)
             raise
+        except Exception:  # what came of a step was not understood here
+            self.was_lost = True
+            raise
         finally:
             self._stopped = True
             if self._wake is not None:
@@ -276,13 +279,14 @@ class DecoderLink:
             return
         plan, progress = None, StepProgress()
         if result.step:  # 0 answers no plan: it only says what became of artifacts
-            answered = self._sent.popleft()
+            answered = self._sent[0]
             plan, now = answered.plan, self._clock()
             self._learn(plan, now - answered.began, result.times)
             self._totals.add(plan, now - answered.sent, now - answered.began, result.times)
-            if self._sent:  # the next one begins now
-                self._sent[0].began = now
             progress = self.core.complete(convert.output_of(plan, result))
+            self._sent.popleft()
+            if self._sent:  # the next one began then
+                self._sent[0].began = now
             self._totals.plan_s += self._clock() - now
         for digest in result.artifacts_ready:
             self._losses.pop(digest, None)
@@ -338,14 +342,20 @@ class DecoderLink:
         try:
             artifact = await self._encoders.encode(span.payload, self._user)
         except ServingError as error:
-            failed = self.core.embeddings_failed(
-                span.digest, Error(error.reason, error.message, status_number(error.status))
-            )
-            self.pump()
-            self._on_step(failed, None, None)
+            self._encode_failed(span, error)
+        except Exception as error:  # whoever needs the item would wait for ever
+            log.exception("an item was not encoded", digest=span.digest.hex())
+            failure = Internal("ENCODE_FAILED", f"an item was not encoded: {type(error).__name__}")
+            self._encode_failed(span, failure)
         else:
             self.core.embeddings_encoded(span.digest, artifact)
             self.pump()
+
+    def _encode_failed(self, span: MediaSpan, error: ServingError) -> None:
+        why = Error(error.reason, error.message, status_number(error.status))
+        failed = self.core.embeddings_failed(span.digest, why)
+        self.pump()
+        self._on_step(failed, None, None)
 
     # Stream
 

@@ -1,16 +1,18 @@
 """Has media items encoded: one call for a digest, at the encoder that it prefers, the next one if that is gone."""
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
 from shared import tasks
+from shared.channels import Channels
 from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailable
 from shared.registry import Directory, Member
-from shared.rpc import calling, channel
+from shared.rpc import calling
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.vision_encoder.v1.vision_encoder_pb2 import EncodeRequest, ReleaseRequest
@@ -41,7 +43,7 @@ class Encoders:
         """`patience_s`: how long an item waits while no encoder can be had."""
         self._directory = directory
         self._patience_s = patience_s
-        self._stubs: dict[str, VisionEncoderServiceAsyncStub] = {}
+        self._channels = Channels()
         self._running: dict[bytes, asyncio.Task[ArtifactRef]] = {}
         self._users: dict[bytes, set[str]] = {}
         self._holders: dict[bytes, Member] = {}
@@ -98,6 +100,7 @@ class Encoders:
     async def close(self) -> None:
         """Ends what is under way."""
         await tasks.end(*self._running.values(), *self._background)
+        await self._channels.close()
 
     def _done(self, digest: bytes, task: asyncio.Task[ArtifactRef]) -> None:
         if self._running.get(digest) is task:
@@ -114,8 +117,8 @@ class Encoders:
             failed = self._failed.get(item.digest, ())
             for member in sorted(self._directory.pick(item.digest), key=lambda m: m in failed):
                 try:
-                    with calling("vision_encoder"):
-                        answer = await self._stub(member).Encode(request, timeout=_CALL_TIMEOUT_S)
+                    with self._calling(member) as stub:
+                        answer = await stub.Encode(request, timeout=_CALL_TIMEOUT_S)
                 except Overloaded as error:
                     problem, deadline = error, loop.time() + self._patience_s
                     break  # the same one again: another would encode what this one has or will have
@@ -134,13 +137,12 @@ class Encoders:
 
     async def _release(self, member: Member, digests: list[bytes]) -> None:
         try:
-            with calling("vision_encoder"):
-                await self._stub(member).Release(ReleaseRequest(digests=digests), timeout=5)
+            with self._calling(member) as stub:
+                await stub.Release(ReleaseRequest(digests=digests), timeout=5)
         except ServingError as error:
             log.debug("release failed", encoder=member.instance_id, error=error.message)
 
-    def _stub(self, member: Member) -> "VisionEncoderServiceAsyncStub":
-        stub = self._stubs.get(member.address)
-        if stub is None:
-            stub = self._stubs[member.address] = VisionEncoderServiceStub(channel(member.address))
-        return stub
+    @contextlib.contextmanager
+    def _calling(self, member: Member) -> Iterator["VisionEncoderServiceAsyncStub"]:
+        with self._channels.use(member.address) as channel, calling("vision_encoder"):
+            yield VisionEncoderServiceStub(channel)

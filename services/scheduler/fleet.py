@@ -4,12 +4,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 
 import structlog
 
 from services.scheduler.core.router import Router
 from services.scheduler.decoder_link import DecoderLink
-from shared import tasks
+from shared import background
+from shared.background import Background
 from shared.errors import ServingError, Superseded, Unavailable
 from shared.queue import Queue
 from shared.registry import Directory, Member
@@ -47,7 +49,7 @@ class Fleet:
         self._on_bound = on_bound
         self._on_lost = on_lost
         self._clock = clock
-        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._keepers: dict[str, Background] = {}
         self._closing = False
         self._ceded: dict[str, float] = {}  # decoder -> until when it is left to others
         self._without: set[str] = set()  # schedulers that had no decoder at the last look
@@ -59,7 +61,7 @@ class Fleet:
         while True:
             for member in self._directory.members:
                 if member.instance_id not in self._keepers:
-                    keeper = asyncio.create_task(self._keep(member))
+                    keeper = Background("keeper of a decoder", partial(self._keep, member))
                     self._keepers[member.instance_id] = keeper
             await self._directory.changed()
 
@@ -72,7 +74,7 @@ class Fleet:
     async def close(self) -> None:
         """Ends all links."""
         self._closing = True
-        await tasks.end(*self._keepers.values())
+        await background.end(*self._keepers.values())
 
     async def share(self, others: Collection[str]) -> None:
         """Where another live scheduler has no decoder and this one has the most, the least loaded one is given away:
@@ -100,25 +102,21 @@ class Fleet:
     async def _keep(self, member: Member) -> None:
         """Keeps a link to a decoder for as long as it is in the registry."""
         said = ""
-        try:
-            while not self._closing and member in self._directory.members:
-                began = self._clock()
-                try:
-                    if began >= self._ceded.get(member.instance_id, began):
-                        await self._lease(member)
-                except Superseded as error:
-                    log.warning("decoder lost", decoder=member.instance_id, error=error.message)
-                except ServingError as error:
-                    # Until its place in the registry ends, a dead one is tried five times a second: that is said once.
-                    if error.message != said or self._clock() - began > _SERVED_S:
-                        log.warning(
-                            "decoder failed", decoder=member.instance_id, error=error.message
-                        )
-                    said = error.message
-                await asyncio.sleep(_RETRY_LEASE_S)
-        finally:
-            self._keepers.pop(member.instance_id, None)
-            self._ceded.pop(member.instance_id, None)
+        while not self._closing and member in self._directory.members:
+            began = self._clock()
+            try:
+                if began >= self._ceded.get(member.instance_id, began):
+                    await self._lease(member)
+            except Superseded as error:
+                log.warning("decoder lost", decoder=member.instance_id, error=error.message)
+            except ServingError as error:
+                # Until its place in the registry ends, a dead one is tried five times a second: that is said once.
+                if error.message != said or self._clock() - began > _SERVED_S:
+                    log.warning("decoder failed", decoder=member.instance_id, error=error.message)
+                said = error.message
+            await asyncio.sleep(_RETRY_LEASE_S)
+        self._keepers.pop(member.instance_id, None)
+        self._ceded.pop(member.instance_id, None)
 
     async def _lease(self, member: Member) -> None:
         lease = await self._queue.lease_decoder(member.instance_id, self._scheduler_id)

@@ -251,8 +251,9 @@ class Ledger:
     ) -> None:
         """Log-probabilities of prompt tokens come before any output of their request."""
         for sequence, first, own, ids, values in prompt_records(plan, result):
-            request: Request = sequence.payload.request
-            if request.prompt_log is not None:
+            # The answer to an old plan may come when its request is over and forgotten.
+            request: Request | None = sequence.payload and sequence.payload.request
+            if request is not None and request.prompt_log is not None:
                 records = request.prompt_records(first, own, ids, values)
                 events.append(request.prompt_log.event(first - 1, records))
                 choices.append(request.prompt_log)
@@ -276,7 +277,8 @@ class Ledger:
     def _forget_ended(self) -> None:
         horizon = self._clock() - _REMEMBERED_S
         while self._ended and self._ended[0][0] < horizon:
-            self._ended.popleft()
+            _, request = self._ended.popleft()
+            request.let_go()
 
     def _end_all(
         self, events: list[bytes], choices: list[Choice], request: Request, ending: Ending

@@ -68,6 +68,7 @@ class Request:
             self.prompt_log = Choice(self, PROMPT, sampling.prompt_logprobs, taken.prompt_log)
         scored = self.prompt_log is None or self.prompt_log.length >= len(self._prompt) - 1
         self.sequences = [self._sequence(number) for number in self._open_numbers()]
+        self._begun = list(self.sequences)
         # One computes the prompt for all that have no output yet; it is the one to score it.
         self.fresh = [s for s in self.sequences if not s.num_output_tokens]
         if not scored and self.sequences:
@@ -124,6 +125,16 @@ class Request:
         return any(s.num_output_tokens for s in live) or len(self.sequences) < len(
             self._open_numbers()
         )
+
+    def let_go(self) -> None:
+        """Nothing more comes of it. It knows its sequences and they know it: without this it would stay until the
+        garbage collector has looked everywhere. What is yet to be written of it can still be written."""
+        for sequence in self._begun:
+            sequence.payload = None
+            if sequence.beams is not None:
+                sequence.beams.let_go()
+        self._begun = []
+        self.sequences, self.fresh, self._writers, self.prompt_log = [], [], {}, None
 
     def again(self) -> "Request":
         """The same to begin elsewhere, with all that has come of it; candidates and beams begin at the prompt."""

@@ -8,6 +8,7 @@ import structlog
 from shared import rpc
 from shared.artifact_file import Array
 from shared.artifacts import ArtifactReader
+from shared.channels import Channels
 from shared.errors import NotFound, ServingError, Unavailable
 from shared.registry import Directory, Member
 from tessera.common.v1.media_pb2 import MediaItem
@@ -20,7 +21,7 @@ _TIMEOUT_S = 30.0
 
 
 class PixelSource:
-    """Pull on miss, each link trying the next. Keeps a channel for each preprocess."""
+    """Pull on miss, each link trying the next. Keeps channels to those who were asked lately."""
 
     def __init__(
         self,
@@ -30,8 +31,7 @@ class PixelSource:
     ) -> None:
         self._reader = reader
         self._directory = directory
-        self._open_channel = open_channel
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels = Channels(open_channel)
 
     async def get(self, media: MediaItem) -> Array:
         """Pixel values, read-only. Raises NotFound when the raw bytes have expired everywhere,
@@ -55,22 +55,15 @@ class PixelSource:
 
     async def close(self) -> None:
         """Closes the channels."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        await self._channels.close()
 
     def _in_order(self, media: MediaItem) -> list[Member]:
         holder = media.pixels.location.address
         return sorted(self._directory.pick(media.digest), key=lambda m: m.address != holder)
 
     async def _from(self, member: Member, media: MediaItem) -> Array:
-        stub = PreprocessServiceStub(self._channel(member.address))
-        with rpc.calling(f"preprocess {member.address}"):
-            answer = await stub.GetPixels(GetPixelsRequest(media=media), timeout=_TIMEOUT_S)
+        with self._channels.use(member.address) as channel:
+            stub = PreprocessServiceStub(channel)
+            with rpc.calling(f"preprocess {member.address}"):
+                answer = await stub.GetPixels(GetPixelsRequest(media=media), timeout=_TIMEOUT_S)
         return await self._reader.open(answer.pixels)
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = self._open_channel(address)
-        return channel

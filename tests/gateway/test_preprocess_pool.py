@@ -1,9 +1,18 @@
 """Several preprocess replicas behind one gateway."""
 
 import asyncio
+import contextlib
 
 from support.gateway_stage import MODEL, Stage
 from support.neighbours import PreprocessPlayer
+
+from services.gateway.preprocess_pool import PreprocessPool
+from shared import tasks
+from shared.errors import Unavailable
+from shared.keys import Keys
+from shared.queue import connect
+from shared.registry import Directory, Member
+from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
 
 async def both_known(stage: Stage, second: PreprocessPlayer) -> None:
@@ -42,3 +51,25 @@ async def test_the_replica_with_the_least_in_hand_is_asked(stage: Stage, redis_u
             assert (await asyncio.wait_for(stage.chat(), 30)).status_code == 200
         second.gate.set()
         assert [reply.status_code for reply in await asyncio.gather(*stuck)] == [200, 200]
+
+
+async def test_two_callers_find_the_same_replicas_gone(redis_url: str) -> None:
+    redis, keys = connect(redis_url), Keys("m")
+    directory = Directory(redis, keys, "preprocess")
+    pool = PreprocessPool(directory, 1 << 20)
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(3):  # takes calls and says nothing
+            server = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+            stack.callback(server.close)
+            port = server.sockets[0].getsockname()[1]
+            directory.members += (Member(f"old {number}", f"127.0.0.1:{port}"),)
+        # Those who asked have left; what they asked for is still under way.
+        waiting = [asyncio.create_task(pool.prepare(PrepareRequest())) for _ in range(3)]
+        await asyncio.wait(waiting, timeout=0.3)
+        await tasks.end(*waiting)
+        directory.members = tuple(Member(f"new {i}", f"127.0.0.1:{i}") for i in (4, 5, 6))
+        asked = [pool.prepare(PrepareRequest()) for _ in range(3)]
+        failed = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in failed] == [Unavailable] * 3
+        await pool.close()
+    await redis.aclose()

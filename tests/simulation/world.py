@@ -239,6 +239,8 @@ class World:
         words = " ".join(f"{k}={v}" for k, v in event.items() if k not in ("event", "exc_info"))
         words = words.replace(str(model_folder()), "the model")  # its name is random
         self.trace(f"{self.process()} {method}: {event.get('event')} {words}")
+        if self.network.over:  # said while it is buried
+            return
         if method in ("exception", "critical") or event.get("exc_info"):
             self.broken(f"{self.process()} logged {method}: {event}\n{traceback.format_exc()}")
 

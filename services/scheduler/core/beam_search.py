@@ -120,6 +120,11 @@ class BeamSearch:
         self._steps = {beam: c.step for beam, c in pairs}
         self._scores = {beam: c.score for beam, c in pairs}
 
+    def let_go(self) -> None:
+        """It has ended, and so have its beams, which know it."""
+        self.live = []
+        self._answers, self._steps, self._scores = {}, {}, {}
+
     def _candidates(self) -> list[Continuation]:
         found = []
         too_early = self._generated + 1 < self.min_tokens
