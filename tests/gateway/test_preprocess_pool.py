@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 from support.gateway_stage import MODEL, Stage
 from support.neighbours import PreprocessPlayer
@@ -53,16 +54,27 @@ async def test_the_replica_with_the_least_in_hand_is_asked(stage: Stage, redis_u
         assert [reply.status_code for reply in await asyncio.gather(*stuck)] == [200, 200]
 
 
+@contextlib.asynccontextmanager
+async def silent_peer() -> AsyncIterator[str]:
+    """The address of one that takes connections and says nothing."""
+    taken: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: taken.append(writer), "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in taken:
+            writer.transport.abort()
+
+
 async def test_two_callers_find_the_same_replicas_gone(redis_url: str) -> None:
     redis, keys = connect(redis_url), Keys("m")
     directory = Directory(redis, keys, "preprocess")
     pool = PreprocessPool(directory, 1 << 20)
     async with contextlib.AsyncExitStack() as stack:
-        for number in range(3):  # takes calls and says nothing
-            server = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
-            stack.callback(server.close)
-            port = server.sockets[0].getsockname()[1]
-            directory.members += (Member(f"old {number}", f"127.0.0.1:{port}"),)
+        for number in range(3):
+            address = await stack.enter_async_context(silent_peer())
+            directory.members += (Member(f"old {number}", address),)
         # Those who asked have left; what they asked for is still under way.
         waiting = [asyncio.create_task(pool.prepare(PrepareRequest())) for _ in range(3)]
         await asyncio.wait(waiting, timeout=0.3)
