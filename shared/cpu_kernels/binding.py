@@ -132,7 +132,8 @@ class Kernels:
     """The functions of `kernels.cpp`, with a pool of `threads`; one object for each process.
 
     lanes: float32 in a vector; panel: columns of a packed weight that lie together; page: tokens of
-    the cache that lie together, a block being one page or several. All depend on the instruction set.
+    the cache that lie together, a block being one page or several. The library says them: they follow
+    from its instruction set.
     """
 
     def __init__(self, library: ctypes.CDLL, name: str, threads: int) -> None:
