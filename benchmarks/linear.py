@@ -5,8 +5,6 @@ All take turns within one run. To see torch as a machine without AVX-512 has it,
 """
 
 import argparse
-import ctypes
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from shared import processors
 from shared.cpu_kernels import binding, build, packed_linear
 
 # Outputs and inputs: gate and up (without their product), down, and queries, keys and values of `text-0.5b`.
@@ -27,12 +26,12 @@ def main(arguments: list[str]) -> None:
     """Prints GB/s of weights for one row, GFLOP/s for more: lower quartiles of the time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 263])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=processors.threads())
     parser.add_argument("--seconds", type=float, default=1.0, help="for each way and shape")
     told = parser.parse_args(arguments)
     torch.set_num_threads(told.threads)
     sets = build.runnable_instruction_sets()
-    all_kernels = {known.name: _open(known, told.threads) for known in sets}
+    all_kernels = {known.name: binding.open_kernels(known, told.threads) for known in sets}
     shapes = "".join(f"{f'{outputs}x{inputs}':>12}" for outputs, inputs in _SHAPES)
     print(f"{'rows':>4}  {'way':<24}{shapes}")
     for rows in told.rows:
@@ -46,11 +45,6 @@ def main(arguments: list[str]) -> None:
         for way, figures in table.items():
             unit = "GB/s" if rows == 1 else "GFLOP/s"
             print(f"{rows:>4}  {way:<24}{''.join(f'{figure:12.1f}' for figure in figures)}  {unit}")
-
-
-def _open(known: build.InstructionSet, threads: int) -> binding.Kernels:
-    path = build.find(known) or build.compile_library(known)
-    return binding.Kernels(ctypes.CDLL(str(path)), known.name, threads)
 
 
 def _ways(

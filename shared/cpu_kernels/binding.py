@@ -199,18 +199,26 @@ def load_kernels(threads: int) -> Kernels | None:
     if known is None:
         log.info("no CPU kernels: torch does their work", asked=asked)
         return None
-    path = build.find(known)
     try:
-        if path is None:
-            log.info("compiling CPU kernels, once", instructions=known.name)
-            path = build.compile_library(known)
-        return Kernels(ctypes.CDLL(str(path)), known.name, threads)
+        return open_kernels(known, threads)
     except subprocess.CalledProcessError as error:
         problem = str(error.stderr).strip().splitlines()[:1] or [str(error)]
         log.warning("CPU kernels do not compile: torch does their work", error=problem[0])
     except OSError as error:
         log.warning("no CPU kernels: torch does their work", error=str(error))
     return None
+
+
+def open_kernels(known: build.InstructionSet, threads: int) -> Kernels:
+    """Those of one instruction set, compiled if need be; the library's pool has `threads` from now on.
+
+    Raises OSError or CalledProcessError where they cannot be compiled or loaded.
+    """
+    path = build.find(known)
+    if path is None:
+        log.info("compiling CPU kernels, once", instructions=known.name)
+        path = build.compile_library(known)
+    return Kernels(ctypes.CDLL(str(path)), known.name, threads)
 
 
 def _declare(function: "ctypes._NamedFuncPointer", *arguments: type) -> "ctypes._NamedFuncPointer":
