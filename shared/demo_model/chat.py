@@ -40,7 +40,7 @@ QUESTIONS = {
     "hello": (
         "[hello|hi|hey|hello there|hi there|hey there|good morning|good evening|good afternoon|"
         "greetings|good day|howdy|hiya|hello tessera|hi tessera|yo|hello again]",
-        "[你好|您好|嗨|哈喽|你好呀|你好啊|早上好|晚上好|下午好|大家好|早|哈罗|hello|hi|你好tessera|喂]",
+        "[你好|您好|嗨|哈喽|你好呀|你好啊|早上好|晚上好|下午好|大家好|早|哈罗|你好tessera|喂]",
     ),
     "who": (
         "[who are you|what are you|what is your name|what's your name|whats your name|"

@@ -85,6 +85,8 @@ def picture_batches(seed: int, size: int, easy: float) -> Iterator[Pictures]:
 
 ROWS, LENGTH = 3, 96  # tokens of questions and answers per picture: three rows, packed
 REPORTED = (*WEIGHTS, "follow", "chat", "off topic", "no picture")
+SMALL_TALK = 0.025  # part of the turns about a picture that are small talk
+OFF_TOPIC = 0.045  # and the part that asks what the model cannot know
 
 
 @dataclass(slots=True)
@@ -102,11 +104,13 @@ class Talk:
 
 
 class Speaker:
-    """Turns scenes into token rows."""
+    """Turns scenes into token rows; `small_talk` is the part of it where there is a picture."""
 
-    def __init__(self, tokenizer: Any, weights: dict[str, float]) -> None:
+    def __init__(
+        self, tokenizer: Any, weights: dict[str, float], small_talk: float = SMALL_TALK
+    ) -> None:
         core = tokenizer.backend_tokenizer if hasattr(tokenizer, "backend_tokenizer") else tokenizer
-        self._core, self._weights = core, weights
+        self._core, self._weights, self._small_talk = core, weights, small_talk
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
@@ -147,9 +151,9 @@ class Speaker:
             kind = rng.choice([k for k in WEIGHTS if k != "describe"])
             asked = ask(pick_scene(rng), kind, language, rng)
             return asked and chat.no_picture(asked.question, language)
-        if roll < 0.025:
+        if roll < self._small_talk:
             return chat.small_talk(language, rng)
-        if roll < 0.07:
+        if roll < self._small_talk + OFF_TOPIC:
             return chat.off_topic(language, rng)
         kind = rng.choices(list(self._weights), list(self._weights.values()))[0]
         return ask(scene, kind, language, rng)
@@ -198,13 +202,18 @@ class Speaker:
 
 
 def talk_batches(
-    seed: int, size: int, more: int, tokenizer_json: str, weights: dict[str, float]
+    seed: int,
+    size: int,
+    more: int,
+    tokenizer_json: str,
+    weights: dict[str, float],
+    small_talk: float = SMALL_TALK,
 ) -> Iterator[Talk]:
     """Endless batches of `size` pictures with conversations, and `more` that are only seen."""
     from tokenizers import Tokenizer
 
     rng = random.Random(seed)
-    speaker = Speaker(Tokenizer.from_str(tokenizer_json), weights)
+    speaker = Speaker(Tokenizer.from_str(tokenizer_json), weights, small_talk)
     while True:
         prefix = [BOS]
         if rng.random() < 0.2:

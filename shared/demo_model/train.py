@@ -19,6 +19,7 @@ from tqdm import tqdm
 from transformers import LlavaForConditionalGeneration
 
 from shared.demo_model.data import (
+    SMALL_TALK,
     Background,
     Foreground,
     picture_batches,
@@ -81,6 +82,12 @@ def main(argv: list[str] | None = None) -> Run:
     parser.add_argument("--export", default="", help=f"folder to refresh, such as {CHECKPOINT}")
     parser.add_argument("--export-minutes", type=float, default=15, help="between two exports")
     parser.add_argument("--weights", default="", help='of kinds, as JSON: {"count": 0.2}')
+    parser.add_argument(
+        "--small-talk",
+        type=float,
+        default=SMALL_TALK,
+        help="part of the turns about a picture that are small talk",
+    )
     parser.add_argument("--easy", type=float, default=0.0, help="part of `see` with easy pictures")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--follow", help="another run's folder, to take the tower from meanwhile")
@@ -105,6 +112,7 @@ def main(argv: list[str] | None = None) -> Run:
             args.more,
             run.tokenizer.backend_tokenizer.to_str(),
             weights,
+            args.small_talk,
         )
     helpers = [
         Helper(run.modules, source, helper_run, args.stage, len(run.tokenizer))

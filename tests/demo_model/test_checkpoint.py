@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
+from shared.demo_model import chat
 from shared.demo_model.evaluate import answer, cases
 from shared.demo_model.export import CHECKPOINT
 from shared.demo_model.judge import right
@@ -96,6 +97,16 @@ def test_speaks_both_languages_and_of_itself(model: Any, processor: Any) -> None
     assert say(model, processor, [user("圆形是什么颜色？")], red_circle()) == "圆形是红色的。"
     assert "Tessera" in say(model, processor, [user("Who are you?", picture=False)])
     assert "Tessera" in say(model, processor, [user("你是谁？", picture=False)])
+
+
+@pytest.mark.parametrize("pictured", [False, True])
+@pytest.mark.parametrize("text", ["Hi", "hi", "Hello", "hello", "Hi!", "hi there", "你好", "嗨"])
+def test_greets_in_the_language_of_the_greeting(
+    model: Any, processor: Any, text: str, pictured: bool
+) -> None:
+    pictures = [red_circle()] if pictured else []
+    said = say(model, processor, [user(text, pictured)], *pictures)
+    assert said == chat.ANSWERS["hello"][0 if text.isascii() else 1]
 
 
 def test_follows_up(model: Any, processor: Any) -> None:

@@ -111,3 +111,7 @@ def test_small_talk_keeps_its_language() -> None:
                 turn = make(language, rng)
                 assert "{" not in turn.question and "[" not in turn.question
                 assert any(c >= "\u4e00" for c in turn.answer) == (language == "zh")
+                # Words of one language alone are never answered in the other.
+                chinese = any(c >= "\u4e00" for c in turn.question)
+                english = any("a" <= c <= "z" for c in turn.question)
+                assert chinese or not english if language == "zh" else not chinese

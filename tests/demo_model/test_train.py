@@ -50,6 +50,16 @@ def test_batches_label_answers_only() -> None:
     assert bool((step[follows & (talk.group[:, :, 1:] > 0)] == 1).all())
 
 
+def test_small_talk_is_as_frequent_as_told() -> None:
+    tokenizer = load_tokenizer(CHECKPOINT).backend_tokenizer.to_str()
+    shares = []
+    for small_talk in (0.0, 0.5):
+        batches = talk_batches(3, 8, 0, tokenizer, WEIGHTS, small_talk)
+        talk = next(batch for batch in batches if batch.pictures is not None)
+        shares.append(talk.kinds.count("chat") / len(talk.kinds))
+    assert shares[0] == 0 and shares[1] > 0.2
+
+
 @pytest.mark.parametrize("stage", ["see", "talk"])
 def test_one_step_then_one_more(stage: str, tmp_path: Path) -> None:
     common = [
