@@ -37,21 +37,21 @@ COPY shared/cpu_kernels cpu_kernels
 # Every instruction set of the architecture that the image is built for.
 RUN python cpu_kernels/build.py --all
 
-# --- libraries: they change when pyproject.toml does, not when code does -------------------------
+# --- libraries: they change when these files do, not when code does -------------------------
 
 FROM python AS libraries
 RUN python -m venv /venv && pip install --quiet 'pip>=25.1'
 WORKDIR /build
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 # The project itself is empty here: only what it depends on is installed.
 RUN mkdir -p services shared protos/tessera && touch services/__init__.py shared/__init__.py
 
 FROM libraries AS light
-RUN pip install --quiet '.[gateway,scheduler]' && pip uninstall --quiet --yes tessera-serve
+RUN pip install --quiet -c constraints.txt '.[gateway,scheduler]' && pip uninstall --quiet --yes tessera-serve
 
 FROM libraries AS heavy
 ARG TORCH_INDEX=""
-RUN pip install --quiet ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+RUN pip install --quiet -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
       '.[preprocess,vision-encoder,decoder]' \
     && pip uninstall --quiet --yes tessera-serve
 
@@ -62,13 +62,14 @@ RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin tessera \
     && mkdir -p /model /artifacts && chown tessera: /artifacts
 ENV PYTHONPATH=/app:/app/protos \
     TESSERA_LISTEN=0.0.0.0:50051 \
+    TESSERA_HEARTBEAT=/tmp/heartbeat \
     TESSERA_ARTIFACT_DIR=/artifacts
 WORKDIR /app
 EXPOSE 50051
 STOPSIGNAL SIGTERM
 # Often while it starts, so that the next one need not wait; seldom later, for each check costs a process.
 HEALTHCHECK --interval=10s --start-interval=2s --start-period=600s --timeout=5s --retries=3 \
-    CMD ["python", "-m", "shared.healthcheck"]
+    CMD ["python", "-m", "shared.healthcheck", "/tmp/heartbeat"]
 LABEL org.opencontainers.image.title="Tessera" \
       org.opencontainers.image.description="Serves vision-language models" \
       org.opencontainers.image.licenses="Apache-2.0"
@@ -86,8 +87,6 @@ COPY services/__init__.py services/__init__.py
 COPY services/gateway services/gateway
 ENV TESSERA_GATEWAY_HOST=0.0.0.0 TESSERA_GATEWAY_PORT=8000 TESSERA_GATEWAY_GRPC_PORT=8001
 EXPOSE 8000 8001
-HEALTHCHECK --interval=10s --start-interval=2s --start-period=600s --timeout=5s --retries=3 \
-    CMD ["python", "-m", "shared.healthcheck", "http://127.0.0.1:8000/health/ready"]
 # Here and in each room below: a container writes no bytecode, and would compile its sources at every start.
 RUN python -m compileall -q .
 USER tessera

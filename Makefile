@@ -13,10 +13,13 @@ ARGS   ?=
 TORCH_INDEX ?=
 
 BIN       := $(VENV)/bin
+LIBRARIES := $(VENV)/.libraries
 INSTALLED := $(VENV)/.installed
 COMPILED  := $(VENV)/.compiled
 KERNELS   := $(VENV)/.kernels
 CPU_KERNELS := shared/cpu_kernels
+PIP_INSTALL = $(BIN)/python -m pip install --constraint constraints.txt \
+	$(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 PROTOS    := $(shell find protos -name '*.proto')
 COMPOSE   := docker compose
 
@@ -26,25 +29,33 @@ COMPOSE   := docker compose
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-serve: install proto kernels ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
+serve: $(LIBRARIES) proto kernels ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
 	@exec $(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --port $(PORT) $(ARGS)
 
-install: $(INSTALLED) ## Make .venv and install everything into it, if pyproject.toml has changed
+install: $(INSTALLED) ## Make .venv and install everything into it, tools for development too, if need be
 
-$(INSTALLED): pyproject.toml
+# What serving needs: no tools for development.
+$(LIBRARIES): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'Python 3.11 or newer is needed: make PYTHON=python3.12 ...' >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo 'venv is needed (Debian: apt-get install python3-venv)' >&2; exit 1; }
+	@echo '[1/3] Installing libraries into $(VENV), most of it torch. On disk they take 1.3 GB; where the index gives'
+	@echo '      a torch with CUDA libraries, some gigabytes more (TORCH_INDEX= names an index without, see the Makefile).'
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)') \
-		--editable '.[local]' --group dev --group proto
+	$(PIP_INSTALL) --editable '.[local]' --group proto
+	@touch $@
+
+$(INSTALLED): $(LIBRARIES)
+	@echo 'Installing tools for development into $(VENV) ...'
+	$(PIP_INSTALL) --quiet --group dev
 	@touch $@
 
 proto: $(COMPILED) ## Compile protos/, if one has changed
 
-$(COMPILED): $(PROTOS) $(INSTALLED)
-	$(BIN)/python -m grpc_tools.protoc -I protos \
+$(COMPILED): $(PROTOS) $(LIBRARIES)
+	@echo '[2/3] Compiling protos/ ...'
+	@$(BIN)/python -m grpc_tools.protoc -I protos \
 		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 		--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 		--python_out=protos --grpc_python_out=protos --mypy_out=quiet:protos --mypy_grpc_out=quiet:protos \
@@ -53,11 +64,12 @@ $(COMPILED): $(PROTOS) $(INSTALLED)
 
 kernels: $(KERNELS) ## Compile the CPU kernels, if one has changed and there is a compiler
 
-$(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/*.h $(CPU_KERNELS)/*.cpp) $(INSTALLED)
+$(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/*.h $(CPU_KERNELS)/*.cpp) $(LIBRARIES)
+	@echo '[3/3] Compiling the CPU kernels for this processor, if there is a C++ compiler: up to a minute ...'
 	@$(BIN)/python $(CPU_KERNELS)/build.py
 	@touch $@
 
-self-test: install ## Try every CPU kernel against plain loops, those for Arm under an emulator if there is one
+self-test: $(LIBRARIES) ## Try every CPU kernel against plain loops, those for Arm under an emulator if there is one
 	@$(BIN)/python $(CPU_KERNELS)/build.py --self-test --all
 
 lint: install proto ## Check style, format and which room imports what

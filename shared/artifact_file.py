@@ -79,21 +79,33 @@ def write(
     Returns dtype and shape. Raises OSError (ENOSPC when shared memory is full) and leaves nothing
     behind then.
     """
-    array = np.ascontiguousarray(array)
-    dtype = dtype or str(array.dtype)
-    if numpy_dtype(dtype) != array.dtype:
-        raise TornFile(f"{array.dtype} elements cannot be called {dtype}")
-    head = header(nonce, digest, dtype, array.shape, array.nbytes)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = create(path)
     try:
-        for part in (memoryview(head), array.reshape(-1).view(np.uint8).data):
-            while part.nbytes:
-                part = part[os.write(descriptor, part) :]
+        return write_to(descriptor, nonce, digest, array, dtype)
     except BaseException:
         os.unlink(path)
         raise
     finally:
         os.close(descriptor)
+
+
+def create(path: Path) -> int:
+    """A new file, open for writing, of which `write_to` makes an artifact; maybe in another process."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def write_to(
+    descriptor: int, nonce: bytes, digest: bytes, array: Array, dtype: str | None = None
+) -> tuple[str, tuple[int, ...]]:
+    """`write` for a file that `create` has made: it calls the system for nothing but to write."""
+    array = np.ascontiguousarray(array)
+    dtype = dtype or str(array.dtype)
+    if numpy_dtype(dtype) != array.dtype:
+        raise TornFile(f"{array.dtype} elements cannot be called {dtype}")
+    head = header(nonce, digest, dtype, array.shape, array.nbytes)
+    for part in (memoryview(head), array.reshape(-1).view(np.uint8).data):
+        while part.nbytes:
+            part = part[os.write(descriptor, part) :]
     return dtype, array.shape
 
 

@@ -46,12 +46,12 @@ class Background:
             try:
                 await self._body()
                 return
-            except Exception as error:
+            except Exception:
                 if loop.time() - began > _LIVED_S:
                     pause_s, in_a_row = FIRST_PAUSE_S, 0
                 in_a_row += 1
                 failures[self._name] += 1
-                log.exception("a background task failed", task=self._name, error=repr(error)[:500])
+                log.exception("a background task failed", task=self._name)
             if in_a_row == _MOST_IN_A_ROW:
                 log.critical("a background task fails again and again", task=self._name)
                 os.kill(os.getpid(), signal.SIGTERM)

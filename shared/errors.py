@@ -15,13 +15,19 @@
 
 `reason` is a stable upper-case word for programs, the message a sentence for people: what went wrong, which field or
 limit, what to do. `shared/rpc.py` maps the tree to gRPC and back, the gateway maps it to OpenAI's JSON.
+
+Messages and metadata are cut here, and only here: whatever they quote, what leaves a room is short.
 """
 
 from typing import ClassVar
 
 import grpc
 
+from shared.cutting import cut
 from tessera.common.v1.ending_pb2 import Failure
+
+_LONGEST_MESSAGE = 1_000
+_LONGEST_DETAIL = 300
 
 
 class ServingError(Exception):
@@ -31,10 +37,15 @@ class ServingError(Exception):
     http_status: ClassVar[int] = 500
 
     def __init__(self, reason: str, message: str, **metadata: str) -> None:
-        super().__init__(message)
         self.reason = reason
-        self.message = message
-        self.metadata = metadata
+        self.message = cut(message, _LONGEST_MESSAGE)
+        self.metadata = {name: cut(text, _LONGEST_DETAIL) for name, text in metadata.items()}
+        super().__init__(self.message)
+
+    @property
+    def unquoting(self) -> str:
+        """What can stand in any log: the message may quote what a client sent."""
+        return self.reason
 
     def to_failure(self) -> Failure:
         """The error as data, for the token log and step results."""

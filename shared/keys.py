@@ -18,6 +18,8 @@
     t:{m}:own:<sid>               set     rids it owns
     t:{m}:room:<room>             zset    instance id -> deadline (ms)
     t:{m}:at:<room>               hash    instance id -> gRPC address
+    t:{m}:reporter                str     PX: the gateway that shows on its metrics page what is no gateway's own
+    t:{m}:engines                 hash    did -> the decoder's number there
     t:{m}:leases                  hash    did -> the number of the last lease
     t:{m}:bound                   hash    did -> sid: which scheduler a decoder is bound to
     t:{m}:r:<rid>                 hash    spec, head, state queued|running|ended, owner, own_at, cancel, arrived_ms,

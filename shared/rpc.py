@@ -6,7 +6,8 @@ import functools
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -15,11 +16,20 @@ import grpc.aio
 import structlog
 import uvloop
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from shared import errors, reflection
+from shared import (
+    access,
+    diagnostics,
+    errors,
+    internal_token,
+    reflection,
+    request_names,
+    telemetry,
+)
 from shared.errors import (
     Internal,
     InvalidRequest,
@@ -28,6 +38,8 @@ from shared.errors import (
     ServingError,
     Unavailable,
 )
+from shared.heartbeat import Heartbeat
+from shared.settings import diagnostics_folder
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +64,7 @@ _SERVER_ONLY: list[tuple[str, Any]] = [
 
 def channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
     """Opens a channel to `host:port` or `unix:/path`. Connects at the first call."""
-    return grpc.aio.insecure_channel(
+    opened = grpc.aio.insecure_channel(
         address,
         options=[
             *_KEEPALIVE,
@@ -64,6 +76,7 @@ def channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.ai
             ("grpc.enable_http_proxy", 0),
         ],
     )
+    return internal_token.with_token(opened)
 
 
 class RoomServer:
@@ -78,39 +91,66 @@ class RoomServer:
         listen: str,
         *,
         advertise: str = "",
+        heartbeat: Path | None = None,
+        credentials: grpc.ServerCredentials | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         max_connection_age_s: float | None = None,
+        limits: Sequence[tuple[str, Any]] = (),
+        gate: grpc.aio.ServerInterceptor | None = None,
         grace_s: float = 5.0,
+        public: bool = False,
     ) -> None:
+        """`heartbeat` is the socket on which the process tells how it is, beside this server. `limits` are gRPC's
+        channel arguments; `gate` stands before every method. `public`: a door for clients, which has keys of its own
+        and asks for no internal token.
+        """
         options = [
             *_KEEPALIVE,
             *_SERVER_ONLY,
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),
+            *limits,
         ]
         if max_connection_age_s is not None:
             # Clients resolve names again when a connection ends: this is how they find new replicas.
             options.append(("grpc.max_connection_age_ms", int(max_connection_age_s * 1000)))
             options.append(("grpc.max_connection_age_grace_ms", 60_000))
         self._is_ready = False
-        interceptor = _ErrorInterceptor(lambda: self._is_ready)
-        self.grpc = grpc.aio.server(interceptors=[interceptor], options=options)
+        guards = [] if public else internal_token.guards()
+        interceptors = [
+            *guards,
+            _ErrorInterceptor(lambda: self._is_ready),
+            *([gate] if gate else []),
+        ]
+        self.grpc = grpc.aio.server(interceptors=interceptors, options=options)
         self.address = ""
         self._listen = listen
+        self._credentials = credentials
         self._advertise = advertise
         self._grace_s = grace_s
+        self._public = public
         self._health = _Health()
         self._names: list[str] = [health.SERVICE_NAME, *reflection.NAMES]
+        self._tells_ready: Callable[[], bool] = lambda: False
+        self._heartbeat: Heartbeat | None = None
+        if heartbeat is not None:
+            self._heartbeat = Heartbeat(heartbeat, lambda: self._tells_ready())
 
     async def __aenter__(self) -> Self:
         """Binds and starts. Raises Unavailable if the address is taken or not ours."""
+        if self._heartbeat is not None:
+            try:
+                self._heartbeat.start()
+            except OSError as error:
+                raise Unavailable("ADDRESS_IN_USE", f"cannot bind --heartbeat: {error}") from error
         try:
-            port = self.grpc.add_insecure_port(self._listen)
+            port = self._bind()
         except RuntimeError as error:
             raise Unavailable(
                 "ADDRESS_IN_USE", f"cannot listen on {self._listen}: {error}"
             ) from error
         self.address = self._advertise or self._bound_address(port)
+        self._warn_if_open()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.start()
@@ -124,6 +164,8 @@ class RoomServer:
     ) -> None:
         await self._health.enter_graceful_shutdown()
         await self.grpc.stop(self._grace_s)
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
 
     def add(
         self, name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: Any
@@ -132,17 +174,40 @@ class RoomServer:
         register(servicer, _Started(self.grpc))  # type: ignore[arg-type]
         self._names.append(name)
 
-    async def ready(self) -> None:
-        """Says SERVING for the server and each of its services, and answers reflection."""
+    async def ready(self, *, also: Callable[[], bool] = lambda: True) -> None:
+        """Says SERVING for the server and each of its services, and answers reflection. The heartbeat says ready
+        while `also` holds.
+        """
         reflection.enable(self._names, self.grpc)
         self._is_ready = True
         for name in ["", *self._names]:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._tell(also)
 
     async def not_ready(self) -> None:
         """Says NOT_SERVING, for a drain: calls are still answered."""
         for name in ["", *self._names]:
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._tell(lambda: False)
+
+    def _tell(self, is_ready: Callable[[], bool]) -> None:
+        self._tells_ready = is_ready
+        if self._heartbeat is not None:
+            self._heartbeat.beat()
+
+    def _warn_if_open(self) -> None:
+        host = self._listen.rsplit(":", 1)[0]
+        if self._public or internal_token.in_use() or host == "unix" or access.is_loopback(host):
+            return
+        log.warning(
+            "whoever reaches this service may use it: give all services the same --internal-token-file",
+            address=self.address,
+        )
+
+    def _bind(self) -> int:
+        if self._credentials is None:
+            return self.grpc.add_insecure_port(self._listen)
+        return self.grpc.add_secure_port(self._listen, self._credentials)
 
     def _bound_address(self, port: int) -> str:
         if self._listen.startswith("unix:"):
@@ -193,8 +258,12 @@ def _own_host() -> str:
     return name if address.startswith("127.") else address
 
 
-def run(main: Callable[[asyncio.Event], Awaitable[int | None]]) -> NoReturn:
+def run(
+    main: Callable[[asyncio.Event], Awaitable[int | None]], token_file: Path | None = None
+) -> NoReturn:
     """Runs a room until SIGTERM or SIGINT sets the event, then exits with what `main` returned.
+
+    `token_file` holds the token that the rooms of the system ask of each other.
 
     A `ServingError` that `main` raises is logged as one line and exits with status 1, or with 2 where
     the room was told something wrong, so that starting it again would be of no use.
@@ -203,9 +272,14 @@ def run(main: Callable[[asyncio.Event], Awaitable[int | None]]) -> NoReturn:
     async def body() -> int:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(telemetry.on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        folder = diagnostics_folder()
+        if folder is not None:
+            diagnostics.answer_signals(folder)
         try:
+            internal_token.use(token_file)
             return await main(stop) or 0
         except ServingError as error:
             log.error("cannot go on", reason=error.reason, error=error.message)
@@ -288,7 +362,7 @@ def to_status(error: ServingError) -> status_pb2.Status:
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
     status = rpc_status.to_status(to_status(error))
-    context.set_trailing_metadata(status.trailing_metadata)
+    context.set_trailing_metadata((*status.trailing_metadata, *request_names.metadata()))
     await context.abort(status.code, status.details)
     raise AssertionError("abort returns never")
 
@@ -329,9 +403,25 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
             return handler  # the libraries' own synchronous services map their errors themselves
         return factory(
             functools.partial(wrapped, inner),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_parser(handler),
             response_serializer=handler.response_serializer,
         )
+
+
+def _parser(handler: Any) -> Callable[[bytes], Any] | None:
+    """The handler's own, whose errors reach the handler: gRPC would log them with a traceback."""
+    parse = handler.request_deserializer
+
+    def parsed(raw: bytes) -> Any:
+        try:
+            return parse(raw)
+        except DecodeError:
+            error = InvalidRequest("MALFORMED_MESSAGE", "the message is no protobuf of this method")
+            if handler.request_streaming:
+                raise error from None
+            return error
+
+    return parse and parsed
 
 
 async def _refuse(requests: Any, context: Any) -> None:
@@ -346,7 +436,10 @@ def _is_async_generator(function: Any) -> bool:
 
 
 async def _unary(inner: Any, request: Any, context: Any) -> Any:
+    request_names.bind_metadata(context.invocation_metadata())
     try:
+        if isinstance(request, InvalidRequest):
+            raise request
         return await inner(request, context)
     except (grpc.aio.AbortError, asyncio.CancelledError):
         raise
@@ -355,10 +448,15 @@ async def _unary(inner: Any, request: Any, context: Any) -> Any:
 
 
 async def _streaming(inner: Any, request: Any, context: Any) -> AsyncIterator[Any]:
+    request_names.bind_metadata(context.invocation_metadata())
     try:
+        if isinstance(request, InvalidRequest):
+            raise request
         if _is_async_generator(inner):
-            async for response in inner(request, context):
-                yield response
+            # A caller that leaves closes this generator, and with it the inner one: at once, not some day.
+            async with contextlib.aclosing(inner(request, context)) as responses:
+                async for response in responses:
+                    yield response
         else:  # a coroutine that writes to the context
             await inner(request, context)
     except (grpc.aio.AbortError, asyncio.CancelledError):

@@ -5,9 +5,12 @@ flag `--max-num-seqs` and the variable `TESSERA_DECODER_MAX_NUM_SEQS`; fields of
 `TESSERA_<FIELD>`, so that one variable sets them for all rooms. Nothing else in the project reads the environment.
 """
 
+import argparse
 import os
+import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,7 +23,16 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shared.redis_url import with_password
+
+# Variables that programs need to start.
+_NEEDED = ("PATH", "HOME", "LANG", "LC_", "LD_", "PYTHON", "TMPDIR", "TZ", "HF_HOME")
 DEMO_MODEL = Path(__file__).parent / "demo_model" / "checkpoint"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+
+
+# Settings that hold keys or passwords: no representation and no message has their values.
+_SECRETS = frozenset({"api_key", "redis_url", "tenant_weights"})
 
 
 class Settings(BaseSettings):
@@ -37,6 +49,8 @@ class Settings(BaseSettings):
     )
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_",)
+    # Fields that are also read from TESSERA_<FIELD> where that is none of the prefixes.
+    COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def load(cls, arguments: list[str] | None = None, prog: str | None = None) -> Self:
@@ -46,7 +60,7 @@ class Settings(BaseSettings):
         """
         argv = sys.argv[1:] if arguments is None else arguments
         source: CliSettingsSource[Any] = CliSettingsSource(
-            cls, cli_parse_args=argv, cli_prog_name=prog
+            cls, cli_parse_args=argv, cli_prog_name=prog, formatter_class=_Help
         )
         try:
             return cls(_cli_settings_source=source)  # type: ignore[call-arg]
@@ -54,6 +68,10 @@ class Settings(BaseSettings):
             name = prog or Path(sys.argv[0]).name
             print(f"{name}: error: {_explain(error)}", file=sys.stderr)
             raise SystemExit(2) from None
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, "***" if name in _SECRETS and value else value
 
     @classmethod
     def settings_customise_sources(
@@ -69,24 +87,68 @@ class Settings(BaseSettings):
             EnvSettingsSource(settings_cls, env_prefix=prefix, env_ignore_empty=True)
             for prefix in cls.ENV_PREFIXES
         ]
+        if cls.COMMON_VARIABLES:
+            environment.append(_CommonVariables(settings_cls, "TESSERA_", cls.COMMON_VARIABLES))
         return (init_settings, *environment)
+
+
+class _CommonVariables(EnvSettingsSource):
+    """The environment under one prefix, of which only some fields count."""
+
+    def __init__(self, kind: type[BaseSettings], prefix: str, fields: frozenset[str]) -> None:
+        super().__init__(kind, env_prefix=prefix, env_ignore_empty=True)
+        self._fields = fields
+
+    def __call__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__call__().items() if name in self._fields}
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Options with their defaults. Where the description tells the default ("... unless given"), or there is none
+    and the description says all, the value that stands for "not given" is left out.
+    """
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        if text and ("unless given" in text or re.search(r"\(default: (None)?\)$", text)):
+            text = re.sub(r" \(default: [^()]*\)$", "", text)
+        return text
 
 
 class RoomSettings(Settings):
     """What every room needs to know."""
 
-    model: Path = Field(DEMO_MODEL, description="Hugging Face checkpoint folder.")
+    model: Path = Field(
+        DEMO_MODEL, description="Hugging Face checkpoint folder, or a model's name on the hub."
+    )
+    revision: str = Field(
+        "", description="Branch, tag or commit of a model from the hub; main unless given."
+    )
     served_model_name: str = Field(
-        "", description="The model's name in requests; the folder's name unless given."
+        "", description="The model's name in requests; that of the folder or hub unless given."
     )
     redis_url: str = Field(
-        "redis://127.0.0.1:6379/0", description="Where the queue is (redis:// or unix://)."
+        "redis://127.0.0.1:6379/0",
+        description="Where the queue is (redis://, rediss:// or unix://).",
+    )
+    redis_password_file: Path | None = Field(
+        None, description="File with the password of Redis, where --redis-url holds none."
     )
     listen: str = Field(
         "127.0.0.1:0", description="Address of the gRPC server: host:port, or unix:/path."
     )
     advertise: str = Field(
         "", description="Address under which others reach it; the listening one unless given."
+    )
+    internal_token_file: Path | None = Field(
+        None,
+        description="File with a token that the gRPC services ask of each other, the same for all of them. Not needed"
+        " on unix sockets, which their files' modes protect.",
+    )
+    heartbeat: Path | None = Field(
+        None,
+        description="Unix socket on which the process tells whether it is ready and its event loop runs; none unless"
+        " given.",
     )
     artifact_dir: Path = Field(
         Path("/dev/shm") / f"tessera-{os.getuid()}",
@@ -100,26 +162,49 @@ class RoomSettings(Settings):
         """The model's name in requests."""
         return self.served_model_name or default_model_name(self.model)
 
+    @property
+    def queue_url(self) -> str:
+        """Where the queue is, with the password. Raises InvalidRequest if its file cannot be read."""
+        return with_password(self.redis_url, self.redis_password_file)
+
 
 def _explain(error: ValidationError) -> str:
     """Each value that is out of range, under its flag's name."""
-    return "; ".join(
-        f"--{'.'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}"
-        f" (got {fault['input']!r})"
-        for fault in error.errors()
-    )
+    faults = []
+    for fault in error.errors():
+        name = ".".join(map(str, fault["loc"]))
+        got = "" if name in _SECRETS else f" (got {fault['input']!r})"
+        faults.append(f"--{name.replace('_', '-')}: {fault['msg']}{got}")
+    return "; ".join(faults)
 
 
 def default_model_name(model: Path) -> str:
-    """A checkpoint folder's name; the demo model has one of its own."""
+    """A checkpoint folder's name, or the whole name of a model on the hub; the demo model has one of its own."""
     if model.resolve() == DEMO_MODEL.resolve():
         return "tessera-demo"
-    return model.resolve().name
+    return hub_name(model) or model.resolve().name
 
 
-def child_environment(**changes: str) -> dict[str, str]:
-    """This process's environment with changes, for a process that it starts."""
-    return {**os.environ, **changes}
+def hub_name(model: Path) -> str:
+    """The name on the Hugging Face hub that `--model` means, such as "Qwen/Qwen2.5-VL-3B-Instruct"; empty for a
+    folder, which goes first.
+    """
+    name = model.as_posix()
+    return name if _HUB_NAME.fullmatch(name) and not model.exists() else ""
+
+
+def child_environment(*without: str, **changes: str) -> dict[str, str]:
+    """This process's environment without some variables and with changes, for a process that it starts."""
+    kept = {name: value for name, value in os.environ.items() if name not in without}
+    return {**kept, **changes}
+
+
+def bare_environment(**changes: str) -> dict[str, str]:
+    """The part of this process's environment that programs need to start, with changes: for one that is not to know
+    our settings, keys and passwords.
+    """
+    kept = {name: value for name, value in os.environ.items() if name.startswith(_NEEDED)}
+    return {**kept, **changes}
 
 
 def python_path(*folders: Path) -> str:
@@ -132,6 +217,15 @@ def set_process_environment(**values: str) -> None:
     """Sets variables that libraries read when they are imported; a value that is set already stays."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+def diagnostics_folder() -> Path | None:
+    """Where rooms write what they hold when they are asked (`shared/diagnostics.py`), by `TESSERA_DIAGNOSTICS_DIR`.
+
+    None is never. No field of the rooms' settings: it is for tools that start a system.
+    """
+    folder = os.environ.get("TESSERA_DIAGNOSTICS_DIR", "")
+    return Path(folder) if folder else None
 
 
 def cpu_instructions() -> str:

@@ -1,12 +1,22 @@
 """Several tasks at once, and ending background tasks."""
 
 import asyncio
+import contextvars
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
+
+from shared import request_names
 
 _AGAIN_S = 0.2
 
 _T = TypeVar("_T")
+
+
+def begin(work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+    """A task that works for many: what it logs is not about the request for which it happens to be begun."""
+    context = contextvars.copy_context()
+    context.run(request_names.unbind)
+    return asyncio.get_running_loop().create_task(work, context=context)
 
 
 async def together(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -1,52 +1,122 @@
 """Logs: one line an event, as text for people or as JSON for machines, with the room's name on each."""
 
+import asyncio
 import logging
 import sys
+import threading
 import time
-from typing import TextIO
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TextIO
 
 import structlog
+from structlog.typing import EventDict, Processor
+
+from shared.log_lines import Lines, as_traceback, bound_values, in_room, to_json, to_text
+
+log = structlog.get_logger(__name__)
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def configure_logs(
-    room: str, level: str = "info", style: str = "text", stream: TextIO | None = None
+    room: str,
+    level: str = "info",
+    style: str = "text",
+    stream: TextIO | None = None,
+    *,
+    quotes_errors: bool = True,
 ) -> None:
-    """Sends structlog and the standard library's loggers to stderr, or to `stream`.
+    """Sends all that this process has to say to stderr, or to `stream`: structlog's lines, those of the standard
+    library's loggers, warnings, and exceptions that nobody catches.
 
+    `quotes_errors` is False in rooms that read what clients wrote: tracebacks then leave out what exceptions say.
     Called once, at the start of a process.
     """
     stream = stream or sys.stderr
     threshold = _LEVELS.get(level.lower(), logging.INFO)
-    render: list[structlog.typing.Processor]
-    if style == "json":
-        render = [
-            structlog.processors.dict_tracebacks,
-            structlog.processors.JSONRenderer(),
-        ]
-    else:
-        render = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=32)]
-    shared: list[structlog.typing.Processor] = [
+    lines = Lines(stream)
+    begin: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
+        in_room(room),
         structlog.processors.TimeStamper(
             fmt="%H:%M:%S.%f" if style == "text" else "iso", utc=style == "json"
         ),
     ]
+    end: list[Processor] = [bound_values, to_json if style == "json" else to_text(stream)]
+    processors = [*begin, as_traceback(quotes_errors=quotes_errors), *end]
     structlog.configure(
-        processors=[*shared, *render],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(room=room)
     logging.basicConfig(
-        level=max(threshold, logging.WARNING),
-        format=f"%(asctime)s [%(levelname)s] %(name)s: %(message)s room={room}",
-        stream=stream,
-        force=True,
+        level=max(threshold, logging.WARNING), handlers=[_Libraries(processors, lines)], force=True
     )
+    logging.captureWarnings(True)
+    # At the end of the main thread no request is being read: what is said there is about the start.
+    sys.excepthook = _last_words([*begin, as_traceback(quotes_errors=True), *end], lines)
+    threading.excepthook = _on_thread_error
+    sys.unraisablehook = _on_unraisable
+
+
+def on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The exception handler of an event loop: a line without the values that the loop's own one shows."""
+    # Behind a bracket stands what was called, with its arguments.
+    what = str(context.get("message", "")).partition("<")[0].partition("(")[0].strip()
+    task = context.get("task") or context.get("future")
+    name = task.get_name() if isinstance(task, asyncio.Task) else None
+    log.error("error in the event loop", what=what, task=name, exc_info=context.get("exception"))
+
+
+class _Libraries(logging.Handler):
+    """Lines of the standard library's loggers, written as ours."""
+
+    def __init__(self, processors: list[Processor], lines: Lines) -> None:
+        super().__init__()
+        self._processors = processors
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line."""
+        try:
+            message = record.getMessage()
+        except Exception:  # its arguments do not fit
+            message = str(record.msg)
+        event: EventDict = {"event": message.strip(), "logger": record.name}
+        if record.exc_info:
+            event["exc_info"] = record.exc_info
+        _write(self._processors, self._lines, record.levelname.lower(), event)
+
+
+def _write(processors: list[Processor], lines: Lines, level: str, event: EventDict) -> None:
+    made: Any = event
+    for processor in processors:
+        made = processor(None, level, made)
+    lines.write(made)
+
+
+def _last_words(
+    processors: list[Processor], lines: Lines
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+    def tell(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            _write(processors, lines, "critical", {"event": "the process ends", "exc_info": error})
+
+    return tell
+
+
+def _on_thread_error(told: threading.ExceptHookArgs) -> None:
+    if told.exc_type is not SystemExit:
+        name = told.thread.name if told.thread is not None else None
+        log.error("a thread ends", thread=name, exc_info=told.exc_value)
+
+
+def _on_unraisable(told: Any) -> None:
+    where = getattr(told.object, "__qualname__", type(told.object).__name__)
+    log.error("an exception that nobody could catch", where=where, exc_info=told.exc_value)
 
 
 class Stopwatch:

@@ -9,6 +9,25 @@ ROOT = Path(__file__).parents[1]
 EXCERPT = re.compile(r"```python\n# (services/\S+\.py)\n(.*?)```", re.DOTALL)
 
 
+def test_nothing_is_installed_from_an_index_under_our_name() -> None:
+    # Nobody has put this project there: whoever owns the name could put anything.
+    files = [
+        ROOT / "README.md",
+        ROOT / "Makefile",
+        ROOT / "Dockerfile",
+        *(ROOT / "docs").glob("*.md"),
+    ]
+    files += [*(ROOT / "services").rglob("*.py"), *(ROOT / "shared").rglob("*.py")]
+    by_name = re.compile(r"pip install[^`\n&]*tessera")
+    found = [f"{path.name}: {line}" for path in files for line in by_name.findall(path.read_text())]
+    assert found == []
+
+
+def test_what_the_first_example_imports_is_said_to_be_installed() -> None:
+    before, _, _ = (ROOT / "README.md").read_text().partition("from openai import OpenAI")
+    assert "pip install openai" in before
+
+
 @pytest.mark.parametrize("name", ["add-a-model.md"])
 def test_excerpts_stand_in_the_files_they_name(name: str) -> None:
     excerpts = EXCERPT.findall((ROOT / "docs" / name).read_text())

@@ -4,6 +4,8 @@ from functools import partial
 
 from services.decoder.settings import DecoderSettings
 from shared import rpc
+from shared.model_config.check import Parts
+from shared.prepare import prepare_model
 from shared.settings import set_process_environment
 from shared.telemetry import configure_logs
 
@@ -14,11 +16,12 @@ def main() -> None:
     configure_logs("decoder", settings.log_level, settings.log_format)
     # Long spins of idle OpenMP threads would take the cores of the rooms beside this one.
     set_process_environment(GOMP_SPINCOUNT="10000")
+    settings = prepare_model(settings, Parts.WEIGHTS, device=settings.device, dtype=settings.dtype)
 
     rpc.load_without_collecting()
     from services.decoder.room import serve
 
-    rpc.run(partial(serve, settings))
+    rpc.run(partial(serve, settings), settings.internal_token_file)
 
 
 if __name__ == "__main__":

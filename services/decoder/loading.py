@@ -17,7 +17,7 @@ from services.decoder.memory import (
 )
 from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.ops import load_ops, resolve_device
+from services.decoder.ops import load_ops
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.row_check import rows_are_equal
 from services.decoder.plan import Limits
@@ -27,7 +27,9 @@ from services.decoder.settings import DecoderSettings
 from services.decoder.warm_up import warm_up
 from shared.artifacts import ArtifactReader
 from shared.checkpoint import Checkpoint
-from shared.errors import InvalidRequest
+from shared.model_config.check import require_dtype
+from shared.model_config.families import read_decoder_config
+from shared.torch_device import torch_device
 
 log = structlog.get_logger(__name__)
 
@@ -52,8 +54,8 @@ def load(settings: DecoderSettings) -> Loaded:
     began = time.perf_counter()
     checkpoint = Checkpoint(settings.model)
     family = model_class(checkpoint)
-    config = family.read_config(checkpoint)
-    device = resolve_device(settings.device)
+    config = read_decoder_config(checkpoint)
+    device = torch_device(settings.device)
     dtype = _choose_dtype(settings.dtype, device, checkpoint)
     threads = settings.threads or _automatic_threads(checkpoint)
     ops = load_ops(device, dtype, threads, settings.block_size)
@@ -101,10 +103,7 @@ def _promises_equal_rows(ops: BaseOps) -> bool:
 
 
 def _choose_dtype(asked: str, device: str, checkpoint: Checkpoint) -> torch.dtype:
-    if asked == "float16" and device == "cpu":
-        raise InvalidRequest(
-            "UNSUPPORTED_DTYPE", "--dtype float16 needs cuda: use bfloat16 here", field="dtype"
-        )
+    require_dtype(asked, device)
     return _DTYPES[checkpoint.default_dtype(device) if asked == "auto" else asked]
 
 

@@ -31,7 +31,9 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
     """Runs until `stop` is set. Raises ServingError for what keeps it from starting."""
     sys.setswitchinterval(_SWITCH_S)
     decoder_id = new_instance_id()
-    async with RoomServer(settings.listen, advertise=settings.advertise) as server:
+    async with RoomServer(
+        settings.listen, advertise=settings.advertise, heartbeat=settings.heartbeat
+    ) as server:
         log.info("loading", model=str(settings.model), address=server.address, id=decoder_id)
         executor = Executor()
         loading = asyncio.create_task(executor.run(lambda: load(settings)))
@@ -43,7 +45,7 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
         servicer = DecoderServicer(hello(decoder_id, loaded), loaded.runner, executor)
         server.add(_SERVICE_NAME, decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
         await server.ready()
-        redis = connect(settings.redis_url)
+        redis = connect(settings.queue_url)
         keys = Keys(settings.model_name)
         async with Announcement(redis, keys, "decoder", decoder_id, server.address) as announcement:
             log.info("ready", address=server.address)

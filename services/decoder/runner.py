@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -20,8 +21,11 @@ from services.decoder.sampler.sampler import Sampler, nan_logits
 from services.decoder.sealed_blocks import SealedBlocks
 from services.decoder.slots import ANY_START, SlotTable
 from shared.errors import Precondition, ServingError
+from shared.request_names import names
 from shared.telemetry import Stopwatch
 from tessera.decoder.v1.decoder_pb2 import FailedRow, NewSequence, StepResult, StepTimes
+
+log = structlog.get_logger(__name__)
 
 Deliver = Callable[[StepResult], None]
 
@@ -97,6 +101,8 @@ class Runner:
         self._has_failed = self._has_failed or bool(step.failed)
         for row, error in sorted(step.failed.items()):
             step.result.failed.append(FailedRow(row=row, failure=error.to_failure()))
+            who = self.slots.names.get(int(plan.row_slot[row]), {})
+            log.warning("row failed", **who, step=plan.step, reason=error.reason)
         step.result.tokens = step.tokens.astype("<i4").tobytes()
         ready, lost = self.embeddings.report()
         step.result.artifacts_ready.extend(ready)
@@ -136,6 +142,15 @@ class Runner:
 
     def _introduce(self, sequence: NewSequence) -> None:
         slot = sequence.slot
+        log.debug(
+            "sequence introduced",
+            **names(sequence.request_id, sequence.client_request_id),
+            choice=sequence.choice,
+            slot=slot,
+            prompt_tokens=sequence.prompt_len,
+            known_tokens=len(sequence.tokens) // 4,
+            media=len(sequence.media),
+        )
         try:
             tokens = self.slots.introduce(sequence)
             self.embeddings.use(span.digest for span in self.slots.media.get(slot, ()))

@@ -117,7 +117,9 @@ class Session:
         except ServingError as error:
             self._fail(error)
         except Exception as error:
-            log.exception("a step failed", step=plan.step)
+            known = self._runner.slots.names
+            who = [known[slot] for slot in plan.row_slot.tolist() if slot in known]
+            log.exception("a step failed", step=plan.step, requests=who)
             self._fail(Internal("STEP_FAILED", f"step {plan.step} failed: {error}"))
 
     def _deliver(self, result: StepResult) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 from services.decoder.media_spans import MediaSpan, embed_positions, read_spans
 from services.decoder.plan import Plan, bad_plan
 from shared.errors import InvalidRequest, ServingError
+from shared.request_names import names
 from tessera.decoder.v1.decoder_pb2 import NewSequence
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -46,7 +47,7 @@ class SlotTable:
         self.table = np.zeros((max_slots, -(-max_model_len // block_size)), np.int32)
         self.table_len = np.zeros(max_slots, np.int32)
         self.media: dict[int, tuple[MediaSpan, ...]] = {}
-        self.request_id: dict[int, str] = {}
+        self.names: dict[int, dict[str, str]] = {}  # of the request, as log lines have them
         self.root_name: dict[int, bytes] = {}  # parent of the first block in the chain of names
         # Why sequences failed before any of their rows could say so.
         self.unreported: dict[int, ServingError] = {}
@@ -69,7 +70,7 @@ class SlotTable:
         self.table_len[slots] = 0
         for slot in slots.tolist():
             self.media.pop(slot, None)
-            self.request_id.pop(slot, None)
+            self.names.pop(slot, None)
             self.root_name.pop(slot, None)
             self.unreported.pop(slot, None)
 
@@ -82,13 +83,13 @@ class SlotTable:
         """
         slot = sequence.slot
         if self.known[slot]:
-            raise bad_plan(f"new: slot {slot} is in use by {self.request_id.get(slot)}")
+            raise bad_plan(f"new: slot {slot} is in use by {self.names[slot]['request_id']}")
         if len(sequence.tokens) % 4:
             raise bad_plan("new: tokens are not whole int32")
         self.known[slot] = True
         self.computed[slot] = ANY_START
         self.choice[slot] = sequence.choice
-        self.request_id[slot] = sequence.request_id
+        self.names[slot] = names(sequence.request_id, sequence.client_request_id)
         self.root_name[slot] = sequence.root_name
         self.prompt_len[slot] = self.length[slot] = 0
         tokens = np.frombuffer(sequence.tokens, "<i4").astype(np.int64)
@@ -136,7 +137,7 @@ class SlotTable:
         if self.rotary is not None:
             self.rotary[:, child] = self.rotary[:, parent]
         self.table[child, :blocks] = self.table[parent, :blocks]
-        self.request_id[child] = self.request_id[parent]
+        self.names[child] = self.names[parent]
         self.root_name[child] = self.root_name[parent]
         if parent in self.media:
             self.media[child] = self.media[parent]

@@ -5,18 +5,21 @@ import asyncio
 from services.gateway.gateway import run_gateway
 from services.gateway.settings import GatewaySettings
 from shared import rpc
+from shared.model_config.check import Parts
+from shared.prepare import prepare_model
 from shared.telemetry import configure_logs
 
 
 def main() -> None:
     """Loads settings and runs until SIGTERM."""
     settings = GatewaySettings.load(prog="python -m services.gateway")
-    configure_logs("gateway", settings.log_level, settings.log_format)
+    configure_logs("gateway", settings.log_level, settings.log_format, quotes_errors=False)
+    settings = prepare_model(settings, Parts.TOKENIZER)
 
     async def body(stop: asyncio.Event) -> None:
         await run_gateway(settings, stop)
 
-    rpc.run(body)
+    rpc.run(body, settings.internal_token_file)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from services.gateway.answer import Answer
 from services.gateway.caller import Caller, tenant_of
 from services.gateway.cancels import Cancels
@@ -31,9 +33,12 @@ from shared.errors import (
     ServingError,
 )
 from shared.queue import Queue
+from shared.request_names import names
 from shared.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+log = structlog.get_logger(__name__)
 
 # So often a request that came again looks whether the first has been prepared.
 _PREPARED_YET_S = 0.1
@@ -66,7 +71,10 @@ class Admission:
         resumption: Resumption,
         metrics: Metrics,
         limits: Limits,
+        *,
+        shares_prefixes: bool = True,
     ) -> None:
+        """`shares_prefixes`: whether tenants find what was computed for each other."""
         self._model = model
         self._queue = queue
         self._pool = pool
@@ -76,6 +84,7 @@ class Admission:
         self._resumption = resumption
         self._metrics = metrics
         self._limits = limits
+        self._shares_prefixes = shares_prefixes
 
     async def accept(
         self, request: ValidRequest, caller: Caller, terms: Terms = NO_TERMS
@@ -188,6 +197,7 @@ class Admission:
             self._cancels.add(rid, tenant, terms.idempotency_key)
             raise
         self._metrics.stage("door", time.monotonic() - start)
+        log.debug("let in by the door", request_id=rid, known=known != rid)
         return known
 
     async def _bring_in(
@@ -211,6 +221,8 @@ class Admission:
         self, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
     ) -> RequestSpec:
         request.prepare.request_id = caller.request_id
+        request.prepare.client_request_id = caller.client_request_id
+        request.prepare.tenant = tenant
         prepared = await self._prepare(request)
         return make_spec(
             request,
@@ -221,6 +233,8 @@ class Admission:
             tenant=tenant,
             created_unix_s=int(time.time()),
             traceparent=caller.traceparent,
+            shares_prefixes=self._shares_prefixes,
+            client_request_id=caller.client_request_id,
         )
 
     async def _specify_one_of(
@@ -246,6 +260,14 @@ class Admission:
         if prepared.media:
             self._metrics.stage("fetch", times.fetch_us / 1e6)
             self._metrics.stage("decode_media", times.media_us / 1e6)
+            self._metrics.media(len(prepared.media), prepared.cached_media)
+        log.debug(
+            "prepared",
+            **names(request.prepare.request_id, request.prepare.client_request_id),
+            prompt_tokens=len(prepared.token_ids) // 4,
+            media=len(prepared.media),
+            seconds=round(time.monotonic() - start, 4),
+        )
         return prepared
 
     async def _admit(
@@ -279,6 +301,7 @@ class Admission:
             terms.timeouts,
         )
         self._metrics.stage("admit", time.monotonic() - start)
+        log.debug("admitted", **names(spec.request_id, spec.client_request_id), prio=terms.prio)
         return Answer(
             spec,
             prompt_tokens,

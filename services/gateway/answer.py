@@ -6,17 +6,24 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from services.gateway.choice_log import PROMPT, News
 from services.gateway.event_id import OPEN, TEXT_TOLD, Progress
 from services.gateway.follower import Follow
 from services.gateway.logprobs import LogprobFold, Scores, TokenLogprob, read_scores
 from services.gateway.metrics import Metrics
+from services.gateway.request_log import log_end
+from services.gateway.timeline import Timeline
 from shared import errors
 from shared.errors import Cancelled, Internal, ServingError
+from shared.request_names import names
 from shared.text import TextFold, TokenBytes
 from shared.token_log import stride
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+log = structlog.get_logger(__name__)
 
 _LENGTH = FinishReason.FINISH_REASON_LENGTH
 _GOOD = (FinishReason.FINISH_REASON_STOP, _LENGTH)
@@ -133,10 +140,9 @@ class Answer:
         }
         self._follow = follow
         self._metrics = metrics
-        self._arrived_at = arrived_at
+        self._timeline = Timeline(arrived_at, time.monotonic())
         self._last_at = [0.0] * len(self._folds)
         self._is_counted = progress is None
-        self._first_at = 0.0 if self._is_counted else arrived_at
         self._leave = leave
         self._error: ServingError | None = None
         self._closed = False
@@ -146,7 +152,7 @@ class Answer:
         """Tokens of all choices known so far, as the client is told."""
         if self.head.reply.prompt_only:
             return 0
-        return sum(len(log.tokens) for log in self._follow.choices)
+        return sum(len(choice.tokens) for choice in self._follow.choices)
 
     @property
     def ended(self) -> bool:
@@ -162,7 +168,12 @@ class Answer:
         if self._error is not None:
             raise self._error
         pieces = []
-        for news in await self._follow.next():
+        try:
+            fresh = await self._follow.next()
+        except ServingError as error:
+            self._error = error
+            raise
+        for news in fresh:
             if news.choice == PROMPT:
                 prompt_stride = stride(self.head.sampling.prompt_logprobs)
                 self.prompt_scores = read_scores(news.records, prompt_stride)
@@ -181,15 +192,36 @@ class Answer:
             return
         self._closed = True
         self._follow.close()
-        endings = [log.ending for log in self._follow.choices]
+        endings = [choice.ending for choice in self._follow.choices]
         lives_on = None in endings and self._leave()
-        if lives_on or not self._is_counted:
+        if lives_on:
+            log.info(
+                "client left, the request goes on",
+                **names(self.head.request_id, self.head.client_request_id),
+            )
             return
-        self._metrics.ended(
-            _worst(endings),
+        timeline, worst = self._timeline, _worst(endings)
+        timeline.ended = time.monotonic()
+        queued = [e.queued_us for e in endings if e is not None and e.HasField("queued_us")]
+        timeline.queue_s = min(queued) / 1e6 if queued else None
+        hidden = self.head.reply.prompt_only
+        if self._is_counted:
+            self._metrics.ended(
+                worst,
+                timeline,
+                prompt_tokens=self.prompt_tokens,
+                answers=[0 if hidden else len(c.tokens) for c in self._follow.choices],
+                max_tokens=self.head.sampling.max_tokens,
+            )
+        log_end(
+            self.head,
+            timeline,
+            endings,
+            worst,
+            self._error,
             prompt_tokens=self.prompt_tokens,
-            generation_tokens=self.completion_tokens,
-            duration_s=time.monotonic() - self._arrived_at,
+            output_tokens=self.completion_tokens,
+            resumed=not self._is_counted,
         )
 
     def _fold(self, news: News) -> Piece | None:
@@ -237,10 +269,13 @@ class Answer:
         now = time.monotonic()
         if self._last_at[choice]:
             self._metrics.inter_token((now - self._last_at[choice]) / tokens)
-        elif not self._first_at:
-            self._first_at = now
-            self._metrics.first_token(now - self._arrived_at)
-        self._last_at[choice] = now
+        elif self._is_counted and not self._timeline.first_token:
+            self._timeline.first_token = now
+            self._metrics.first_token(now - self._timeline.arrived, self.prompt_tokens)
+            log.debug("first token", **names(self.head.request_id, self.head.client_request_id))
+        if self._is_counted and not self.head.reply.prompt_only:
+            self._metrics.generated(tokens)
+        self._last_at[choice] = self._timeline.last_token = now
 
 
 def _diverged(request_id: str) -> Internal:

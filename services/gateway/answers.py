@@ -1,15 +1,16 @@
 """POST /v1/chat/completions and /v1/completions: from the body to the last event."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from services.gateway.admission import Admission
-from services.gateway.caller import Caller
-from services.gateway.data_urls import Luggage, read_json
-from services.gateway.http import Exchange
+from services.gateway.answer import Answer
+from services.gateway.caller import Caller, tenant_of
+from services.gateway.data_urls import read_json
+from services.gateway.fields import off_the_loop
+from services.gateway.http import BodyLimits, Exchange
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.openai_requests import read_chat, read_completions
@@ -30,14 +31,14 @@ class Answers:
         model: ServedModel,
         admission: Admission,
         metrics: Metrics,
-        max_body_bytes: int,
+        body_limits: BodyLimits,
         timeouts: Timeouts,
     ) -> None:
         """`timeouts` are the server's own."""
         self._model = model
         self._admission = admission
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self._body_limits = body_limits
         self._timeouts = timeouts
 
     async def chat(self, exchange: Exchange, caller: Caller) -> None:
@@ -50,54 +51,62 @@ class Answers:
 
     async def _answer(self, exchange: Exchange, caller: Caller, read: Reader) -> None:
         try:
-            content, luggage = read_json(await exchange.json_body(self._max_body_bytes))
-            requests = [replace(r, luggage=luggage) for r in read(content, self._model)]
-            terms = await self._terms(exchange, content, luggage)
-            if terms.last_event_id and not requests[0].stream:
-                name = "Last-Event-ID"
-                raise InvalidRequest("INVALID_HEADER", f"{name} is for streams", field=name)
+            understand = partial(self._understand, exchange, read)
+            requests, terms = await off_the_loop(
+                understand, await exchange.json_body(self._body_limits)
+            )
+            exchange.tenant = tenant_of(caller, requests[0].user)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise
         async with exchange.while_connected():
-            if len(requests) > 1:
-                await self._answer_all(exchange, caller, requests, terms)
-                return
-            answer = await self._admission.accept(requests[0], caller, terms)
-            exchange.request_id = answer.head.request_id
+            stream = requests[0].stream
+            answers = await self._accept(requests, caller, terms)
+            # What was sent is in the queue and at preprocess: the answer may take long.
+            requests.clear()
+            exchange.release_body()
+            exchange.accepted = True
+            exchange.request_id = answers[0].head.request_id
             try:
-                if requests[0].stream:
-                    await write_stream(exchange, answer, with_ids=terms.event_ids)
-                else:
-                    await write_whole(exchange, answer)
+                await _write(exchange, answers, terms, stream=stream)
             finally:
-                answer.close()
+                for answer in answers:
+                    answer.close()
 
-    async def _terms(
-        self, exchange: Exchange, content: Mapping[str, Any], luggage: Luggage
-    ) -> Terms:
-        read = partial(read_terms, exchange.header, content, self._timeouts, exchange.path, luggage)
-        # Under a key all of the body is hashed: a millisecond for each megabyte.
-        return await asyncio.to_thread(read) if luggage.is_heavy else read()
+    def _understand(
+        self, exchange: Exchange, read: Reader, body: bytes
+    ) -> tuple[list[ValidRequest], Terms]:
+        """A body as requests. In a thread where it is large."""
+        content, luggage = read_json(body)
+        requests = [replace(r, luggage=luggage) for r in read(content, self._model)]
+        terms = read_terms(exchange.header, content, self._timeouts, exchange.path, luggage)
+        if terms.last_event_id and not requests[0].stream:
+            name = "Last-Event-ID"
+            raise InvalidRequest("INVALID_HEADER", f"{name} is for streams", field=name)
+        return requests, terms
 
-    async def _answer_all(
-        self,
-        exchange: Exchange,
-        caller: Caller,
-        requests: Sequence[ValidRequest],
-        terms: Terms,
-    ) -> None:
-        """One reply to several prompts, each of which is a request of its own."""
+    async def _accept(
+        self, requests: Sequence[ValidRequest], caller: Caller, terms: Terms
+    ) -> list[Answer]:
+        """Each of several prompts is a request of its own."""
+        if len(requests) == 1:
+            return [await self._admission.accept(requests[0], caller, terms)]
         tag = model_tag(self._model.name)
         callers = [caller]
         callers += [replace(caller, request_id=new_request_id(tag)) for _ in requests[1:]]
-        answers = await self._admission.accept_all(requests, callers, terms)
-        exchange.request_id = answers[0].head.request_id
-        try:
-            if requests[0].stream:
-                await write_streams(exchange, answers, with_ids=terms.event_ids)
-            else:
-                await write_wholes(exchange, answers)
-        finally:
-            for answer in answers:
-                answer.close()
+        return await self._admission.accept_all(requests, callers, terms)
+
+
+async def _write(
+    exchange: Exchange, answers: Sequence[Answer], terms: Terms, *, stream: bool
+) -> None:
+    """One reply, to one prompt or to several."""
+    if len(answers) > 1:
+        if stream:
+            await write_streams(exchange, answers, with_ids=terms.event_ids)
+        else:
+            await write_wholes(exchange, answers)
+    elif stream:
+        await write_stream(exchange, answers[0], with_ids=terms.event_ids)
+    else:
+        await write_whole(exchange, answers[0])

@@ -1,7 +1,10 @@
 """The REST door as a raw ASGI application: routes, and what every response has in common."""
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
@@ -9,10 +12,13 @@ from services.gateway.answers import Answers
 from services.gateway.api_keys import ApiKeys
 from services.gateway.caller import Caller
 from services.gateway.cross_origin import CrossOrigin
+from services.gateway.hosts import Hosts
 from services.gateway.http import Exchange, Receive, Scope, Send
 from services.gateway.information import Information
 from services.gateway.openai_errors import MethodNotAllowed, NoRoute, error_event
+from services.gateway.request_log import log_refusal
 from services.gateway.requests_door import Requests
+from shared import request_names
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
 from shared.keys import new_request_id
 
@@ -24,6 +30,12 @@ Handler = Callable[[Exchange, Caller], Awaitable[None]]
 _OPEN_PATHS = frozenset(
     {"/", "/health", "/health/live", "/health/ready", "/load", "/metrics", "/ping", "/version"}
 )
+# Called by address, whatever the server's name.
+_PROBED_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+# For a client that does not read.
+_LAST_WORDS_S = 1.0
+# What asks for tokens: its end is a line of the log, however it ends.
+_GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 class App:
@@ -36,10 +48,12 @@ class App:
         information: Information,
         keys: ApiKeys,
         cross_origin: CrossOrigin,
+        hosts: Hosts,
         tag: str,
     ) -> None:
         self._keys = keys
         self._cross_origin = cross_origin
+        self._hosts = hosts
         self._tag = tag
         self._routes: dict[str, dict[str, Handler]] = {
             "/": {"GET": information.page},
@@ -68,38 +82,50 @@ class App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, new_request_id(self._tag))
+        request_names.bind(exchange.request_id, exchange.client_request_id)
         exchange.common_headers = self._cross_origin.headers(exchange)
+        try:
+            await self._answer(exchange)
+        finally:
+            exchange.release_body()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        began = time.monotonic()
         try:
             await self._handle(exchange)
         except ServingError as error:
+            _log_refusal(exchange, error, began)
             await _answer_error(exchange, error)
         except asyncio.CancelledError:
             # The time that a shutdown allows is over.
             closing = Unavailable(
                 "SHUTTING_DOWN", "this gateway is shutting down; go on, or ask again, at another"
             )
-            await _answer_error(exchange, closing)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await _answer_error(exchange, closing)
+            raise
         except Exception as error:
-            log.exception(
-                "unexpected error",
-                request_id=exchange.request_id,
-                client_request_id=exchange.client_request_id,
-                path=exchange.path,
-            )
-            await _answer_error(exchange, _internal(exchange, error))
+            log.exception("unexpected error", path=exchange.path[:200])
+            failure = _internal(exchange, error)
+            _log_refusal(exchange, failure, began)
+            await _answer_error(exchange, failure)
 
     async def _handle(self, exchange: Exchange) -> None:
+        if exchange.path not in _PROBED_PATHS:
+            self._hosts.check(exchange)
         handlers = self._find(exchange)
         if await self._cross_origin.preflight(exchange, handlers):  # it carries no key
             return
         handler = _handler(exchange, handlers)
+        self._hosts.check_origin(exchange, may_call=self._cross_origin.may_call(exchange))
         caller = self._keys.caller(
             exchange.request_id,
             exchange.header("authorization"),
             exchange.header("traceparent"),
             needed=exchange.path not in _OPEN_PATHS,
         )
-        await handler(exchange, caller)
+        await handler(exchange, replace(caller, client_request_id=exchange.client_request_id))
 
     def _find(self, exchange: Exchange) -> dict[str, Handler]:
         path = exchange.path
@@ -129,6 +155,12 @@ def _pattern(path: str) -> str:
     if len(parts) > 3 and parts[3]:
         parts[3] = "*"
     return "/".join(parts)
+
+
+def _log_refusal(exchange: Exchange, error: ServingError, began: float) -> None:
+    if exchange.path in _GENERATING and not exchange.accepted:
+        seconds = time.monotonic() - began
+        log_refusal(error, seconds, exchange.tenant, path=exchange.path)
 
 
 async def _answer_error(exchange: Exchange, error: ServingError) -> None:

@@ -1,7 +1,7 @@
 """Who asks, and who pays."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,10 +11,12 @@ class Caller:
     """
 
     request_id: str
-    api_key: str = ""
-    bearer: str = ""
+    api_key: str = field(default="", repr=False)
+    bearer: str = field(default="", repr=False)
     traceparent: str = ""
     arrived_at: float = 0.0
+    # What the client calls the request; empty if it does not.
+    client_request_id: str = ""
 
 
 def tenant_of(caller: Caller, user: str) -> str:

@@ -31,7 +31,7 @@ class Cancels:
         """Withdraws and cancels: whichever of the two the request has come to."""
         self._due[request_id, tenant, idempotency_key] = time.monotonic() + _FOR_S
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
+            self._task = tasks.begin(self._work())
 
     async def settled(self) -> None:
         """Waits until all have arrived, but not for long: without a follower they end by themselves."""

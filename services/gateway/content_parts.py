@@ -1,6 +1,7 @@
 """The parts of a message: text, images, videos."""
 
 from services.gateway.fields import Fields
+from services.gateway.list_limits import MOST_FRAMES
 from services.gateway.media import (
     read_image_bytes,
     read_image_url,
@@ -53,6 +54,8 @@ def _video(fields: Fields) -> Video:
     if isinstance(value, bytes):  # from the gRPC door, as above
         return read_video_bytes(value, path)
     if isinstance(value, VideoFrames):
+        if len(value.frames) > MOST_FRAMES:
+            raise fields.wrong("video_url", f"must not hold more than {MOST_FRAMES} frames")
         return read_video_frames(value.frames, path, value.seconds_per_frame)
     if isinstance(value, str):
         return read_video_url(fields.string("video_url"), path)

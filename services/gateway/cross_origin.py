@@ -24,7 +24,7 @@ class CrossOrigin:
             return []
         any_page = "*" in self._origins
         vary = [] if any_page else [(b"vary", b"Origin")]
-        if not self._may_read(exchange):
+        if not self.may_call(exchange):
             return vary
         origin = b"*" if any_page else exchange.header("origin").encode("latin-1")
         exposed = (b"access-control-expose-headers", _EXPOSED)
@@ -35,7 +35,7 @@ class CrossOrigin:
         these methods. A page that may not is told as if there were no CORS.
         """
         asks = exchange.method == "OPTIONS" and exchange.header("access-control-request-method")
-        if not asks or not self._may_read(exchange):
+        if not asks or not self.may_call(exchange):
             return False
         headers = [
             (b"access-control-allow-methods", ", ".join(methods).encode()),
@@ -48,6 +48,7 @@ class CrossOrigin:
         await exchange.respond(200, b"", headers=headers)
         return True
 
-    def _may_read(self, exchange: Exchange) -> bool:
+    def may_call(self, exchange: Exchange) -> bool:
+        """Whether the request comes from a page that the operator has named."""
         origin = exchange.header("origin")
         return bool(origin) and not self._origins.isdisjoint(("*", origin))

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from services.gateway.fields import parse_body
+from services.gateway.list_limits import MOST_FRAMES
 from services.gateway.media import (
     FRAME_KINDS,
     data_url_head,
@@ -27,7 +28,6 @@ from tessera.preprocess.v1.preprocess_pb2 import Media, Part, PrepareRequest, Vi
 
 _LARGE = 4096
 _INLINE = 64 << 10
-_HEAVY = 1 << 20
 # Base64 characters decoded at a time: about a millisecond.
 _SLICE = 256 << 10
 _OPENING = b'"data:'
@@ -44,11 +44,6 @@ class Luggage:
 
     ticket: str = ""
     pieces: list[bytes] = field(default_factory=list)
-
-    @property
-    def is_heavy(self) -> bool:
-        """Whether what is done with all of it is better done in a thread."""
-        return sum(map(len, self.pieces)) > _HEAVY
 
     def find(self, data: str) -> bytes | None:
         """The data behind a ticket; None for what is none."""
@@ -157,6 +152,12 @@ def _decode_part(part: Part, data: str | bytes) -> None:
         _decode_file(video.file, data)
         return
     raw = data.encode() if isinstance(data, str) else data
+    if raw.count(b",") >= MOST_FRAMES:
+        raise InvalidRequest(
+            "INVALID_MEDIA",
+            f"{video.field} must not hold more than {MOST_FRAMES} frames",
+            field=video.field,
+        )
     frames = [_decoded(frame, True, video.field) for frame in raw.split(b",")]
     video.CopyFrom(read_video_frames(frames, video.field, video.seconds_per_frame))
 

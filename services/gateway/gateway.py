@@ -11,27 +11,35 @@ from services.gateway.admission import Admission, Limits
 from services.gateway.answers import Answers
 from services.gateway.api_keys import ApiKeys
 from services.gateway.app import App
+from services.gateway.body_budget import BodyBudget
 from services.gateway.cancels import Cancels
 from services.gateway.cross_origin import CrossOrigin
 from services.gateway.custody import Custody
 from services.gateway.follower import Follower
 from services.gateway.grpc_chat import ChatServicer
+from services.gateway.grpc_gate import Gate
 from services.gateway.health import Health
+from services.gateway.hosts import Hosts
+from services.gateway.http import BodyLimits
+from services.gateway.http_protocol import HttpLimits
 from services.gateway.http_server import HttpServer
 from services.gateway.information import Information
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
+from services.gateway.open_files import connections_within_limits
 from services.gateway.preprocess_pool import PreprocessPool
+from services.gateway.reporter import Reporter
 from services.gateway.requests_door import Requests
 from services.gateway.resume import Resumption
 from services.gateway.settings import GatewaySettings
 from services.gateway.tenant_weights import TenantWeights, read_weights
 from services.gateway.terms import Timeouts
-from shared import rpc
+from shared import access, rpc, tasks
 from shared.keys import Keys, new_instance_id
 from shared.queue import Queue, TokenChannel, connect
 from shared.registry import Announcement, Directory
 from shared.rpc import RoomServer
+from shared.server_tls import ServerTls
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -42,6 +50,7 @@ _MESSAGE_EXTRA = 1 << 20
 # The servers close what is open at the end of the shutdown timeout; from a little before that on, a
 # closed answer is no client that has left.
 _EARLIER_S = 0.1
+_GRPC_IDLE_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,7 @@ class Gateway:
     admission: Admission
     follower: Follower
     health: Health
+    http_server: HttpServer
 
 
 async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
@@ -61,7 +71,7 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     async with open_gateway(settings) as gateway:
         rpc.settle()
         log.info("ready", url=gateway.url, grpc=gateway.grpc_address, model=gateway.model.name)
-        await stop.wait()
+        await _until_told(stop, gateway.http_server)
         log.info("draining", open_answers=len(gateway.follower))
 
 
@@ -72,14 +82,26 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     Raises ServingError if an address is taken or the model cannot be read. Redis may be away: it is
     not ready then.
     """
+    tls = ServerTls.of(settings)
     limit = settings.max_body_bytes + _MESSAGE_EXTRA
     weights = read_weights(settings.tenant_weights)
+    api_keys = _api_keys(settings)
+    budget = BodyBudget(max(settings.max_body_bytes_in_flight, 2 * limit))
     grpc_server = RoomServer(
-        _join(settings.host, settings.grpc_port), max_message_bytes=limit, grace_s=0.5
+        _join(settings.host, settings.grpc_port),
+        credentials=tls.grpc_credentials() if tls else None,
+        heartbeat=settings.heartbeat,
+        max_message_bytes=limit,
+        limits=_grpc_limits(settings),
+        gate=Gate(_SERVICE, api_keys, limit, budget),
+        grace_s=0.5,
+        public=True,
     )
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(grpc_server)
-        http_server = HttpServer(settings.host, settings.port, settings.shutdown_timeout)
+        http_server = HttpServer(
+            settings.host, settings.port, settings.shutdown_timeout, _http_limits(settings), tls
+        )
         stack.callback(http_server.unbind)
         model = await asyncio.to_thread(
             ServedModel.load,
@@ -90,38 +112,53 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             max_logprobs=settings.max_logprobs,
             max_prompts=settings.max_prompts,
         )
-        redis = connect(settings.redis_url)
+        redis = connect(settings.queue_url)
         stack.push_async_callback(redis.aclose)
         keys = Keys(model.name)
         queue = Queue(redis, keys)
         preprocess = await stack.enter_async_context(Directory(redis, keys, "preprocess"))
         decoder = await stack.enter_async_context(Directory(redis, keys, "decoder"))
-        health = await stack.enter_async_context(Health(queue, preprocess, decoder))
+        needed = {"preprocess": preprocess, "decoder": decoder}
+        if model.has_vision and not settings.language_model_only:
+            encoder = Directory(redis, keys, "vision_encoder")
+            needed["vision encoder"] = await stack.enter_async_context(encoder)
+        health = await stack.enter_async_context(Health(queue, needed))
         follower = await stack.enter_async_context(Follower(queue, TokenChannel(redis, keys)))
         await stack.enter_async_context(TenantWeights(queue, weights))
         pool = PreprocessPool(preprocess, limit)
         stack.push_async_callback(pool.close)
-        metrics = Metrics(model.name)
+        instance_id = new_instance_id()
+        metrics = Metrics(model.name, model.max_model_len)
+        reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
         limits = Limits(settings.max_waiting_requests, settings.max_waiting_tokens)
         cancels = Cancels(queue)
         stack.push_async_callback(cancels.settled)
         custody = await stack.enter_async_context(Custody(queue, follower, cancels, metrics))
         resumption = Resumption(model, queue, follower, custody, metrics)
         admission = Admission(
-            model, queue, pool, follower, custody, cancels, resumption, metrics, limits
+            model,
+            queue,
+            pool,
+            follower,
+            custody,
+            cancels,
+            resumption,
+            metrics,
+            limits,
+            shares_prefixes=settings.share_prefix_cache or not settings.api_keys,
         )
 
-        api_keys = ApiKeys(settings.api_keys)
-        body_limit = settings.max_body_bytes
+        body_limits = BodyLimits(settings.max_body_bytes, settings.request_body_timeout, budget)
         timeouts = Timeouts.of_seconds(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
         app = App(
-            Answers(model, admission, metrics, body_limit, timeouts),
+            Answers(model, admission, metrics, body_limits, timeouts),
             Requests(resumption),
-            Information(model, queue, pool, health, metrics, body_limit, lambda: len(follower)),
+            Information(model, pool, health, metrics, reporter, body_limits, lambda: len(follower)),
             api_keys,
             CrossOrigin(settings.web_origins),
+            Hosts(settings.host, has_keys=bool(settings.api_keys), allowed=settings.hosts),
             keys.tag,
         )
         grpc_server.add(
@@ -130,11 +167,11 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             ChatServicer(model, admission, resumption, metrics, api_keys, timeouts),
         )
         http_server.start(app)
-        await grpc_server.ready()
-        url = f"http://{_join(settings.host, http_server.port)}"
-        instance = Announcement(redis, keys, "gateway", new_instance_id(), url)
+        await grpc_server.ready(also=lambda: not health.missing())
+        url = f"{'https' if tls else 'http'}://{_join(settings.host, http_server.port)}"
+        instance = Announcement(redis, keys, "gateway", instance_id, url)
         await stack.enter_async_context(instance)
-        gateway = Gateway(url, grpc_server.address, model, admission, follower, health)
+        gateway = Gateway(url, grpc_server.address, model, admission, follower, health, http_server)
         try:
             yield gateway
         finally:
@@ -142,6 +179,55 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             await grpc_server.not_ready()
             await instance.withdraw()
             await _drain(http_server, grpc_server, custody, settings.shutdown_timeout)
+
+
+def _api_keys(settings: GatewaySettings) -> ApiKeys:
+    """The keys that it was given. Raises InvalidRequest if it needs one and has none."""
+    keys = settings.api_keys
+    access.warn_of_open_key_file(settings.api_key_file)
+    access.require_keys_or_loopback(
+        keys,
+        settings.published_host or settings.host,
+        allow_unauthenticated=settings.allow_unauthenticated,
+    )
+    return ApiKeys(keys)
+
+
+async def _until_told(stop: asyncio.Event, http_server: HttpServer) -> None:
+    """Waits for `stop`. Raises Unavailable if the REST door dies before."""
+    stopping = asyncio.create_task(stop.wait())
+    serving = asyncio.create_task(http_server.served())
+    try:
+        await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+    finally:
+        await tasks.end(stopping, serving)
+
+
+def _http_limits(settings: GatewaySettings) -> HttpLimits:
+    return HttpLimits(
+        head_bytes=settings.max_header_bytes,
+        head_fields=settings.max_header_count,
+        head_s=settings.request_header_timeout,
+        keep_alive_s=settings.keep_alive_timeout,
+        connections=connections_within_limits(settings.max_connections),
+    )
+
+
+def _grpc_limits(settings: GatewaySettings) -> list[tuple[str, int]]:
+    """What a peer may do before anybody has seen its key."""
+    return [
+        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.max_metadata_size", settings.max_header_bytes // 2),
+        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
+        ("grpc.server_handshake_timeout_ms", round(settings.request_header_timeout * 1000)),
+        ("grpc.http2.settings_timeout", round(settings.request_header_timeout * 1000)),
+        ("grpc.max_connection_idle_ms", _GRPC_IDLE_MS),
+        # The window of a stream stays as it is: what is not read waits at the client.
+        ("grpc.http2.bdp_probe", 0),
+    ]
 
 
 async def _drain(

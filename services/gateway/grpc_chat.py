@@ -2,7 +2,9 @@
 alike.
 """
 
+import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,14 +14,17 @@ from services.gateway.answer import Answer
 from services.gateway.api_keys import ApiKeys
 from services.gateway.caller import tenant_of
 from services.gateway.grpc_events import events
+from services.gateway.list_limits import MOST_IDS, MOST_MESSAGES, MOST_PARTS
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.openai_requests import read_chat, read_completion
 from services.gateway.request import ValidRequest
+from services.gateway.request_log import log_refusal
 from services.gateway.request_status import status_message
 from services.gateway.resume import Resumption
 from services.gateway.terms import Terms, Timeouts, read_terms
-from shared.errors import ServingError
+from shared import request_names
+from shared.errors import InvalidRequest, ServingError
 from shared.keys import model_tag, new_request_id
 from tessera.gateway.v1 import chat_pb2_grpc
 from tessera.gateway.v1.chat_pb2 import (
@@ -68,6 +73,9 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         content = _fields(request.model, request.options)
         if "logprobs" in content:  # one number here, two fields there
             content |= {"logprobs": True, "top_logprobs": content["logprobs"]}
+        _require_most("messages", len(request.messages), MOST_MESSAGES)
+        parts = sum(len(message.content) for message in request.messages)
+        _require_most("messages", parts, MOST_PARTS, "parts in all")
         content["messages"] = [_message(message) for message in request.messages]
         async for event in self._answer(content, context, chat=True):
             yield event
@@ -111,9 +119,19 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     async def _answer(
         self, content: Mapping[str, Any], context: Context, *, chat: bool
     ) -> AsyncIterator[ChatEvent]:
-        caller = self._keys.caller(new_request_id(self._tag), *_metadata(context))
-        request, terms = self._read(content, context, chat=chat)
-        answer = await self._admission.accept(request, caller, terms)
+        request_id, clients = new_request_id(self._tag), _clients_name(context)
+        request_names.bind(request_id, clients)
+        began, tenant = time.monotonic(), ""
+        try:
+            caller = self._keys.caller(request_id, *_metadata(context))
+            caller = replace(caller, client_request_id=clients)
+            request, terms = self._read(content, context, chat=chat)
+            tenant = tenant_of(caller, request.user)
+            answer = await self._admission.accept(request, caller, terms)
+        except ServingError as error:
+            path = "grpc Chat" if chat else "grpc Complete"
+            log_refusal(error, time.monotonic() - began, tenant, path=path)
+            raise
         async for event in _events(answer, context):
             yield event
 
@@ -153,10 +171,17 @@ def _metadata(context: Any) -> tuple[str, str]:
     return str(found.get("authorization", "")), str(found.get("traceparent", ""))
 
 
+def _clients_name(context: Any) -> str:
+    found = dict(context.invocation_metadata() or ())
+    return request_names.clients_name(str(found.get("x-request-id", "")))
+
+
 def _fields(model: str, options: GenerationOptions) -> dict[str, Any]:
     """What is set, under the names of the REST door."""
     content: dict[str, Any] = {"model": model} if model else {}
     for field, value in options.ListFields():
+        if field.name in _REPEATED:
+            _require_most(field.name, len(value), MOST_IDS)
         if field.name == "early_stopping_never":  # one field there
             content["early_stopping"] = "never"
         elif field.name == "logit_bias":
@@ -164,6 +189,13 @@ def _fields(model: str, options: GenerationOptions) -> dict[str, Any]:
         else:
             content[field.name] = list(value) if field.name in _REPEATED else value
     return content
+
+
+def _require_most(field: str, count: int, most: int, what: str = "entries") -> None:
+    """Before a list of Python's own is made of it."""
+    if count > most:
+        message = f"{field} must not hold more than {most} {what}, not {count}"
+        raise InvalidRequest("INVALID_VALUE", message, field=field)
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:

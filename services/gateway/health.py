@@ -1,10 +1,9 @@
-"""Whether this gateway can serve: Redis answered lately, and somebody prepares and somebody
-decodes.
-"""
+"""Whether this gateway can serve: Redis answered lately, and of each service that requests need there is one."""
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Self
 
 from shared import background
@@ -23,9 +22,10 @@ class Health:
     does.
     """
 
-    def __init__(self, queue: Queue, preprocess: Directory, decoder: Directory) -> None:
+    def __init__(self, queue: Queue, rooms: Mapping[str, Directory]) -> None:
+        """`rooms`: those that requests need, by the names that people are told."""
         self._queue = queue
-        self._rooms = {"preprocess": preprocess, "decoder": decoder}
+        self._rooms = rooms
         self._redis_at = float("-inf")
         self._draining = False
         self._task: Background | None = None

@@ -4,28 +4,31 @@ the client has left.
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
+from services.gateway.body_budget import BodyBudget
 from services.gateway.openai_errors import (
     BodyTooLarge,
+    TooSlow,
     WrongMediaType,
     error_body,
     error_headers,
 )
-from shared.errors import Cancelled, Expired, ServingError
+from shared.errors import Cancelled, ServingError, Unavailable
+from shared.request_names import clients_name
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-# What a client may call its request: goes into headers and log lines as it stands.
-_CLIENTS_NAME = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
-
-_BODY_TIMEOUT_S = 60.0
+# A body may take this long, and a second more for each so many bytes that have come.
+_BODY_LEAST_S = 60.0
+_BODY_LEAST_BYTES_PER_S = 16 << 10
+_SECOND_S = 1.0
 _BLOCKED_S = 60.0
 _DISCARD_S = 2.0
 _CHECK_S = 10.0
@@ -42,6 +45,15 @@ _COMMENT = b": ping\n\n"
 _AFTER_COMMENT = b":\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What bodies may be, and what all that are at hand share."""
+
+    most_bytes: int
+    silence_s: float  # without a byte of it
+    budget: BodyBudget
+
+
 class Exchange:
     """One HTTP request and its response."""
 
@@ -50,6 +62,9 @@ class Exchange:
         self.path: str = scope["path"]
         self.request_id = request_id
         self.started = False
+        # Whether its end is told by the answers to it; who asks, once that is known.
+        self.accepted = False
+        self.tenant = ""
         # Of every response, whatever it says.
         self.common_headers: list[tuple[bytes, bytes]] = []
         # Since when a chunk waits for the client to read; 0 while none does.
@@ -58,9 +73,10 @@ class Exchange:
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._send = send
-        told = self.header("x-request-id")
-        # What the client calls the request; empty if it does not, or not in such a form.
-        self.client_request_id = told if _CLIENTS_NAME.fullmatch(told) else ""
+        # What the client calls the request; empty if it does not, or not in a form that can be used.
+        self.client_request_id = clients_name(self.header("x-request-id"))
+        # Gives back what the budget of bodies holds for this one.
+        self.release_body: Callable[[], None] = lambda: None
         self._complete = False
         self._has_ids = False
         self._follows_comment = False
@@ -77,9 +93,9 @@ class Exchange:
         """The last value of a parameter in the address; empty if absent."""
         return parse_qs(self._query.decode("latin-1")).get(name, [""])[-1]
 
-    async def json_body(self, limit: int) -> bytes:
-        """The body of a JSON request. Raises BodyTooLarge, WrongMediaType, Expired, or Cancelled if
-        the client left.
+    async def json_body(self, limits: BodyLimits) -> bytes:
+        """The body of a JSON request, which the budget holds until `release_body`. Raises BodyTooLarge,
+        WrongMediaType, TooSlow, Unavailable (the budget), or Cancelled if the client left.
         """
         kind = self.header("content-type").partition(";")[0].strip().lower()
         if kind and kind != "application/json" and not kind.endswith("+json"):
@@ -89,32 +105,65 @@ class Exchange:
         if self.header("content-encoding").lower() not in ("", "identity"):
             raise WrongMediaType("UNSUPPORTED_MEDIA_TYPE", "the body must not be compressed")
         declared = self.header("content-length")
-        if declared.isdigit() and int(declared) > limit:
+        if declared.isdigit() and int(declared) > limits.most_bytes:
             # Who waits for leave to send is told no; who sends anyway must be heard out a little.
             if not self.header("expect"):
-                await self._discard(limit)
-            raise _too_large(limit)
-        try:
-            async with asyncio.timeout(_BODY_TIMEOUT_S):
-                return await self._read(limit)
-        except TimeoutError:
-            raise Expired(
-                "BODY_TIMEOUT", f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} s"
-            ) from None
+                await self._discard(limits.most_bytes)
+            raise _too_large(limits.most_bytes)
+        return await self._read(limits)
 
-    async def _read(self, limit: int) -> bytes:
-        pieces, size = [], 0
+    async def _read(self, limits: BodyLimits) -> bytes:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        pieces: list[bytes] = []
+        size = 0
+
+        def release() -> None:
+            nonlocal size
+            limits.budget.give_back(size)
+            size = 0
+
+        self.release_body = release
         while True:
-            message = await self._receive()
+            latest = began + _BODY_LEAST_S + size / _BODY_LEAST_BYTES_PER_S
+            message = await self._received(limits.silence_s)
+            if message is None or loop.time() > latest:
+                raise TooSlow(
+                    "BODY_TIMEOUT",
+                    f"of the body {size} bytes came in {loop.time() - began:.0f} s: send without pauses"
+                    f" of {limits.silence_s:g} s (--request-body-timeout), and faster than"
+                    f" {_BODY_LEAST_BYTES_PER_S} bytes a second",
+                )
             if message["type"] == "http.disconnect":
                 raise Cancelled("CLIENT_GONE", "the client left before its request was complete")
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > limit:
-                await self._discard(limit)
-                raise _too_large(limit)
+            piece = message.get("body", b"")
+            if size + len(piece) > limits.most_bytes:
+                await self._discard(limits.most_bytes)
+                raise _too_large(limits.most_bytes)
+            try:
+                limits.budget.take(len(piece))
+            except Unavailable:
+                pieces.clear()
+                release()
+                await self._discard(limits.most_bytes)
+                raise
+            size += len(piece)
+            pieces.append(piece)
             if not message.get("more_body"):
                 return b"".join(pieces)
+
+    async def _received(self, within_s: float) -> Message | None:
+        """The next message; None if there is none for so long. Second by second: where this process is late itself,
+        what has arrived meanwhile is read before the next one is counted.
+        """
+        waited_s = 0.0
+        while waited_s < within_s:
+            try:
+                async with asyncio.timeout(_SECOND_S):
+                    return await self._receive()
+            except TimeoutError:
+                waited_s += _SECOND_S
+        return None
 
     async def _discard(self, limit: int) -> None:
         """Reads on for a moment: to close on a client that is still sending resets its connection,
@@ -146,7 +195,7 @@ class Exchange:
     async def fail(self, error: ServingError) -> None:
         """A whole response that is an error. What is left unread of the body ends the connection."""
         headers = error_headers(error)
-        if isinstance(error, BodyTooLarge | Expired):
+        if isinstance(error, BodyTooLarge | TooSlow) or error.reason == "TOO_MANY_BODIES":
             headers.append((b"connection", b"close"))
         await self.respond(error.http_status, error_body(error), JSON, headers)
 

@@ -4,17 +4,21 @@ answer.
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
+import time
 from collections.abc import Iterator
+from typing import cast
 
 import uvicorn
 
 from services.gateway.app import App
+from services.gateway.http_protocol import BoundedProtocol, HttpLimits
 from shared.errors import Unavailable
+from shared.server_tls import ServerTls
 
 _BACKLOG = 2048
-_KEEP_ALIVE_S = 75
 _TICK_S = 1.0
 
 
@@ -31,7 +35,12 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         # Each tick with 0 renews the date header.
+        looked_at = time.monotonic()
         while not await self.on_tick(0):
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                cast(BoundedProtocol, connection).look(min(now - looked_at, 2 * _TICK_S))
+            looked_at = now
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
                     await self.stopping.wait()
@@ -42,8 +51,17 @@ class HttpServer:
     backlog.
     """
 
-    def __init__(self, host: str, port: int, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        shutdown_timeout_s: float,
+        limits: HttpLimits,
+        tls: ServerTls | None = None,
+    ) -> None:
         """Binds. Raises Unavailable if the address is taken or not ours."""
+        self._limits = limits
+        self._tls = tls
         self._shutdown_timeout_s = shutdown_timeout_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
@@ -66,7 +84,7 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             interface="asgi3",
-            http="httptools",
+            http=type("Protocol", (BoundedProtocol,), {"limits": self._limits}),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -74,11 +92,21 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=self._limits.keep_alive_s,
             timeout_graceful_shutdown=math.ceil(self._shutdown_timeout_s),
+            **(self._tls.uvicorn_options() if self._tls else {}),
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def served(self) -> None:
+        """Waits until it has stopped. Raises Unavailable unless it was told to."""
+        assert self._server is not None and self._task is not None, "not started"
+        await asyncio.wait([self._task])
+        if not self._server.should_exit:
+            failure = None if self._task.cancelled() else self._task.exception()
+            raise Unavailable("REST_DOOR_FAILED", f"the REST door has stopped serving: {failure!r}")
 
     async def stop(self) -> None:
         """Stops accepting, lets open answers run for the shutdown timeout, then closes them."""
@@ -88,8 +116,14 @@ class HttpServer:
             await asyncio.sleep(0.01)
         self._server.should_exit = True
         self._server.stopping.set()
-        await self._task
+        await asyncio.wait([self._task])
 
     def unbind(self) -> None:
         """Closes the socket."""
         self._socket.close()
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """What clients do wrong is no news, and an answer that a shutdown cuts off has no fault in it."""
+    error = record.exc_info[1] if record.exc_info else None
+    return record.levelno >= logging.ERROR and not isinstance(error, asyncio.CancelledError)

@@ -1,28 +1,30 @@
 """The cold routes: models, health, load, metrics, version, tokenizing, and the page for people."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from services.gateway.caller import Caller
+from services.gateway.caller import Caller, tenant_of
 from services.gateway.data_urls import decode_media
-from services.gateway.fields import Fields, parse_body
+from services.gateway.fields import Fields, off_the_loop, parse_body
 from services.gateway.health import Health
-from services.gateway.http import Exchange
+from services.gateway.http import BodyLimits, Exchange
 from services.gateway.metrics import Metrics
 from services.gateway.model import ServedModel
 from services.gateway.openai_requests import check_model, read_conversation
 from services.gateway.preprocess_pool import PreprocessPool
+from services.gateway.reporter import Reporter
 from services.gateway.unsupported import refuse_unsupported
-from shared.errors import Unavailable
-from shared.queue import Queue
 from shared.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
 _PAGE = Path(__file__).with_name("page.html")
 _HTML = b"text/html; charset=utf-8"
+# To be turned into text at once, whatever the model's length.
+_LEAST_TOKENS = 65_536
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -32,20 +34,20 @@ class Information:
     def __init__(
         self,
         model: ServedModel,
-        queue: Queue,
         pool: PreprocessPool,
         health: Health,
         metrics: Metrics,
-        max_body_bytes: int,
+        reporter: Reporter,
+        body_limits: BodyLimits,
         open_answers: Callable[[], int],
     ) -> None:
         """`open_answers` counts those that this gateway is giving."""
         self._model = model
-        self._queue = queue
         self._pool = pool
         self._health = health
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self._reporter = reporter
+        self._body_limits = body_limits
         self._open_answers = open_answers
         self._page = _PAGE.read_bytes()
         self._version = _version()
@@ -70,12 +72,7 @@ class Information:
 
     async def metrics(self, exchange: Exchange, caller: Caller) -> None:
         """GET /metrics. While Redis is away the schedulers' load is the last one known."""
-        try:
-            loads = await self._queue.loads()
-            live, _ = await self._queue.depth()
-            self._metrics.load.update(loads, live)
-        except Unavailable:
-            pass
+        await self._reporter.look()
         await exchange.respond(200, self._metrics.text(), _PROMETHEUS)
 
     async def version(self, exchange: Exchange, caller: Caller) -> None:
@@ -96,13 +93,14 @@ class Information:
         fields = await self._fields(exchange)
         if "messages" in fields:
             refuse_unsupported(fields)
-            conversation, _ = read_conversation(fields, self._model)
+            conversation, _ = await asyncio.to_thread(read_conversation, fields, self._model)
             prepare = PrepareRequest(conversation=conversation)
         else:
             if "prompt" not in fields:
                 raise fields.wrong("prompt", "is missing")
             prepare = PrepareRequest(text=fields.string("prompt"))
         prepare.request_id = caller.request_id
+        prepare.tenant = tenant_of(caller, "")
         async with exchange.while_connected():
             await decode_media(prepare)
             prepared = await self._pool.prepare(prepare)
@@ -115,8 +113,9 @@ class Information:
         fields = await self._fields(exchange)
         if "tokens" not in fields:
             raise fields.wrong("tokens", "is missing")
-        tokens = fields.integers("tokens", 0, self._model.vocab_size - 1)
-        text = self._model.table.text(tokens, skip_special_tokens=False)
+        most = max(self._model.max_model_len, _LEAST_TOKENS)
+        tokens = fields.integers("tokens", 0, self._model.vocab_size - 1, most)
+        text = await asyncio.to_thread(self._model.table.text, tokens, skip_special_tokens=False)
         await _json(exchange, {"prompt": text})
 
     async def tokenizer_info(self, exchange: Exchange, caller: Caller) -> None:
@@ -124,7 +123,9 @@ class Information:
         await _json(exchange, dict(self._model.tokenizer_info))
 
     async def _fields(self, exchange: Exchange) -> Fields:
-        fields = Fields(parse_body(await exchange.json_body(self._max_body_bytes)))
+        body = await exchange.json_body(self._body_limits)
+        fields = Fields(await off_the_loop(parse_body, body))
+        exchange.release_body()
         check_model(fields, self._model)
         return fields
 

@@ -3,11 +3,13 @@ http(s) URLs are passed on unfetched.
 """
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video
 
 _LONGEST_URL = 8192
+_LONGEST_HOST = 253  # RFC 1035
 _ANY = "application/octet-stream"
 # vLLM's `data:video/jpeg;base64,<frame>,<frame>,...`: a video as its frames.
 FRAME_KINDS = ("video/jpeg", "video/png")
@@ -82,6 +84,12 @@ def _remote(url: str, field: str) -> Media:
         raise _wrong(field, "must be a data:, http: or https: URL")
     if len(url) > _LONGEST_URL:
         raise _wrong(field, f"is longer than {_LONGEST_URL} characters")
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        raise _wrong(field, "is no URL") from None
+    if len(host) > _LONGEST_HOST:
+        raise _wrong(field, f"names a host of more than {_LONGEST_HOST} characters")
     return Media(url=url, field=field)
 
 

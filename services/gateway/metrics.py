@@ -1,20 +1,42 @@
-"""Prometheus metrics under the names of vLLM where they mean the same, so that dashboards and
-autoscalers work.
+"""Prometheus metrics under the names of vLLM where they mean the same, with its labels and buckets, so that dashboards
+and autoscalers work.
+
+What a gateway measures itself has `engine="0"`: which decoders had a request is not for it to know.
 """
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Metric,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from services.gateway.scheduler_load import SchedulerLoad
+from services.gateway.timeline import Timeline
 from shared.background import failures
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 
-_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 80)
-_ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-_E2E_S = (0.05, 0.1, 0.3, 0.5, 1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600)
+_LABELS = ("model_name", "engine")
+_TTFT_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+_REQUEST_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
+    *(240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_N = (1, 2, 5, 10, 20)
 _STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 _REASONS = {
@@ -40,31 +62,56 @@ class _BackgroundFailures(Collector):
 class Metrics:
     """All series of one gateway, with its own registry."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, max_model_len: int) -> None:
+        """`max_model_len` bounds the buckets of token counts."""
         self.registry = CollectorRegistry()
         self.load = SchedulerLoad(model_name)
         self.registry.register(self.load)
         self.registry.register(_BackgroundFailures())
-        self._model_name = model_name
-        self._prompt_tokens = self._counter(
-            "vllm:prompt_tokens", "Prompt tokens of ended requests."
-        )
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._labels = (model_name, "0")
+        tokens = _one_two_five(max_model_len)
+        histogram = self._histogram
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens given out.")
-        self._success = Counter(
+        cache = "Media items that were looked for in the caches of pixel values."
+        self._mm_queries = self._counter("vllm:mm_cache_queries", cache)
+        self._mm_hits = self._counter("vllm:mm_cache_hits", "Of these, those that were found.")
+        success = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
-            ["model_name", "finished_reason"],
+            [*_LABELS, "finished_reason"],
             registry=self.registry,
         )
-        self._ttft = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT_S
-        )
-        self._itl = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between one token and the next.", _ITL_S
-        )
-        self._e2e = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to the end.", _E2E_S
-        )
+        self._success = {
+            reason: success.labels(*self._labels, reason) for reason in _REASONS.values()
+        }
+        name = "vllm:time_to_first_token_seconds"
+        self._ttft = histogram(name, "From arrival to the first token.", _TTFT_S)
+        name = "vllm:inter_token_latency_seconds"
+        self._itl = histogram(name, "Between one token and the next.", _TOKEN_S)
+        name = "vllm:request_time_per_output_token_seconds"
+        self._per_token = histogram(name, "Between tokens, the mean of a request.", _TOKEN_S)
+        name = "vllm:e2e_request_latency_seconds"
+        self._e2e = histogram(name, "From arrival to the end.", _REQUEST_S)
+        name = "vllm:request_queue_time_seconds"
+        self._queue = histogram(name, "From admission to a decoder.", _REQUEST_S)
+        name = "vllm:request_prefill_time_seconds"
+        self._prefill = histogram(name, "At a decoder, to the first token.", _REQUEST_S)
+        name = "vllm:request_decode_time_seconds"
+        self._decode = histogram(name, "From the first token to the last.", _REQUEST_S)
+        name = "vllm:request_inference_time_seconds"
+        self._inference = histogram(name, "At a decoder, to the last token.", _REQUEST_S)
+        name = "vllm:request_prompt_tokens"
+        self._prompt_size = histogram(name, "Tokens of a prompt.", tokens)
+        name = "vllm:request_generation_tokens"
+        self._answer_size = histogram(name, "Tokens of all answers to a request.", tokens)
+        name = "vllm:request_max_num_generation_tokens"
+        self._longest = histogram(name, "Tokens of a request's longest answer.", tokens)
+        name = "vllm:request_params_max_tokens"
+        self._max_tokens = histogram(name, "The parameter max_tokens.", tokens)
+        self._n = histogram("vllm:request_params_n", "The parameter n.", _N)
         self._stages = Histogram(
             "tessera_stage_duration_seconds",
             "Time in each stage of a request.",
@@ -86,11 +133,16 @@ class Metrics:
         self._restores = Counter(
             "tessera_restores",
             "Requests told to a Redis that came back, by whether it took them.",
-            ["model_name", "result"],
+            [*_LABELS, "result"],
             registry=self.registry,
         )
-        self.first_token = self._ttft.observe
         self.inter_token = self._itl.observe
+        self.generated = self._generation_tokens.inc
+
+    def first_token(self, seconds: float, prompt_tokens: int) -> None:
+        """A prompt has been computed, so long after it arrived."""
+        self._ttft.observe(seconds)
+        self._prompt_tokens.inc(prompt_tokens)
 
     def stage(self, name: str, seconds: float) -> None:
         """One stage of one request took this long."""
@@ -98,6 +150,11 @@ class Metrics:
         if series is None:
             series = self._stage_series[name] = self._stages.labels(name)
         series.observe(seconds)
+
+    def media(self, items: int, cached: int) -> None:
+        """So many items of a prompt were prepared, some of which were known."""
+        self._mm_queries.inc(items)
+        self._mm_hits.inc(cached)
 
     def rejected(self, reason: str) -> None:
         """A request was refused before it was accepted."""
@@ -113,32 +170,57 @@ class Metrics:
 
     def restored(self, taken: int, refused: int) -> None:
         """Redis came back and was told what this gateway follows."""
-        self._restores.labels(self._model_name, "restored").inc(taken)
-        self._restores.labels(self._model_name, "refused").inc(refused)
+        self._restores.labels(*self._labels, "restored").inc(taken)
+        self._restores.labels(*self._labels, "refused").inc(refused)
 
     def ended(
         self,
         ending: Ending | None,
+        timeline: Timeline,
         *,
         prompt_tokens: int,
-        generation_tokens: int,
-        duration_s: float,
+        answers: Sequence[int],
+        max_tokens: int,
     ) -> None:
-        """An accepted request is over; without an ending the client left."""
-        reason = "abort" if ending is None else _REASONS.get(ending.reason, "error")
-        self._success.labels(self._model_name, reason).inc()
-        self._prompt_tokens.inc(prompt_tokens)
-        self._generation_tokens.inc(generation_tokens)
-        self._e2e.observe(duration_s)
+        """An accepted request is over; without an ending the client left. `answers` are the tokens of
+        each choice.
+        """
+        self._success[finish_reason(ending)].inc()
+        self._prompt_size.observe(prompt_tokens)
+        self._answer_size.observe(sum(answers))
+        self._longest.observe(max(answers))
+        self._max_tokens.observe(max_tokens)
+        self._n.observe(len(answers))
+        self._e2e.observe(timeline.total_s)
+        if timeline.queue_s is not None:
+            self._queue.observe(timeline.queue_s)
+        if timeline.decode_s is not None:
+            self._decode.observe(timeline.decode_s)
+            if max(answers) > 1:
+                self._per_token.observe(timeline.decode_s / (max(answers) - 1))
+        if timeline.prefill_s is not None and timeline.decode_s is not None:
+            self._prefill.observe(timeline.prefill_s)
+            self._inference.observe(timeline.prefill_s + timeline.decode_s)
 
     def text(self) -> bytes:
         """The page in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(name, text, ["model_name"], registry=self.registry)
-        return counter.labels(self._model_name)
+        counter = Counter(name, text, _LABELS, registry=self.registry)
+        return counter.labels(*self._labels)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
-        return histogram.labels(self._model_name)
+        histogram = Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
+        return histogram.labels(*self._labels)
+
+
+def finish_reason(ending: Ending | None) -> str:
+    """stop, length, abort or error."""
+    return "abort" if ending is None else _REASONS.get(ending.reason, "error")
+
+
+def _one_two_five(most: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50 and so on, up to `most`."""
+    steps = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return [float(step) for step in steps if step <= most]

@@ -9,7 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.checkpoint import Checkpoint
-from shared.errors import InvalidRequest, NotFound, Precondition
+from shared.errors import NotFound, Precondition
+from shared.model_config.families import has_vision, read_decoder_config
 from shared.text import TokenBytes
 from shared.tokenizer_file import read_tokenizer
 
@@ -38,6 +39,7 @@ class ServedModel:
     max_choices: int = 128
     max_logprobs: int = 20
     max_prompts: int = 128
+    has_vision: bool = False  # it takes pictures
 
     @classmethod
     def load(
@@ -56,19 +58,12 @@ class ServedModel:
         """
         checkpoint = Checkpoint(folder)
         text_config = checkpoint.text_config
-        length = text_config.get("max_position_embeddings")
-        if max_model_len is None and not isinstance(length, int):
-            raise InvalidRequest(
-                "NO_MODEL_LENGTH",
-                f"{folder}/config.json has no max_position_embeddings; give --max-model-len",
-                field="max_model_len",
-            )
         table = _table(folder / "tokenizer.json")
         tokenizer = Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json").text)
         eos_token_ids = checkpoint.eos_token_ids()
         return cls(
             name=name,
-            max_model_len=max_model_len or int(length or 0),
+            max_model_len=max_model_len or read_decoder_config(checkpoint).max_position_embeddings,
             vocab_size=int(text_config.get("vocab_size") or len(table)),
             eos_token_ids=eos_token_ids,
             own_eos_ids=_own_eos_ids(checkpoint, tokenizer) or frozenset(eos_token_ids),
@@ -81,6 +76,7 @@ class ServedModel:
             max_choices=max_choices,
             max_logprobs=max_logprobs,
             max_prompts=max_prompts,
+            has_vision=has_vision(checkpoint),
         )
 
     def default_max_tokens(self, room: int) -> int:

@@ -2,7 +2,7 @@
 
 import json
 
-from shared.errors import InvalidRequest, NotFound, ServingError
+from shared.errors import Expired, InvalidRequest, NotFound, ServingError
 
 # What was away is mostly back within seconds.
 _RETRY_S = b"2"
@@ -25,6 +25,28 @@ class MethodNotAllowed(InvalidRequest):
     """The route exists, for another method; `allow` in the metadata says which."""
 
     http_status = 405
+
+
+class HeadTooLarge(InvalidRequest):
+    """More or longer headers than the limit."""
+
+    http_status = 431
+
+
+class InvalidHttp(InvalidRequest):
+    """What the HTTP parser does not understand, or is not to go on with."""
+
+
+class TooSlow(Expired):
+    """The client took too long to send its request."""
+
+    http_status = 408
+
+
+class Forbidden(InvalidRequest):
+    """Who asks may not, whatever the key."""
+
+    http_status = 403
 
 
 class NoRoute(NotFound):

@@ -8,8 +8,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from services.gateway.cache_salt import read_cache_salt
 from services.gateway.content_parts import read_part
 from services.gateway.fields import Fields
+from services.gateway.list_limits import (
+    LONGEST_TEMPLATE_KWARGS,
+    MOST_MESSAGES,
+    MOST_PARTS,
+)
 from services.gateway.logprob_fields import read_logprobs
 from services.gateway.model import ServedModel
 from services.gateway.request import ValidRequest
@@ -54,7 +60,11 @@ def read_conversation(fields: Fields, model: ServedModel) -> tuple[Conversation,
     """The messages and template settings, with an upper bound of the tokens they make."""
     if not isinstance(fields.raw("messages"), list) or not fields.raw("messages"):
         raise fields.wrong("messages", "must be a list of at least one message")
-    messages = [_message(message) for message in fields.objects("messages")]
+    listed = fields.objects("messages", MOST_MESSAGES)
+    contents = (message.raw("content") for message in listed)
+    if sum(len(parts) for parts in contents if isinstance(parts, list)) > MOST_PARTS:
+        raise fields.wrong("messages", f"must not hold more than {MOST_PARTS} parts in all")
+    messages = [_message(message) for message in listed]
     conversation = Conversation(
         messages=messages,
         chat_template_kwargs_json=_template_kwargs(fields),
@@ -151,6 +161,7 @@ def _request(
         user=fields.string("user", longest=_LONGEST_USER),
         prompt_bound=min(bound, keep or bound),
         priority=fields.integer("priority", -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
+        cache_salt=read_cache_salt(fields),
     )
 
 
@@ -184,7 +195,7 @@ def _message(fields: Fields) -> Message:
     if isinstance(content, str):
         parts = [Part(text=fields.string("content"))]
     elif isinstance(content, list) and content:
-        parts = [read_part(part) for part in fields.objects("content")]
+        parts = [read_part(part) for part in fields.objects("content", MOST_PARTS)]
     else:
         raise fields.wrong("content", "must be a string or a list of at least one part")
     return Message(role=_ROLES[role], content=parts, name=fields.string("name", longest=256))
@@ -195,9 +206,13 @@ def _template_kwargs(fields: Fields) -> str:
     if not kwargs.items():
         return ""
     try:
-        return json.dumps(dict(kwargs.items()), allow_nan=False)
-    except (ValueError, RecursionError) as error:
+        text = json.dumps(dict(kwargs.items()), allow_nan=False)
+    except ValueError as error:
         raise fields.wrong("chat_template_kwargs", f"cannot be passed on: {error}") from None
+    if len(text) > LONGEST_TEMPLATE_KWARGS:
+        limit = f"must not be longer than {LONGEST_TEMPLATE_KWARGS} bytes as JSON"
+        raise fields.wrong("chat_template_kwargs", limit)
+    return text
 
 
 def _prompt(

@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 
 _TRIES = 3
 _TIMEOUT_S = 60.0
+# A replica that is lost is noticed well before this. One that is lost later may have been lost by the prompt.
+_LONG_S = 15.0
 
 
 class PreprocessPool:
@@ -38,6 +40,8 @@ class PreprocessPool:
     async def prepare(self, request: PrepareRequest) -> PrepareResponse:
         """Prepares a prompt. Raises what the replica raised; Unavailable when none could be
         reached.
+
+        A prompt that a replica has worked on for long is not sent to another.
         """
         tried: list[Member] = []
         failure: ServingError = Unavailable(
@@ -49,11 +53,14 @@ class PreprocessPool:
             if member is None:
                 break
             tried.append(member)
+            began = time.monotonic()
             try:
                 return await self._call(member, request, deadline - time.monotonic())
             except Unavailable as error:
                 log.warning("preprocess refused", address=member.address, error=error.message)
                 failure = error
+                if time.monotonic() - began > _LONG_S:
+                    break
         raise failure
 
     async def close(self) -> None:

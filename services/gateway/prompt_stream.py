@@ -51,7 +51,7 @@ class PromptStream:
         answer: asyncio.Future[PrepareResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
+            self._task = tasks.begin(self._work())
         try:
             async with asyncio.timeout(timeout_s):
                 result = await answer

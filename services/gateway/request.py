@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.gateway.cache_salt import salt_of
 from services.gateway.data_urls import Luggage
 from services.gateway.model import ServedModel
 from services.gateway.terms import NO_TERMS, Terms
@@ -27,6 +28,8 @@ class ValidRequest:
     prompt_bound: int
     # Lower goes first.
     priority: int = 0
+    # Only requests with the same share computed prefixes; empty is none.
+    cache_salt: str = ""
     # Where `prepare` has tickets for media.
     luggage: Luggage | None = None
 
@@ -47,8 +50,11 @@ def make_spec(
     tenant: str,
     created_unix_s: int,
     traceparent: str = "",
+    shares_prefixes: bool = True,
+    client_request_id: str = "",
 ) -> RequestSpec:
-    """The request as it stands in the queue, with every default filled in.
+    """The request as it stands in the queue, with every default filled in. `shares_prefixes`: with those of
+    other tenants.
 
     Raises InvalidRequest if prompt and answer do not fit into the model's length together.
     """
@@ -80,10 +86,12 @@ def make_spec(
         created_unix_s=created_unix_s,
         reply=request.reply,
         traceparent=traceparent,
+        client_request_id=client_request_id,
         timeout_ms=terms.timeouts.request_ms,
         queue_timeout_ms=terms.timeouts.queue_ms,
         first_token_timeout_ms=terms.timeouts.first_token_ms,
         keep_ms=terms.keep_ms,
         media_cost=sum(item.rows for item in prepared.media),
+        cache_salt=salt_of("" if shares_prefixes else tenant, request.cache_salt),
     )
     return spec

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from services.gateway.bad_words import read_bad_words
 from services.gateway.candidates import read_candidates
 from services.gateway.fields import Fields
+from services.gateway.list_limits import MOST_IDS, MOST_STOP_IDS
 from services.gateway.logprob_fields import Logprobs
 from services.gateway.model import ServedModel
 from tessera.common.v1.sampling_pb2 import SamplingParams
@@ -43,8 +44,8 @@ def read_sampling(fields: Fields, model: ServedModel, logprobs: Logprobs) -> Sam
         logprobs=logprobs.output,
         prompt_logprobs=logprobs.prompt,
         logit_bias=_logit_bias(fields, last_id),
-        allowed_token_ids=fields.integers("allowed_token_ids", 0, last_id),
-        bad_token_ids=fields.integers("bad_token_ids", 0, last_id),
+        allowed_token_ids=fields.integers("allowed_token_ids", 0, last_id, MOST_IDS),
+        bad_token_ids=fields.integers("bad_token_ids", 0, last_id, MOST_IDS),
         bad_words=read_bad_words(fields, model.tokenizer),
     )
     _read_stops(fields, model, sampling)
@@ -61,7 +62,7 @@ def read_sampling(fields: Fields, model: ServedModel, logprobs: Logprobs) -> Sam
 
 def _read_stops(fields: Fields, model: ServedModel, sampling: SamplingParams) -> None:
     sampling.ignore_eos = fields.boolean("ignore_eos", False)
-    stop_ids = fields.integers("stop_token_ids", 0, model.vocab_size - 1)
+    stop_ids = fields.integers("stop_token_ids", 0, model.vocab_size - 1, MOST_STOP_IDS)
     eos = () if sampling.ignore_eos else model.eos_token_ids
     sampling.stop_token_ids[:] = sorted({*stop_ids, *eos})
     sampling.stop[:] = fields.strings("stop", _MOST_STOPS, _LONGEST_STOP)
@@ -104,6 +105,8 @@ def scores_prompt_only(fields: Fields) -> bool:
 
 def _logit_bias(fields: Fields, last_id: int) -> dict[int, float]:
     entries = fields.mapping("logit_bias")
+    if len(entries.items()) > MOST_IDS:
+        raise fields.wrong("logit_bias", f"must not hold more than {MOST_IDS} ids")
     bias = {}
     for name, _ in entries.items():
         if not (name.isascii() and name.isdigit()) or len(name) > 10 or int(name) > last_id:

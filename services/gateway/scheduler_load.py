@@ -1,7 +1,7 @@
 """What the schedulers say of their decoders, as series of the metrics page."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 
@@ -13,56 +13,114 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
+from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
+
+_FIRST = 0  # the engine that has what belongs to no engine
+_LABELS = ("model_name", "engine")
 
 
 class SchedulerLoad(Collector):
-    """What the schedulers published in Redis. The same at every gateway: take the maximum over
-    gateways, not the sum.
+    """What the schedulers published in Redis, each decoder being an engine with a number. Nothing at all where another
+    gateway reports it (`reporter.py`).
     """
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
-        self._decoders: list[DecoderLoad] = []
+        self._decoders: dict[int, DecoderLoad] | None = None
         self._live_requests = 0
 
-    def update(self, loads: Sequence[GetLoadResponse], live_requests: int) -> None:
+    def update(self, decoders: Mapping[int, DecoderLoad], live_requests: int) -> None:
         """Keeps what was read just now. `live_requests` counts all that are reserved, waiting or
         running.
         """
-        self._decoders = [decoder for load in loads for decoder in load.decoders]
+        self._decoders = dict(decoders)
         self._live_requests = live_requests
+
+    def leave_out(self) -> None:
+        """Another gateway reports it."""
+        self._decoders = None
 
     def collect(self) -> Iterable[Metric]:
         """The series, for the registry."""
+        if self._decoders is None:
+            return
         decoders = self._decoders
-        running = sum(decoder.running for decoder in decoders)
-        total = sum(decoder.blocks_total for decoder in decoders)
-        used = sum(decoder.blocks_used for decoder in decoders)
-        yield self._gauge("vllm:num_requests_running", "Sequences being computed.", running)
-        yield self._gauge(
-            "vllm:num_requests_waiting",
-            "Requests that wait for room or for media, the queue's included.",
-            max(0, self._live_requests - running),
+        engines = decoders or {_FIRST: DecoderLoad()}
+        yield self._gauges(
+            "vllm:num_requests_running",
+            "Sequences being computed.",
+            {engine: decoder.running for engine, decoder in engines.items()},
         )
-        yield self._gauge(
+        yield self._gauges(
+            "vllm:num_requests_waiting",
+            "Requests that wait for room or for media; the queue's with the first engine.",
+            self._waiting(engines),
+        )
+        yield self._gauges(
             "vllm:kv_cache_usage_perc",
             "KV blocks in use; 1 is all.",
-            used / total if total else 0.0,
+            {
+                engine: decoder.blocks_used / max(1, decoder.blocks_total)
+                for engine, decoder in engines.items()
+            },
         )
-        for name, value in (
-            ("vllm:prefix_cache_queries", sum(d.prefix_queries for d in decoders)),
-            ("vllm:prefix_cache_hits", sum(d.prefix_hits for d in decoders)),
-            ("vllm:num_preemptions", sum(d.preemptions for d in decoders)),
-        ):
-            counter = CounterMetricFamily(name, "Of the present leases.", labels=["model_name"])
-            counter.add_metric([self._model_name], value)
-            yield counter
+        yield self._counters(
+            "vllm:prefix_cache_queries",
+            "Prompt tokens that were looked for in the prefix cache, since the lease.",
+            lambda d: d.prefix_queries * d.block_size,
+        )
+        yield self._counters(
+            "vllm:prefix_cache_hits",
+            "Of these, those that were found.",
+            lambda d: d.prefix_hits * d.block_size,
+        )
+        yield self._counters(
+            "vllm:num_preemptions", "Preemptions since the lease.", lambda d: d.preemptions
+        )
+        yield self._cache_info()
+        yield self._step_tokens()
         yield from self._steps()
+
+    def _waiting(self, engines: Mapping[int, DecoderLoad]) -> dict[int, float]:
+        left = max(0, self._live_requests - sum(d.running for d in engines.values()))
+        waiting: dict[int, float] = {}
+        for engine, decoder in engines.items():
+            waiting[engine] = min(left, decoder.waiting)
+            left -= min(left, decoder.waiting)
+        waiting[min(engines)] += left
+        return waiting
+
+    def _cache_info(self) -> Metric:
+        names = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "enable_prefix_caching")
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "What the KV cache of each engine is like; always 1.",
+            labels=[*_LABELS, *names],
+        )
+        for engine, decoder in self._engines():
+            sizes = (decoder.block_size, decoder.blocks_total, decoder.host_blocks)
+            labels = [self._model_name, str(engine), *map(str, sizes), "True"]
+            family.add_metric(labels, 1)
+        return family
+
+    def _step_tokens(self) -> Metric:
+        family = HistogramMetricFamily(
+            "vllm:iteration_tokens_total",
+            "Tokens that were computed in a step, since the lease.",
+            labels=_LABELS,
+        )
+        for engine, decoder in self._engines():
+            counted = decoder.step_tokens
+            if counted.counts:
+                bounds = [*map(float, counted.bounds), inf]
+                counts = Counter(dict(zip(bounds, counted.counts, strict=True)))
+                labels = [self._model_name, str(engine)]
+                family.add_metric(labels, _buckets(counts), counted.total)
+        return family
 
     def _steps(self) -> Iterable[Metric]:
         """How long steps may take and do take, where one is known."""
-        begun = [d for d in self._decoders if d.steps]
+        begun = [decoder for _, decoder in self._engines() if decoder.steps]
         if not begun:
             return
         slowest = max(begun, key=lambda decoder: decoder.step_predicted_us)
@@ -88,21 +146,42 @@ class SchedulerLoad(Collector):
         for decoder in decoders:
             bounds = (*decoder.read_steps.bounds_s, inf)
             counts.update(dict(zip(bounds, decoder.read_steps.counts, strict=False)))
-        below = accumulate(counts[bound] for bound in sorted(counts))
-        buckets = [
-            ("+Inf" if bound == inf else str(bound), count)
-            for bound, count in zip(sorted(counts), below, strict=True)
-        ]
         histogram = HistogramMetricFamily(
             "tessera_step_duration_seconds",
             "Steps while streams generated, of the present leases.",
             labels=["model_name"],
         )
         total_s = sum(decoder.read_steps.total_s for decoder in decoders)
-        histogram.add_metric([self._model_name], buckets, total_s)
+        histogram.add_metric([self._model_name], _buckets(counts), total_s)
         return histogram
+
+    def _engines(self) -> list[tuple[int, DecoderLoad]]:
+        return sorted((self._decoders or {}).items())
 
     def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
         gauge = GaugeMetricFamily(name, text, labels=["model_name"])
         gauge.add_metric([self._model_name], value)
         return gauge
+
+    def _gauges(self, name: str, text: str, values: Mapping[int, float]) -> GaugeMetricFamily:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        for engine, value in sorted(values.items()):
+            gauge.add_metric([self._model_name, str(engine)], value)
+        return gauge
+
+    def _counters(
+        self, name: str, text: str, value: Callable[[DecoderLoad], float]
+    ) -> CounterMetricFamily:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        for engine, decoder in self._engines():
+            counter.add_metric([self._model_name, str(engine)], value(decoder))
+        return counter
+
+
+def _buckets(counts: "Counter[float]") -> list[tuple[str, float]]:
+    """How many lie at or below each bound."""
+    below = accumulate(counts[bound] for bound in sorted(counts))
+    return [
+        ("+Inf" if bound == inf else str(bound), count)
+        for bound, count in zip(sorted(counts), below, strict=True)
+    ]

@@ -1,9 +1,11 @@
 """What the gateway can be told."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
+from shared import access
 from shared.settings import RoomSettings
 
 
@@ -15,18 +17,84 @@ class GatewaySettings(RoomSettings):
     host: str = Field("127.0.0.1", description="Address of the REST and gRPC doors.")
     port: int = Field(8000, ge=0, le=65535, description="Port of the REST door; 0 takes any.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="Port of the gRPC door; 0 takes any.")
-    api_key: str = Field(
-        "", description="Keys, separated by commas, of which every request must carry one."
+    api_key: str | None = Field(
+        None,
+        description="Keys, separated by commas, of which every request must carry one. Better in the environment"
+        " (TESSERA_API_KEY) or a file: flags stand in the list of processes.",
+    )
+    api_key_file: Path | None = Field(
+        None, description="File of further keys, one a line; lines with # are comments."
+    )
+    allow_unauthenticated: bool = Field(
+        False, description="Starts without a key on an address that other machines can reach."
+    )
+    published_host: str = Field(
+        "",
+        description="Address at which others reach --host, where that is inside a container; --host unless given.",
+    )
+    share_prefix_cache: bool = Field(
+        False,
+        description="Callers with different keys find what was computed of equal prompts for each other: faster,"
+        " but cached_tokens then tells one what another has asked.",
+    )
+    ssl_certfile: Path | None = Field(
+        None, description="Certificate chain in PEM: both doors speak TLS with it."
+    )
+    ssl_keyfile: Path | None = Field(
+        None, description="Its private key, without a password; in --ssl-certfile unless given."
+    )
+    ssl_ca_certs: Path | None = Field(
+        None, description="Authorities in PEM by which client certificates are checked."
+    )
+    ssl_cert_reqs: int = Field(
+        0,
+        ge=0,
+        le=2,
+        description="Client certificates: 0 is none, 1 checked if one comes, 2 needed.",
     )
     cors_allow_origins: str = Field(
         "",
         description="Origins, separated by commas, whose web pages may call the REST door; * is any.",
     )
+    allowed_hosts: str = Field(
+        "",
+        description="Names, separated by commas, by which the REST door may be called, beside localhost; * is any."
+        " Only localhost unless given, on a loopback address without a key.",
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
     )
+    language_model_only: bool = Field(
+        False, description="Is ready without a vision encoder: pictures are refused."
+    )
     max_body_bytes: int = Field(
         32 << 20, ge=1024, le=1 << 30, description="Largest request body; a larger one is a 413."
+    )
+    max_body_bytes_in_flight: int = Field(
+        256 << 20,
+        ge=1024,
+        description="Bytes of all bodies that are being read or prepared, at least two of the largest; a 503 above.",
+    )
+    request_body_timeout: float = Field(
+        20.0, gt=0, le=3600, description="Seconds without a byte of a body before a 408."
+    )
+    max_header_bytes: int = Field(
+        64 << 10, ge=1024, le=16 << 20, description="Bytes of address and headers before a 431."
+    )
+    max_header_count: int = Field(
+        256, ge=8, le=65536, description="Headers of a request before a 431."
+    )
+    request_header_timeout: float = Field(
+        20.0, gt=0, le=3600, description="Seconds that headers may take before a 408."
+    )
+    keep_alive_timeout: int = Field(
+        75, ge=1, le=86400, description="Seconds that an idle connection is kept."
+    )
+    max_connections: int = Field(
+        4096, ge=1, description="Connections of the REST door, and of the gRPC door."
+    )
+    max_concurrent_streams: int = Field(
+        256, ge=1, le=65536, description="Calls at once on one gRPC connection."
     )
     max_waiting_requests: int = Field(
         1024, ge=1, description="Requests in all (preparing, waiting, running) before a 429."
@@ -62,14 +130,15 @@ class GatewaySettings(RoomSettings):
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """The keys, one by one."""
-        return _parts(self.api_key)
+        """The keys, one by one. Raises InvalidRequest if none was given where one was asked for."""
+        return access.given_keys(self.api_key, self.api_key_file)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of `allowed_hosts`, one by one."""
+        return access.parts(self.allowed_hosts)
 
     @property
     def web_origins(self) -> tuple[str, ...]:
         """The origins, one by one, as browsers write them: without a slash at the end."""
-        return tuple(origin.rstrip("/") for origin in _parts(self.cors_allow_origins))
-
-
-def _parts(listed: str) -> tuple[str, ...]:
-    return tuple(part for piece in listed.split(",") if (part := piece.strip()))
+        return tuple(origin.rstrip("/") for origin in access.parts(self.cors_allow_origins))

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.launcher.settings import ChatSettings
 from shared.client import BlockingClient, ClientError, GaveUp, Refused
+from shared.errors import InvalidRequest
 
 _HELP = "/image PATH shows a picture, /clear begins anew, /quit ends"
 
@@ -21,12 +22,12 @@ def main(arguments: list[str]) -> int:
     """Talks until /quit or the end of the input. Returns 0, or 1 if the last answer failed."""
     settings = ChatSettings.load(arguments, prog="tessera chat")
     try:
-        with BlockingClient(settings.urls, api_key=settings.api_key) as client:
+        with BlockingClient(settings.urls, api_key=settings.key, tls=settings.tls()) as client:
             conversation = Conversation(client, settings)
             for path in settings.image:
                 conversation.show(path)
             return _talk(conversation)
-    except (ChatError, ValueError) as error:  # ValueError: --url is none
+    except (ChatError, InvalidRequest, ValueError) as error:  # ValueError: --url is none
         print(f"tessera chat: {error}", file=sys.stderr)
         return 1
 
@@ -146,8 +147,8 @@ def _act(conversation: Conversation, line: str) -> None:
 
 def _explain(error: ClientError, url: str) -> str:
     """One sentence for people."""
-    if isinstance(error, GaveUp):
+    if isinstance(error, GaveUp) and "certificate" not in str(error):
         return f"nobody answers at {url}: start `tessera serve`, or give --url"
     if isinstance(error, Refused) and error.status == 401:
-        return "the server wants a key: give --api-key"
+        return "the server wants a key: set TESSERA_API_KEY, or give --api-key-file FILE"
     return str(error)

@@ -38,8 +38,8 @@ class Child:
     """Keeps a program running until it is told to stop.
 
     A program that dies is started again: at once, and after 0.2 s and up to 5 s when it keeps dying. One that was ready
-    and gives no answer for 5 s is killed. One that has never been ready and dies five times, or
-    refuses its settings (status 2), makes `run` raise GaveUp.
+    and then falls silent for 5 s is killed: a room whose event loop stands still, not one that is busy. One that has
+    never been ready and dies five times, or refuses its settings (status 2), makes `run` raise GaveUp.
     """
 
     def __init__(
@@ -134,7 +134,6 @@ class Child:
             reading.cancel()
             await asyncio.gather(watching, reading, return_exceptions=True)
             life.forget()
-            await self.program.probe.close()
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
         """Passes its output on, line by line, until the other end is closed."""
@@ -165,7 +164,7 @@ class Child:
             was_ready = was_ready or condition is Condition.READY
             # Several questions, not the clock alone: this process may have been stopped itself.
             if was_ready and questions >= 4 and loop.time() - heard >= _SILENCE_S:
-                log.error(f"{self.name} gives no answer, killing it", silent_s=_SILENCE_S)
+                log.error(f"{self.name} stands still, killing it", silent_s=_SILENCE_S)
                 self._signal(signal.SIGKILL, group=True)
                 return
             calm = was_ready and condition is not Condition.SILENT

@@ -12,11 +12,12 @@ from pathlib import Path
 from services.launcher import hardware, redis_check
 from services.launcher.ports import is_free
 from services.launcher.redis_binary import WHEEL, find_redis_server
-from services.launcher.rooms import require_checkpoint
 from services.launcher.settings import DoctorSettings
 from shared.cpu_kernels import build
 from shared.errors import ServingError
-from shared.settings import cpu_instructions
+from shared.hub import find_in_cache
+from shared.model_config.check import require_servable
+from shared.settings import cpu_instructions, hub_name
 
 _PACKAGES = (
     "torch",
@@ -36,17 +37,18 @@ _MEND_PACKAGES = "pip install -e '.[local]'"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; `mend` is a command, given where something is wrong."""
+    """One line of the report; `mend` is a command, given where something is wrong and `found` does not say it."""
 
     what: str
     found: str
     mend: str = ""
     needed: bool = True
+    is_fault: bool = False
 
     @property
     def mark(self) -> str:
         """ok, missing (needed) or note (not needed by everybody)."""
-        if not self.mend:
+        if not self.mend and not self.is_fault:
             return "ok"
         return "missing" if self.needed else "note"
 
@@ -72,7 +74,7 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
     yield from (_package(name) for name in _PACKAGES)
     yield _protos()
     yield _kernels()
-    yield _model(settings.model)
+    yield _model(settings)
     yield _shared_memory()
     yield _port(settings.host, "--port", settings.port)
     yield _port(settings.host, "--grpc-port", settings.grpc_port or settings.port + 1)
@@ -117,20 +119,27 @@ def _kernels() -> Finding:
     return Finding(what, build.status(asked))
 
 
-def _model(model: Path) -> Finding:
-    def look() -> Finding:
-        architectures = require_checkpoint(model).get("architectures") or ["unknown architecture"]
-        return Finding("model", f"{architectures[0]} in {model}")
-
-    return _checked("model", look, mend="give --model the folder of a Hugging Face checkpoint")
+def _model(settings: DoctorSettings) -> Finding:
+    """What `serve` says of the model before it starts anything."""
+    what, folder = "model", settings.model
+    if name := hub_name(folder):
+        cached = find_in_cache(name, settings.revision)
+        if cached is None:
+            found = f"{name} is not on this machine: `tessera serve {name}` downloads it"
+            return Finding(what, found, needed=False, is_fault=True)
+        folder = cached
+    try:
+        checkpoint = require_servable(folder, device=settings.device, dtype=settings.dtype)
+    except ServingError as error:
+        return Finding(what, error.message, is_fault=True)
+    return Finding(what, f"{checkpoint.architecture} in {folder}")
 
 
 def _shared_memory() -> Finding:
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Finding(
-            "shared memory", "no /dev/shm: temporary files are used", "--artifact-dir", needed=False
-        )
+        found = "no /dev/shm: temporary files take its place, which is slower"
+        return Finding("shared memory", found, needed=False, is_fault=True)
     free = shutil.disk_usage(folder).free
     found = f"{free / (1 << 30):.1f} GiB free in {folder}"
     if free < _LEAST_SHARED_MEMORY:
@@ -184,4 +193,4 @@ def _checked(what: str, look: Callable[[], Finding], mend: str = "") -> Finding:
     try:
         return look()
     except ServingError as error:
-        return Finding(what, error.message, mend or _MEND_PACKAGES)
+        return Finding(what, error.message, mend, is_fault=True)

@@ -12,6 +12,7 @@ from services.launcher.die_with_parent import die_with_parent
 from services.launcher.redis_binary import find_redis_server
 from shared.errors import Unavailable
 
+PRIVATE = 0o077  # umask: its files hold what users asked
 _PING_TIMEOUT_S = 1.0
 
 
@@ -77,7 +78,7 @@ class EmbeddedRedis:
 
     def start(self, timeout_s: float = 10.0) -> None:
         """Starts the process and waits until it answers; Unavailable, with its output, if not."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.socket_path.unlink(missing_ok=True)
         log = self.folder / "redis.log"
         with log.open("wb") as output:
@@ -86,6 +87,7 @@ class EmbeddedRedis:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                umask=PRIVATE,
                 preexec_fn=die_with_parent(),
             )
         deadline = time.monotonic() + timeout_s

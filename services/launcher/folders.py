@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from services.launcher.state_folder import make_private
 from shared.errors import Unavailable
 from shared.settings import temporary_folder
 
@@ -30,15 +31,23 @@ class Folders:
         memory = shared_memory if shared_memory.is_dir() else temporary_folder()
         self.artifacts = memory / f"{name}"
         self.sockets = _short(temporary_folder()) / f"{name}.sockets"
+        self.was_open = 0  # the state folder's mode, if others could read it until now
         self._lock: int | None = None
 
     def socket(self, name: str) -> Path:
         """Path of a unix socket, short enough for the kernel."""
         return self.sockets / f"{name}.sock"
 
+    def heartbeat(self, name: str) -> Path:
+        """Path of the unix socket on which a process tells how it is."""
+        return self.sockets / f"{name}.beat"
+
     def __enter__(self) -> Self:
-        """Takes the lock and makes the folders. Raises Unavailable if another instance has them."""
-        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds what users asked
+        """Takes the lock and makes the folders.
+
+        Raises Unavailable if another instance has them, or the state folder is not for us alone.
+        """
+        self.was_open = make_private(self.state)
         self._lock = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

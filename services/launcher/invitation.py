@@ -1,5 +1,6 @@
 """What a user is told when everything is ready: where to ask, and how."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -9,46 +10,75 @@ from services.launcher.settings import ServeSettings
 
 # A red circle, a blue square and a green triangle: every command shown works as it stands.
 EXAMPLE_PICTURE = Path(__file__).with_name("example.png")
+_TRUST = """A certificate that this machine's authorities have not signed is trusted by --ssl-ca-certs FILE
+(tessera chat and bench), --cacert FILE (curl) and SSL_CERT_FILE=FILE (Python): the authority's file,
+or {path} if that is signed by itself.
+
+"""
 _QUESTION = "What is in the picture?"
 
 
 def invitation(settings: ServeSettings) -> str:
-    """Where this instance is, and commands to be copied."""
+    """Where this instance is, and commands to be copied. Where it wants a key they take it from TESSERA_API_KEY."""
     first, *others = doors(settings)
     model = settings.model_name
-    key = "$TESSERA_API_KEY" if settings.api_key else ""
+    locked = settings.api_key is not None or settings.api_key_file is not None
     more = "".join(f", {door.url}/v1" for door in others)
+    trusted = ""
+    if settings.ssl_certfile is not None:
+        trusted = _TRUST.format(path=settings.ssl_certfile)
     return f"""
 {model} is being served.
 
+  Chat page    {first.url}/
   OpenAI API   {first.url}/v1{more}
   gRPC         {first.probe_host}:{first.grpc_port}  tessera.gateway.v1.ChatService, with reflection
 
 In another terminal:
+{_key(settings) if locked else ""}
+  {_chat(first)}
 
-  {_chat(first, key)}
+  {_curl(first, model, locked)}
 
-  {_curl(first, model, key)}
+In Python (pip install openai):
 
-  from openai import OpenAI
-  client = OpenAI(base_url="{first.url}/v1", api_key="{key or "none"}")
-  answer = client.chat.completions.create(
-      model="{model}", messages=[{{"role": "user", "content": "Hello!"}}])
-  print(answer.choices[0].message.content)
+{_python(first, model, locked)}
 
-Ctrl-C stops everything.
+{trusted}Ctrl-C stops everything.
 """
 
 
-def _chat(door: Door, key: str) -> str:
+def _key(settings: ServeSettings) -> str:
+    """How a shell comes to the key, which is not shown here."""
+    if settings.api_key_file is None:
+        return "\n  export TESSERA_API_KEY=...   # the key\n"
+    file = shlex.quote(str(settings.api_key_file.expanduser().absolute()))
+    return f"""
+  export TESSERA_API_KEY="$(grep -m 1 '^[[:space:]]*[^#[:space:]]' {file} | tr -d '[:space:]')"
+"""
+
+
+def _chat(door: Door) -> str:
     """The terminal chat, about the example picture."""
     words = [f"{_tessera()} chat"]
     if door.url != "http://127.0.0.1:8000":
         words.append(f"--url {door.url}/v1")
-    if key:
-        words.append(f"--api-key {key}")
     words.append(f"--image {EXAMPLE_PICTURE}")
     return " ".join(words)
+
+
+def _python(door: Door, model: str, locked: bool) -> str:
+    """A question by OpenAI's client."""
+    key = 'os.environ["TESSERA_API_KEY"]' if locked else '"none"'
+    lines = [
+        *(["import os"] if locked else []),
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{door.url}/v1", api_key={key})',
+        "answer = client.chat.completions.create(",
+        f'    model="{model}", messages=[{{"role": "user", "content": "Hello!"}}])',
+        "print(answer.choices[0].message.content)",
+    ]
+    return "\n".join(lines)  # not indented: it is pasted as it stands
 
 
 def _tessera() -> str:
@@ -59,9 +89,9 @@ def _tessera() -> str:
     return str(script) if script.is_file() else f"{sys.executable} -m services.launcher"
 
 
-def _curl(door: Door, model: str, key: str) -> str:
+def _curl(door: Door, model: str, locked: bool) -> str:
     """The same question in plain HTTP."""
-    header = f' -H "Authorization: Bearer {key}"' if key else ""
+    header = ' -H "Authorization: Bearer $TESSERA_API_KEY"' if locked else ""
     picture = f"data:image/png;base64,'$(base64 -w0 {EXAMPLE_PICTURE})'"
     return f"""curl {door.url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{{
     "model": "{model}", "messages": [{{"role": "user", "content": [

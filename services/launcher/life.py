@@ -30,6 +30,7 @@ class Program:
     held_command: Sequence[str] = ()  # the same as a spare process (`held.py`); none unless given
     niceness: int = 0  # how much it gives way to others where cores are short
     quiet: bool = False  # its lines are shown only if it does not come up
+    umask: int = -1  # what its files' modes lack; the launcher's own unless given
 
 
 class Life:
@@ -64,6 +65,7 @@ class Life:
                 stderr=write_end,
                 # Ctrl-C in a terminal reaches the launcher alone, which ends them in the right order.
                 start_new_session=True,
+                umask=program.umask,
                 preexec_fn=die_with_parent(program.end_with, program.niceness),
             )
         finally:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import redis
 
 from shared.errors import Unavailable
+from shared.redis_url import without_password
 
 _TIMEOUT_S = 3.0
 
@@ -57,7 +58,9 @@ def report(url: str) -> RedisReport:
                 _setting(client, "appendonly"),
             )
     except (redis.RedisError, ValueError, OSError) as error:
-        raise Unavailable("REDIS_AWAY", f"no Redis answers at {url}: {error}") from error
+        raise Unavailable(
+            "REDIS_AWAY", f"no Redis answers at {without_password(url)}: {error}"
+        ) from error
 
 
 def require(url: str) -> None:

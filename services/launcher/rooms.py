@@ -1,17 +1,16 @@
 """Which processes make up a whole system, and what each of them is told."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from services.launcher.folders import Folders
 from services.launcher.life import Program
-from services.launcher.probe import GrpcProbe, HttpProbe
+from services.launcher.probe import HeartbeatProbe
 from services.launcher.settings import ServeSettings
 from shared import processors
-from shared.errors import InvalidRequest
+from shared.checkpoint import Checkpoint
+from shared.model_config.families import has_vision
 from shared.settings import child_environment, python_path
 
 _ROOT = Path(__file__).parents[2]
@@ -37,6 +36,14 @@ _LIBRARIES = {
 _WORKERS = ("decoder", "vision_encoder", "preprocess")
 _WORKERS_GIVE_WAY = 8
 
+# Variables that may hold API keys.
+KEY_VARIABLES = (
+    "TESSERA_API_KEY",
+    "TESSERA_GATEWAY_API_KEY",
+    "TESSERA_TENANT_WEIGHTS",
+    "TESSERA_GATEWAY_TENANT_WEIGHTS",
+)
+
 # Which rooms have which of our flags. A flag that is not given leaves each room's own default.
 PASSED_ON: dict[str, tuple[str, ...]] = {
     "device": ("decoder", "vision_encoder"),
@@ -57,11 +64,21 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
     "kv_cache_memory_bytes": ("decoder",),
     "gpu_memory_utilization": ("decoder",),
     "api_key": ("gateway",),
+    "share_prefix_cache": ("gateway",),
+    "api_key_file": ("gateway",),
+    "allow_unauthenticated": ("gateway",),
+    "redis_password_file": ("gateway", "scheduler", "preprocess", "vision_encoder", "decoder"),
+    "ssl_certfile": ("gateway",),
+    "ssl_keyfile": ("gateway",),
+    "ssl_ca_certs": ("gateway",),
+    "ssl_cert_reqs": ("gateway",),
     "cors_allow_origins": ("gateway",),
+    "allowed_hosts": ("gateway",),
     "max_choices": ("gateway",),
     "max_prompts": ("gateway",),
     "max_logprobs": ("gateway",),
     "chat_template": ("preprocess",),
+    "language_model_only": ("gateway", "preprocess"),
     "limit_mm_per_prompt": ("preprocess",),
     "max_video_frames": ("preprocess",),
     "allowed_media_domains": ("preprocess",),
@@ -76,6 +93,7 @@ class Door:
     host: str
     port: int
     grpc_port: int
+    has_tls: bool = False
 
     @property
     def probe_host(self) -> str:
@@ -86,56 +104,35 @@ class Door:
     def url(self) -> str:
         """Base URL of the OpenAI-compatible door."""
         host = f"[{self.probe_host}]" if ":" in self.probe_host else self.probe_host
-        return f"http://{host}:{self.port}"
+        return f"{'https' if self.has_tls else 'http'}://{host}:{self.port}"
 
 
 def doors(settings: ServeSettings) -> list[Door]:
     """One for each gateway."""
     offsets = range(0, settings.gateways * _PORTS_APART, _PORTS_APART)
     return [
-        Door(settings.host, settings.port + offset, settings.first_grpc_port + offset)
+        Door(
+            settings.host,
+            settings.port + offset,
+            settings.first_grpc_port + offset,
+            has_tls=settings.ssl_certfile is not None,
+        )
         for offset in offsets
     ]
-
-
-def read_config(model: Path) -> dict[str, Any]:
-    """The checkpoint's config.json. Raises InvalidRequest, saying what is missing."""
-    if not model.is_dir():
-        raise InvalidRequest("NO_MODEL", f"no checkpoint folder at {model}", field="model")
-    path = model / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InvalidRequest(
-            "NO_MODEL", f"{model} is no Hugging Face checkpoint: it has no config.json"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InvalidRequest("NO_MODEL", f"cannot read {path}: {error}") from error
-    if not isinstance(config, dict):
-        raise InvalidRequest("NO_MODEL", f"{path} is no JSON object")
-    return config
-
-
-def require_checkpoint(model: Path) -> dict[str, Any]:
-    """The config of a folder that has all that rooms read. Raises InvalidRequest, naming the file."""
-    config = read_config(model)
-    for pattern in ("tokenizer.json", "*.safetensors"):
-        if not any(model.glob(pattern)):
-            raise InvalidRequest("NO_MODEL", f"the checkpoint {model} has no {pattern}")
-    return config
 
 
 class Rooms:
     """Builds the program of every process, from the settings and the folders of this instance."""
 
     def __init__(self, settings: ServeSettings, folders: Folders, redis_url: str) -> None:
-        """Raises InvalidRequest if the checkpoint folder is none, or lacks a file."""
+        """Raises InvalidRequest if the model is of no known architecture."""
         self._settings = settings
         self._folders = folders
         self._redis_url = redis_url
-        sees = bool(require_checkpoint(settings.model).get("vision_config"))
+        sees = has_vision(Checkpoint(settings.model))
         asked = settings.vision_encoders
-        self._encoders = int(sees) if asked is None else asked
+        wanted = sees and not settings.language_model_only
+        self._encoders = int(wanted) if asked is None else asked
 
     def gateways(self) -> list[Program]:
         """One for each door."""
@@ -151,8 +148,9 @@ class Rooms:
                     port=str(door.port),
                     grpc_port=str(door.grpc_port),
                     shutdown_timeout=str(self._settings.shutdown_timeout),
+                    heartbeat=str(self._folders.heartbeat(name)),
                 ),
-                HttpProbe(door.probe_host, door.port, "/health/ready"),
+                HeartbeatProbe(self._folders.heartbeat(name)),
                 room="gateway",
                 held_command=self._held("gateway"),
             )
@@ -184,13 +182,16 @@ class Rooms:
         for name in _names(room, count):
             path = self._folders.socket(name)
             listen = f"unix:{path}"
-            environment = self._environment(room, threads, listen=listen, advertise=listen, **own)
+            heartbeat = self._folders.heartbeat(name)
+            environment = self._environment(
+                room, threads, listen=listen, advertise=listen, heartbeat=str(heartbeat), **own
+            )
             programs.append(
                 Program(
                     name,
                     _command(room),
                     environment,
-                    GrpcProbe(listen),
+                    HeartbeatProbe(heartbeat),
                     path,
                     room=room,
                     held_command=self._held(room),
@@ -223,9 +224,12 @@ class Rooms:
             value = getattr(settings, name)
             if room in rooms and value is not None:
                 values[name] = str(value)
+        # Keys are the gateway's alone: what other rooms start would inherit them.
+        hidden = () if room == "gateway" else KEY_VARIABLES
         prefix = f"TESSERA_{room.upper()}_"
         variables = {prefix + name.upper(): value for name, value in values.items()}
         return child_environment(
+            *hidden,
             **variables,
             PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
             **threading,

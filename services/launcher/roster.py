@@ -1,5 +1,9 @@
-"""Who runs under which process id: a file in the state folder, for tools beside the launcher."""
+"""Who runs under which process id: a file in the state folder, for tools beside the launcher.
 
+The launcher itself does without it: while it cannot be written, tools see an old state, or none.
+"""
+
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -10,9 +14,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import structlog
+
 from shared.errors import Unavailable
+from shared.redis_url import with_password
+
+log = structlog.get_logger(__name__)
 
 _FILE = "processes.json"
+_AGAIN_S = 1.0  # after a write that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,14 @@ class System:
     model: str
     urls: list[str]  # of the gateways
     redis_url: str
+    redis_password_file: str = ""  # empty for none
     entries: dict[str, Entry] = field(default_factory=dict)
+
+    @property
+    def queue_url(self) -> str:
+        """Where the queue is, with the password. Raises InvalidRequest if its file cannot be read."""
+        file = self.redis_password_file
+        return with_password(self.redis_url, Path(file) if file else None)
 
     def of_room(self, room: str) -> list[Entry]:
         """Its processes, in the order of their names."""
@@ -42,10 +59,12 @@ class System:
 
 
 class Roster:
-    """Keeps the file while it is entered: one more write each time a process changes its state."""
+    """Keeps the file while it is entered, in an event loop: one more write each time a process changes its state."""
 
     def __init__(self, state: Path, system: System) -> None:
         self._path = state / _FILE
+        self._again: asyncio.TimerHandle | None = None
+        self._has_warned = False
         self._system = system
         self._entries = dict(system.entries)
 
@@ -60,15 +79,45 @@ class Roster:
     def _write(self) -> None:
         told = {**asdict(self._system), "entries": [asdict(e) for e in self._entries.values()]}
         draft = self._path.with_suffix(".tmp")
-        draft.write_text(json.dumps(told, indent=1) + "\n")
-        draft.rename(self._path)  # a reader finds the old file or the new one
+        try:
+            _write_privately(draft, json.dumps(told, indent=1) + "\n")
+            draft.rename(self._path)  # a reader finds the old file or the new one
+        except OSError as error:
+            self._warn(error)
+            self._stop_trying()
+            self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._write)
+        else:
+            self._has_warned = False
+
+    def _warn(self, error: OSError) -> None:
+        """Once, until it can be written again."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                f"cannot write {self._path}: {error.strerror}; tools such as `tessera bench kill` see an old state,"
+                " all else goes on"
+            )
+
+    def _stop_trying(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
 
     def __enter__(self) -> Self:
         self._write()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._path.unlink(missing_ok=True)
+        self._stop_trying()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def _write_privately(path: Path, text: str) -> None:
+    """Writes a file that its owner alone may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o600)  # one that was there keeps its mode
+        file.write(text)
 
 
 def waiting(names: Iterable[tuple[str, str]]) -> dict[str, Entry]:

@@ -5,13 +5,16 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Protocol, Self, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from shared.lossy_stream import LossyStream
 
 _COLOURS = {
     "starting": "yellow",
@@ -80,7 +83,7 @@ class PlainScreen:
     def __init__(self, names: Sequence[str], *, prefix: bool, stream: TextIO = sys.stderr) -> None:
         self._states = _States(names)
         self._prefix = prefix
-        self._stream = stream
+        self._stream = cast(TextIO, LossyStream(stream))
 
     def state(self, name: str, state: str) -> None:
         """One line for each change."""
@@ -90,13 +93,13 @@ class PlainScreen:
         if self._prefix:
             self.line(name, f"{state} after {seconds} s" if state == "ready" else state)
         else:
-            event = {"room": "launcher", "event": state, "process": name, "seconds": seconds}
+            event = {"room": "launcher", "event": state, "level": "info", "seconds": seconds}
             self.line(name, json.dumps(event))
 
     def line(self, name: str, line: str) -> None:
-        """The line behind the name, or as it is where lines are for machines."""
-        prefix = f"{name:<{self._states.width}} | " if self._prefix else ""
-        print(f"{prefix}{line}", file=self._stream, flush=True)
+        """The line behind the name, or with it where lines are for machines."""
+        shown = f"{name:<{self._states.width}} | {line}" if self._prefix else _as_json(name, line)
+        print(shown, file=self._stream, flush=True)
 
     def settle(self) -> None:
         """Nothing to clear."""
@@ -160,6 +163,20 @@ class LiveScreen:
         trace: TracebackType | None,
     ) -> None:
         self.settle()
+
+
+def _as_json(name: str, line: str) -> str:
+    """The line as a JSON object with the process's name and a time, whatever the process wrote: libraries below Python
+    write by themselves.
+    """
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict):
+        event = {"event": line, "level": "warning"}
+    event.setdefault("timestamp", datetime.now(UTC).isoformat().replace("+00:00", "Z"))
+    return json.dumps({**event, "process": name})
 
 
 class LinesTo(io.TextIOBase):

@@ -11,21 +11,24 @@ import structlog
 
 from services.launcher import hardware
 from services.launcher.child import Child, GaveUp
-from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.embedded_redis import PRIVATE, EmbeddedRedis
 from services.launcher.folders import Folders
 from services.launcher.invitation import invitation
 from services.launcher.life import Program
+from services.launcher.model_folder import with_model_folder
 from services.launcher.ports import require_free
 from services.launcher.probe import RedisProbe
-from services.launcher.rooms import Rooms, doors
+from services.launcher.rooms import KEY_VARIABLES, Rooms, doors
 from services.launcher.roster import Roster, System, waiting
 from services.launcher.screen import LinesTo, open_screen
 from services.launcher.settings import ServeSettings
 from services.launcher.supervisor import Supervisor
-from shared import processors
+from shared import access, processors
 from shared.errors import ServingError
+from shared.lossy_stream import LossyStream
+from shared.server_tls import ServerTls
 from shared.settings import child_environment
-from shared.telemetry import configure_logs
+from shared.telemetry import configure_logs, on_loop_error
 
 log = structlog.get_logger(__name__)
 
@@ -35,16 +38,28 @@ def main(arguments: list[str]) -> int:
     settings = ServeSettings.load(arguments, prog="tessera serve")
     try:
         hardware.require_instructions()
+        access.require_keys_or_loopback(
+            settings.api_keys,
+            settings.host,
+            allow_unauthenticated=settings.allow_unauthenticated,
+        )
+        ServerTls.of(settings)
         require_free(settings.host, _ports(settings))
-        if settings.redis_url:
+        if queue_url := settings.queue_url:
             # Imported where it is needed: every start waits for the launcher's own.
             from services.launcher import redis_check
 
-            redis_check.require(settings.redis_url)
+            redis_check.require(queue_url)
+        configure_logs("launcher", settings.log_level, settings.log_format)  # for a download
+        settings = with_model_folder(settings)
         with Folders(settings.state_folder) as folders:
             return asyncio.run(_serve(settings, folders))
     except ServingError as error:
-        print(f"tessera serve: {error.message}", file=sys.stderr)
+        if settings.log_format == "text":
+            print(f"tessera serve: {error.message}", file=sys.stderr)
+        else:
+            configure_logs("launcher", settings.log_level, settings.log_format)
+            log.critical("cannot serve", reason=error.reason, error=error.message)
         return 1
 
 
@@ -60,6 +75,7 @@ def _ports(settings: ServeSettings) -> dict[str, int]:
 
 async def _serve(settings: ServeSettings, folders: Folders) -> int:
     began = time.monotonic()
+    asyncio.get_running_loop().set_exception_handler(on_loop_error)
     redis = EmbeddedRedis(folders.state, folders.socket("redis"))
     rooms = Rooms(settings, folders, settings.redis_url or redis.url)
     stages = [rooms.gateways(), rooms.schedulers(), rooms.workers()]
@@ -67,10 +83,12 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
     # Shown as a request meets them, while the stages stand in the order of stopping.
     shown = [*([foundation] if foundation else []), *(p for stage in stages for p in stage)]
 
+    password_file = settings.redis_password_file
     told = System(
         settings.model_name,
         [door.url for door in doors(settings)],
         settings.redis_url or redis.url,
+        str(password_file.expanduser().absolute()) if password_file else "",
         waiting((program.name, program.room) for program in shown),
     )
     with (
@@ -80,6 +98,11 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
         lines = cast(TextIO, LinesTo(screen))
         configure_logs("launcher", settings.log_level, settings.log_format, lines)
 
+        if folders.was_open:
+            log.warning(
+                f"{folders.state} could be read by others: it is now for its owner alone",
+                mode=f"{folders.was_open:04o}",
+            )
         log.info("starting", model=str(settings.model), processors=str(processors.find()))
 
         children: dict[str, Child] = {}
@@ -102,14 +125,18 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
             screen.settle()
             log.info("ready", seconds=round(time.monotonic() - began, 1))
             if settings.log_format == "text":
-                print(invitation(settings), flush=True)
+                print(invitation(settings), file=LossyStream(sys.stdout), flush=True)
 
         try:
             return await _until_told(supervisor, announce)
         except GaveUp as error:
             await supervisor.stop()
             screen.settle()
-            print(_obituary(error), file=sys.stderr)
+            if settings.log_format == "text":
+                print(_obituary(error), file=LossyStream(sys.stderr))
+            else:
+                last = error.lines[-1] if error.lines else ""
+                log.critical(f"{error.name} does not come up", how=error.how, last_line=last)
             return 1
 
 
@@ -117,12 +144,13 @@ def _redis_program(redis: EmbeddedRedis, log_level: str) -> Program:
     return Program(
         "redis",
         redis.command,
-        child_environment(),
+        child_environment(*KEY_VARIABLES),
         RedisProbe(redis.socket_path),
         redis.socket_path,
         end_with=signal.SIGTERM,  # it writes its file out first, which takes no time
         room="redis",
         quiet=log_level != "debug",  # it warns of its own name and version
+        umask=PRIVATE,
     )
 
 
@@ -161,7 +189,13 @@ async def _live(supervisor: Supervisor, announce: Callable[[], None]) -> None:
 
 def _obituary(error: GaveUp) -> str:
     lines = "\n".join(f"    {line}" for line in error.lines) or "    (it said nothing)"
+    likely = (
+        "The kernel ends a process so when memory runs out (`dmesg` says it): a smaller model, --dtype bfloat16 or a"
+        " lower --kv-cache-memory-bytes helps. "
+        if error.how.endswith("SIGKILL")
+        else ""
+    )
     return (
         f"tessera serve: {error.name} does not come up: it {error.how}. Its last lines:\n{lines}\n"
-        "Everything is stopped. `tessera doctor` looks for what is missing."
+        f"{likely}Everything is stopped."
     )

@@ -10,15 +10,19 @@ from shared.telemetry import configure_logs
 def main() -> None:
     """Runs the room until it is told to stop."""
     settings = PreprocessSettings.load(prog="python -m services.preprocess")
-    configure_logs("preprocess", settings.log_level, settings.log_format)
+    configure_logs("preprocess", settings.log_level, settings.log_format, quotes_errors=False)
     # Read when the libraries are imported. Requests run side by side already: threads inside one tokenization would
     # fight for the same cores. The image workers are programs of their own and know nothing of this process's gRPC.
     set_process_environment(TOKENIZERS_PARALLELISM="false", GRPC_ENABLE_FORK_SUPPORT="0")
 
-    from services.preprocess.room import serve
     from shared import rpc
+    from shared.model_config.check import Parts
+    from shared.prepare import prepare_model
 
-    rpc.run(partial(serve, settings))
+    settings = prepare_model(settings, Parts.TOKENIZER | Parts.PROCESSOR)
+    from services.preprocess.room import serve
+
+    rpc.run(partial(serve, settings), settings.internal_token_file)
 
 
 if __name__ == "__main__":

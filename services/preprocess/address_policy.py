@@ -1,34 +1,59 @@
 """Which network addresses media may be fetched from: the public internet and nothing else."""
 
 import ipaddress
+from collections.abc import Sequence
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Cloud metadata services outside the private ranges.
-_METADATA = {ipaddress.ip_address("168.63.129.16")}
+# Addresses that `is_global` of Python takes for public, in some version at least, and that are not
+# globally routable hosts: by IANA's registries of special-purpose addresses, or because clouds answer
+# their own machines there.
+_NOT_PUBLIC: Sequence[Network] = [
+    ipaddress.ip_network(text)
+    for text in (
+        "168.63.129.16/32",  # a cloud's own services
+        "192.0.0.0/24",  # protocol assignments; at .192 a cloud's metadata
+        "192.88.99.0/24",  # relays of 6to4
+        "240.0.0.0/4",
+        "64:ff9b:1::/48",  # NAT64 within a network
+        "100::/64",
+        "2001::/23",  # protocol assignments; Teredo is in here
+        "2001:db8::/32",
+        "3fff::/20",
+        "5f00::/16",
+        "fec0::/10",  # site-local, as once was
+    )
+]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_COMPATIBLE = ipaddress.ip_network("::/96")
+_LOW = 0xFFFFFFFF
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the public internet, whatever form it is wrapped in.
+    """Whether an address is a globally routable one, whatever form it is wrapped in.
 
-    False for private, loopback, link-local, shared (100.64/10), multicast, reserved and metadata
-    addresses, also inside IPv4-mapped, 6to4, Teredo and NAT64 forms.
+    False for all that is private, local, shared, multicast, reserved or a cloud's own, and for the
+    forms of IPv6 that carry such an address of IPv4: mapped, compatible, 6to4, Teredo, NAT64.
     """
     address: Address = ipaddress.ip_address(text.split("%", 1)[0])
-    return all(
-        part.is_global and not part.is_multicast and part not in _METADATA
-        for part in (address, *_embedded(address))
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return _is_global(address.ipv4_mapped)
+        if address in _COMPATIBLE:
+            return False
+        if address in _NAT64:
+            return _is_global(ipaddress.IPv4Address(int(address) & _LOW))
+        if address.sixtofour is not None:
+            return _is_global(address.sixtofour) and _is_global(address)
+    return _is_global(address)
+
+
+def _is_global(address: Address) -> bool:
+    return (
+        address.is_global
+        and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+        and not any(
+            address in network for network in _NOT_PUBLIC if network.version == address.version
+        )
     )
-
-
-def _embedded(address: Address) -> list[Address]:
-    """IPv4 addresses that packets to an IPv6 address may be sent on to."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return []
-    inner: list[Address] = [a for a in (address.ipv4_mapped, address.sixtofour) if a is not None]
-    if address.teredo is not None:
-        inner.extend(address.teredo)
-    if address in _NAT64:
-        inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-    return inner

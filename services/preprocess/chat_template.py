@@ -6,7 +6,7 @@ escapes, `raise_exception`, `strftime_now`, the `generation` block.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from shared.errors import InvalidRequest, Unavailable
+from services.preprocess.time_limit import TimeIsUp, at_most
+from shared.errors import InvalidRequest
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
 _PROBE = "t3ss3ra probe"
+_MOST_S = 5.0
+_MOST_CHARACTERS = 32 << 20  # no more comes in with a request
 
 
 class TemplateRefusal(Exception):
@@ -58,6 +61,20 @@ def _strftime_now(style: str) -> str:
     return datetime.now().strftime(style)
 
 
+def _bounded(pieces: Iterable[str]) -> Iterator[str]:
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > _MOST_CHARACTERS:
+            raise TemplateRefusal(f"the chat template wrote over {_MOST_CHARACTERS} characters")
+        yield piece
+
+
+def _short(error: Exception) -> str:
+    text = str(error)
+    return text if len(text) <= 500 else text[:497] + "..."
+
+
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
@@ -91,19 +108,37 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as one text. Raises TemplateRefusal with what the template says."""
+        """The conversation as one text. Raises TemplateRefusal with what the template says, also when it
+        takes too long or writes too much.
+        """
+        given = {**self._variables, **(variables or {})}
         try:
-            return self._template.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._variables, **(variables or {})},
-            )
+            with at_most(_MOST_S):
+                pieces = self._template.generate(
+                    messages=messages,
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **given,
+                )
+                return "".join(_bounded(pieces))
+        except TimeIsUp:
+            raise TemplateRefusal(
+                f"the chat template took over {_MOST_S:g} s to render: send less, or shorter lists in"
+                " chat_template_kwargs"
+            ) from None
+        except TemplateRefusal:
+            raise
+        except RecursionError:
+            raise TemplateRefusal(
+                "the chat template fails on these messages: they are nested too deep"
+            ) from None
         except jinja2.TemplateError as error:
-            raise TemplateRefusal(f"the chat template cannot be rendered: {error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-            raise TemplateRefusal(f"the chat template fails on these messages: {error}") from error
+            said = f"the chat template cannot be rendered: {_short(error)}"
+            raise TemplateRefusal(said) from error
+        except Exception as error:  # a template raises whatever its operations do
+            said = f"the chat template fails on these messages: {_short(error)}"
+            raise TemplateRefusal(said) from error
 
     def renders_media(self, kind: str, marker: str) -> bool:
         """Whether an "image" or "video" part of a user turn becomes exactly one `marker`."""
@@ -164,7 +199,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise Unavailable("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
+        raise InvalidRequest("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
     return content if isinstance(content, dict) else {}
 
 

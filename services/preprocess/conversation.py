@@ -1,6 +1,7 @@
 """From a client's conversation to what its chat template is given."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,12 @@ from services.preprocess.chat_template import ROLES, ChatTemplate
 from services.preprocess.prompt_tokenizer import PromptTokenizer
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message, Video
+
+# Of `chat_template_kwargs`. What is nested deeper than this overflows stacks, and its text form grows with each level.
+_MOST_DEPTH = 32
+_MOST_CHARACTERS = 1 << 16
+# A string as a whole (or what is left of the text, where it does not end), or a bracket.
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|$)|[\[\]{}]', re.DOTALL)
 
 
 def media(conversation: Conversation) -> list[Media | Video]:
@@ -58,8 +65,19 @@ def template_variables(conversation: Conversation, tokenizer: PromptTokenizer) -
     if not conversation.chat_template_kwargs_json:
         return {}
     field = "chat_template_kwargs"
+    text = conversation.chat_template_kwargs_json
+    if len(text) > _MOST_CHARACTERS:
+        raise InvalidRequest(
+            "BAD_JSON",
+            f"{field} has {len(text)} characters of JSON, the limit is {_MOST_CHARACTERS}",
+            field=field,
+        )
+    if _depth(text) > _MOST_DEPTH:
+        raise InvalidRequest(
+            "BAD_JSON", f"{field} is nested deeper than {_MOST_DEPTH} levels", field=field
+        )
     try:
-        variables = json.loads(conversation.chat_template_kwargs_json)
+        variables = json.loads(text)
     except ValueError as error:
         raise InvalidRequest("BAD_JSON", f"{field} is not JSON: {error}", field=field) from error
     if not isinstance(variables, dict):
@@ -69,6 +87,18 @@ def template_variables(conversation: Conversation, tokenizer: PromptTokenizer) -
         raise InvalidRequest("BAD_JSON", f"{field} cannot set {sorted(taken)[0]}", field=field)
     guarded: dict[str, Any] = _guard_all(variables, tokenizer)
     return guarded
+
+
+def _depth(text: str) -> int:
+    """How deep the brackets of a JSON text nest at most; those in strings do not count."""
+    depth = deepest = 0
+    for found in _BRACKETS.finditer(text):
+        if found[0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif found[0] in "]}":
+            depth -= 1
+    return deepest
 
 
 def _role(message: Message, index: int, template: ChatTemplate) -> str:

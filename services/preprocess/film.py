@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import PIL.Image
 
-from services.preprocess.image_decoder import rgb
-from services.preprocess.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.image_decoder import bytes_per_pixel, rgb
+from services.preprocess.image_header import check_animation
+from services.preprocess.image_limits import ImageLimits, NeedsMoreMemory, UnreadableImage
 from services.preprocess.sampling import Sampling
 
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
@@ -36,13 +37,17 @@ def open_film(data: bytes, sampling: Sampling, limits: ImageLimits) -> Film:
         if data[place : place + len(magic)] == magic:
             return _container(data, demuxer, sampling, limits)
     try:
+        check_animation(data, limits)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = PIL.Image.open(io.BytesIO(data), formats=_ANIMATIONS)
             limits.check(*image.size)
+            limits.check_memory(*image.size, bytes_per_pixel(image.format))
             durations_ms = _durations_ms(image)
     except UnreadableImage:
         raise
+    except MemoryError as error:
+        raise NeedsMoreMemory("video", limits.memory_bytes) from error
     except PIL.UnidentifiedImageError as error:
         raise UnreadableImage(
             "VIDEO_FORMAT", f"this is not a video file that is read here: {_ACCEPTED}"
@@ -77,6 +82,8 @@ def _frames(image: PIL.Image.Image, places: Sequence[int]) -> Iterator[PIL.Image
             image.seek(place)
             image.load()
             picture = image.copy()
+        except MemoryError:
+            raise
         except Exception as error:
             raise UnreadableImage("VIDEO_DAMAGED", f"frame {place} is damaged: {error}") from error
         yield rgb(picture)

@@ -1,4 +1,4 @@
-"""MP4, WebM, Matroska, QuickTime and AVI by PyAV, which is optional (`pip install tessera-serve[video]`)."""
+"""MP4, WebM, Matroska, QuickTime and AVI by PyAV, which is optional (the extra `video` of pyproject.toml)."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,18 @@ _ROTATE = {
     180: PIL.Image.Transpose.ROTATE_180,
     270: PIL.Image.Transpose.ROTATE_270,
 }
+
+
+def _conversion() -> dict[str, int]:
+    """Newer versions of PyAV start threads to convert a frame, which an image worker may not."""
+    try:
+        av.VideoFrame(16, 16, "yuv420p").to_image(threads=1)
+    except TypeError:
+        return {}
+    return {"threads": 1}
+
+
+_CONVERTED = _conversion()
 
 
 class Reader:
@@ -78,7 +90,7 @@ class Reader:
 
 
 def _upright(frame: Any) -> PIL.Image.Image:
-    picture: PIL.Image.Image = frame.to_image()
+    picture: PIL.Image.Image = frame.to_image(**_CONVERTED)
     turn = _ROTATE.get(round(frame.rotation) % 360)
     return picture if turn is None else picture.transpose(turn)
 

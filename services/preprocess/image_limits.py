@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+# Progressive JPEGs of common encoders have about 10 scans, of four colours 18. Each is a pass over all of the picture.
+_MOST_SCANS = 64
+_MOST_SCANS_OF_LARGEST = 20
+_MOST_FRAMES = 10_000
+
 
 class UnreadableImage(Exception):
     """The file is not an image that can be used; `reason` is a stable word."""
@@ -12,12 +17,23 @@ class UnreadableImage(Exception):
         self.message = message
 
 
+class NeedsMoreMemory(UnreadableImage):
+    """Decoding the file would take, or has taken, all the memory that it may."""
+
+    def __init__(self, kind: str, limit: int) -> None:
+        super().__init__(
+            f"{kind.upper()}_TOO_LARGE",
+            f"the {kind} needs more memory to decode than {limit} bytes (--image-memory-bytes)",
+        )
+
+
 @dataclass(frozen=True)
 class ImageLimits:
     """What an image may be, by its header, before a pixel of it is decoded; and what a video may be."""
 
     max_pixels: int
     max_video_pixels: int = 1 << 62
+    memory_bytes: int = 640 << 20  # that decoding one may take
     max_rows: int = 1 << 62  # more embeddings than any prompt has room for
     min_side: int = 4
     max_aspect_ratio: float = 200.0
@@ -32,13 +48,45 @@ class ImageLimits:
         if width * height > self.max_pixels:
             raise UnreadableImage(
                 "IMAGE_TOO_LARGE",
-                f"the image is {width}x{height}, over the limit of {self.max_pixels} pixels",
+                f"the image is {width}x{height}, over the limit of {self.max_pixels} pixels"
+                " (--max-image-pixels)",
             )
         if max(width, height) > self.max_aspect_ratio * min(width, height):
             raise UnreadableImage(
                 "IMAGE_ASPECT_RATIO",
                 f"the image is {width}x{height}; one side may be at most"
                 f" {self.max_aspect_ratio:g} times the other",
+            )
+
+    def check_memory(self, width: int, height: int, bytes_per_pixel: int) -> None:
+        """Raises UnreadableImage when decoding takes more than the memory for it."""
+        most = self.memory_bytes // bytes_per_pixel
+        if width * height > most:
+            raise UnreadableImage(
+                "IMAGE_TOO_LARGE",
+                f"the image is {width}x{height}; of its format {most} pixels are taken, which need"
+                f" {self.memory_bytes} bytes to decode (--image-memory-bytes)",
+            )
+
+    def check_scans(self, scans: int, width: int, height: int) -> None:
+        """Raises UnreadableImage when a JPEG is told in more passes than any encoder writes, or in so
+        many over so large a picture that decoding it takes long.
+        """
+        most = min(_MOST_SCANS, _MOST_SCANS_OF_LARGEST * self.max_pixels // (width * height))
+        if scans > most:
+            raise UnreadableImage(
+                "IMAGE_TOO_LARGE",
+                f"the JPEG has {scans} scans, over the limit of {most} for {width}x{height}: save it"
+                " anew, not progressive",
+            )
+
+    def check_animation(self, frames: int, width: int, height: int) -> None:
+        """Raises UnreadableImage when an animation has too many frames, each of which is decoded."""
+        if frames * width * height > self.max_video_pixels or frames > _MOST_FRAMES:
+            raise UnreadableImage(
+                "VIDEO_TOO_LARGE",
+                f"the animation has {frames} frames of {width}x{height} or more; {_MOST_FRAMES} frames"
+                f" of {self.max_video_pixels} pixels together are taken (--max-video-pixels)",
             )
 
     def check_frames(self, count: int, width: int, height: int) -> None:

@@ -1,20 +1,22 @@
 """The process that decodes images and makes their pixel values: one job at a time over its pipes.
 
 Frames both ways: 4 bytes of length, a JSON object, and where it says `bytes` that many raw bytes.
-The pixel values do not come back by the pipe: the worker writes the artifact's file itself. It ends
-when its input ends.
+The pixel values do not come back by the pipe: with each job comes the artifact's file, open, by a
+socket, and the worker writes it. It opens nothing itself, and could not (`confinement`). It ends when
+its input ends.
 
 `python -m services.preprocess.image_worker <processor class> <its settings as JSON> <limits as JSON>
-<sizes of a video's frames as JSON>`
+<sizes of a video's frames as JSON> <number of the socket>`
 """
 
 import json
 import os
+import socket
 import struct
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, BinaryIO
 
 # transformers' image processors are numpy and Pillow; torch would cost two seconds and 200 MB for nothing.
@@ -24,14 +26,21 @@ import numpy as np  # noqa: E402
 import PIL.Image  # noqa: E402
 
 from services.preprocess import early_resize, frames  # noqa: E402
+from services.preprocess.confinement import confine  # noqa: E402
 from services.preprocess.film import Film, open_film  # noqa: E402
 from services.preprocess.image_decoder import decode  # noqa: E402
-from services.preprocess.image_limits import ImageLimits, UnreadableImage  # noqa: E402
+from services.preprocess.image_limits import (  # noqa: E402
+    ImageLimits,
+    NeedsMoreMemory,
+    UnreadableImage,
+)
+from services.preprocess.rehearsal import rehearse  # noqa: E402
 from shared import artifact_file  # noqa: E402
 from shared.pixel_scaling import PixelScaling  # noqa: E402
 
 _LENGTH = struct.Struct("<I")
 _CHANNELS = 3
+_ROOM_BYTES = 256 << 20  # for what is not pixels: the file itself, and what its decoder takes
 _Pixels = np.ndarray[Any, np.dtype[np.generic]]
 
 
@@ -63,6 +72,14 @@ class PixelMaker:
         """
         small = early_resize.resize(self._processor, image)
         return self._bytes(small) if self.scaling is not None else self._values(small)
+
+    def video_bytes(self, limits: ImageLimits) -> int:
+        """At most so many bytes are a video's pixel values."""
+        if "temporal_patch_size" not in self.settings:
+            return 0
+        side, time = int(self.settings["patch_size"]), int(self.settings["temporal_patch_size"])
+        row = int(self.settings["merge_size"]) ** 2 * side**2 * time * _CHANNELS
+        return limits.max_rows * row * (1 if self.scaling is not None else 4)
 
     def _bytes(self, image: PIL.Image.Image, **changes: Any) -> _Pixels:
         if "temporal_patch_size" in self.settings:
@@ -124,22 +141,34 @@ class PixelMaker:
         return values.reshape(values.shape[0] * values.shape[1], -1), size
 
 
-def main(name: str, config_json: str, limits_json: str, video_json: str) -> None:
+def main(
+    name: str, config_json: str, limits_json: str, video_json: str, socket_number: str
+) -> None:
     """Says hello with the processor's settings, then answers jobs."""
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not get between the frames
+    files = socket.socket(fileno=int(socket_number))
     limits = ImageLimits(**json.loads(limits_json))
     maker = PixelMaker(name, json.loads(config_json), json.loads(video_json))
     sample = maker.make(PIL.Image.new("RGB", (64, 48)))  # also warms everything up
+    rehearse()
+    largest = max(limits.memory_bytes, maker.video_bytes(limits))
+    held = confine(largest + _ROOM_BYTES, largest + _ROOM_BYTES)
     scaling = None if maker.scaling is None else asdict(maker.scaling)
-    _send(sink, {"settings": maker.settings, "shape": sample.shape, "scaling": scaling})
+    hello = {"settings": maker.settings, "shape": sample.shape, "scaling": scaling}
+    _send(sink, {**hello, "confinement": asdict(held), "processor_s": time.process_time()})
     while (job := _receive(source)) is not None:
-        _send(sink, _work(maker, limits, job, source.read(job["bytes"])))
+        (descriptor,) = socket.recv_fds(files, 1, 1)[1]
+        try:
+            told = _work(maker, limits, job, source.read(job["bytes"]), descriptor)
+        finally:
+            os.close(descriptor)
+        _send(sink, {**told, "processor_s": time.process_time()})
 
 
 def _work(
-    maker: PixelMaker, limits: ImageLimits, job: dict[str, Any], data: bytes
+    maker: PixelMaker, limits: ImageLimits, job: dict[str, Any], data: bytes, descriptor: int
 ) -> dict[str, Any]:
     kind = "video" if frames.is_packed(data) else "image"
     try:
@@ -148,14 +177,16 @@ def _work(
         else:
             image = decode(data, limits)
             pixels, told = maker.make(image), {"width": image.width, "height": image.height}
-        artifact_file.write(
-            Path(job["path"]), bytes.fromhex(job["nonce"]), bytes.fromhex(job["digest"]), pixels
-        )
+        nonce, digest = bytes.fromhex(job["nonce"]), bytes.fromhex(job["digest"])
+        artifact_file.write_to(descriptor, nonce, digest, pixels)
     except UnreadableImage as error:
         return {"reason": error.reason, "message": error.message}
     except OSError as error:
         return {"errno": error.errno or 0, "message": str(error)}
-    except (ValueError, MemoryError) as error:
+    except MemoryError:
+        lacking = NeedsMoreMemory(kind, limits.memory_bytes)
+        return {"reason": lacking.reason, "message": lacking.message}
+    except ValueError as error:
         reason = f"{kind.upper()}_UNUSABLE"
         return {"reason": reason, "message": f"the {kind} cannot be processed: {error}"}
     return told

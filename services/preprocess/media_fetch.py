@@ -6,8 +6,9 @@ are followed by the same rules.
 """
 
 import asyncio
+import re
 import socket
-from collections.abc import Sequence
+import ssl
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -15,15 +16,15 @@ from typing import Self
 import httpx
 
 from services.preprocess.address_policy import is_public
+from services.preprocess.host_clients import HostClients
+from services.preprocess.name_resolver import NameResolver
 from shared.errors import InvalidRequest
 
 _MAX_REDIRECTS = 3
-_HEADERS = {
-    "User-Agent": "tessera-preprocess",
-    "Accept": "image/*, video/*",
-    # Compressed bodies would make the limit of bytes one on what is sent, not on what arrives.
-    "Accept-Encoding": "identity",
-}
+_LONGEST_URL = 8192
+# Of a host name and of the parts between its dots, as the domain name system has them.
+_LONGEST_NAME, _LONGEST_LABEL = 253, 63
+_AUTHORITY_END = re.compile(r"[/?#]")
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,11 @@ class FetchPolicy:
 class MediaFetcher:
     """Fetches files under one policy. Enter it before use."""
 
-    def __init__(self, policy: FetchPolicy) -> None:
+    def __init__(self, policy: FetchPolicy, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` says which certificates are good; unless given, those of the public authorities."""
         self._policy = policy
-        # No proxy and no netrc from the environment: the address that was checked is the one that
-        # is dialled.
-        self._client = httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, timeout=policy.timeout_s, headers=_HEADERS
-        )
+        self._clients = HostClients(policy.timeout_s, tls)
+        self._resolver = NameResolver()
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,7 +62,8 @@ class MediaFetcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.aclose()
+        await self._resolver.close()
+        await self._clients.close()
 
     async def fetch(self, url: str, max_bytes: int) -> bytes:
         """The bytes behind an http(s) URL. Raises InvalidRequest when policy, size, time or the server forbid it."""
@@ -77,16 +77,16 @@ class MediaFetcher:
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             raise InvalidRequest(
                 "MEDIA_FETCH_FAILED",
-                f"{_short(url)} cannot be fetched: {error or type(error).__name__}",
+                f"{_short(url)} cannot be fetched: {_short(str(error)) or type(error).__name__}",
             ) from error
 
     async def _follow(self, url: str, max_bytes: int) -> bytes:
-        target = httpx.URL(url)
+        target = _parsed(url)
         for _ in range(_MAX_REDIRECTS + 1):
             answer = await self._get(target, max_bytes)
             if isinstance(answer, bytes):
                 return answer
-            target = target.join(answer)
+            target = _parsed(str(target.join(answer)))
         raise InvalidRequest(
             "MEDIA_FETCH_FAILED", f"{_short(url)} redirects more than {_MAX_REDIRECTS} times"
         )
@@ -102,6 +102,7 @@ class MediaFetcher:
                 "MEDIA_DOMAIN",
                 f"media from {url.host} are not allowed here (--allowed-media-domains)",
             )
+        _check_name(url.raw_host.decode("ascii"))
         addresses = await self._checked_addresses(url)
         for index, address in enumerate(addresses):
             try:
@@ -113,42 +114,44 @@ class MediaFetcher:
 
     async def _checked_addresses(self, url: httpx.URL) -> list[str]:
         port = url.port or (443 if url.scheme == "https" else 80)
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+            addresses = await self._resolver.resolve(url.raw_host.decode("ascii"), port)
         except socket.gaierror as error:
             raise InvalidRequest(
                 "MEDIA_FETCH_FAILED", f"the name {url.host} does not resolve: {error.strerror}"
             ) from error
-        addresses: Sequence[str] = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         if not self._policy.allow_private and not all(map(is_public, addresses)):
             # The address is not named: the answer must not map a network for a stranger.
             raise InvalidRequest(
                 "MEDIA_ADDRESS",
                 f"{url.host} is not on the public internet; media are not fetched there",
             )
-        return list(addresses)
+        return addresses
 
     async def _get_from(self, url: httpx.URL, address: str, max_bytes: int) -> bytes | str:
-        request = self._client.build_request(
-            "GET",
-            url.copy_with(host=address),
-            headers={"Host": url.netloc.decode("ascii")},
-            # TLS is negotiated with, and its certificate checked against, the name.
-            extensions={"sni_hostname": url.host},
-        )
-        response = await self._client.send(request, stream=True)
-        try:
-            location = response.headers.get("location")
-            if response.is_redirect and location:
-                return str(location)
-            if response.status_code != 200:
-                raise InvalidRequest(
-                    "MEDIA_FETCH_FAILED", f"{_short(str(url))} answered HTTP {response.status_code}"
-                )
-            return await self._read(response, url, max_bytes)
-        finally:
-            await response.aclose()
+        async with self._clients.client(url) as client:
+            request = client.build_request(
+                "GET",
+                url.copy_with(host=address),
+                headers={"Host": url.netloc.decode("ascii")},
+                # TLS is negotiated with, and its certificate checked against, the name.
+                extensions={"sni_hostname": url.raw_host.decode("ascii")},
+            )
+            response = await client.send(request, stream=True)
+            try:
+                return await self._answer(response, url, max_bytes)
+            finally:
+                await response.aclose()
+
+    async def _answer(self, response: httpx.Response, url: httpx.URL, limit: int) -> bytes | str:
+        location = response.headers.get("location")
+        if response.is_redirect and location:
+            return str(location)
+        if response.status_code != 200:
+            raise InvalidRequest(
+                "MEDIA_FETCH_FAILED", f"{_short(str(url))} answered HTTP {response.status_code}"
+            )
+        return await self._read(response, url, limit)
 
     async def _read(self, response: httpx.Response, url: httpx.URL, limit: int) -> bytes:
         body = bytearray()
@@ -159,6 +162,33 @@ class MediaFetcher:
                     "MEDIA_TOO_LARGE", f"{_short(str(url))} is over the limit of {limit} bytes"
                 )
         return bytes(body)
+
+
+def _parsed(url: str) -> httpx.URL:
+    """Raises InvalidRequest for what is too long to be an address, before anybody tries to understand it."""
+    if len(url) > _LONGEST_URL:
+        raise InvalidRequest(
+            "MEDIA_URL", f"{_short(url)} has {len(url)} characters, the limit is {_LONGEST_URL}"
+        )
+    # Before names of other scripts are written in ASCII, which takes time by the square of their length.
+    authority = _AUTHORITY_END.split(url.split("//", 1)[-1], maxsplit=1)[0].rsplit("@", 1)[-1]
+    if len(authority) > _LONGEST_NAME + len(":65535"):
+        raise _bad_name(len(authority))
+    return httpx.URL(url)
+
+
+def _check_name(host: str) -> None:
+    labels = host.rstrip(".").split(".")
+    if len(host) > _LONGEST_NAME or max(map(len, labels)) > _LONGEST_LABEL:
+        raise _bad_name(len(host))
+
+
+def _bad_name(length: int) -> InvalidRequest:
+    return InvalidRequest(
+        "MEDIA_URL",
+        f"the host name in the media's address has {length} characters; it may have {_LONGEST_NAME},"
+        f" and {_LONGEST_LABEL} between two dots",
+    )
 
 
 def _short(url: str) -> str:

@@ -35,6 +35,7 @@ class TakenMedia:
     media_us: int
     frames: int = 0
     seconds_per_frame: float = 0.0
+    cached: bool = False  # the pixels were at hand
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,19 @@ class MediaIntake:
         """What makes values of the pixels' bytes; None where they are values."""
         return self._cache.scaling
 
-    async def take(self, media: Media) -> TakenMedia:
+    async def take(self, media: Media, tenant: str) -> TakenMedia:
         """Pixel values of a client's image; its raw bytes are in the media store when it returns.
+
+        What decoding takes is on the tenant's account.
 
         Raises InvalidRequest naming the client's field, Overloaded, Unavailable.
         """
         with _naming(media.field or "image"):
             watch = Stopwatch()
             data = await self._bytes(media, self._limits.image_bytes)
-            return await self._keep(data, watch.lap_us(), watch)
+            return await self._keep(data, tenant, watch.lap_us(), watch)
 
-    async def take_video(self, video: Video) -> TakenMedia:
+    async def take_video(self, video: Video, tenant: str) -> TakenMedia:
         """The same for a video: its frames are one item together, with its pace in its name."""
         with _naming(video.field or "video"):
             watch = Stopwatch()
@@ -84,17 +87,18 @@ class MediaIntake:
                 limit = self._limits.image_bytes
                 files = [await self._bytes(frame, limit) for frame in video.frames]
                 data = frames.pack(files, pace)
-            return await self._keep(data, watch.lap_us(), watch)
+            return await self._keep(data, tenant, watch.lap_us(), watch)
 
-    async def _keep(self, data: bytes, fetch_us: int, watch: Stopwatch) -> TakenMedia:
+    async def _keep(self, data: bytes, tenant: str, fetch_us: int, watch: Stopwatch) -> TakenMedia:
         source_digest = await _digest(data)
         digest = self._cache.digest(source_digest)
-        pixels = await self._cache.get(digest, data)
+        cached = self._cache.find(digest) is not None
+        pixels = await self._cache.get(digest, data, tenant)
         size = pixels.size
         pace = _pace(size.seconds_per_frame) if size.frames else 0.0
         await self._store.put(source_digest, data)
         return TakenMedia(
-            digest, source_digest, pixels, fetch_us, watch.lap_us(), size.frames, pace
+            digest, source_digest, pixels, fetch_us, watch.lap_us(), size.frames, pace, cached
         )
 
     async def pixels_again(self, media: MediaItem) -> Pixels:

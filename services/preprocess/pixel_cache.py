@@ -46,17 +46,19 @@ class PixelCache:
             self._entries.move_to_end(digest)
         return entry
 
-    async def get(self, digest: bytes, data: bytes) -> Pixels:
-        """The pixel values of the image file `data`, from the cache, from a call in progress, or made now.
+    async def get(self, digest: bytes, data: bytes, tenant: str = "") -> Pixels:
+        """The pixel values of the image file `data`, from the cache, from a call in progress, or made now
+        on the tenant's account.
 
-        Raises InvalidRequest (without a field), Overloaded when shared memory is full.
+        Raises InvalidRequest (without a field), Overloaded when shared memory is full or the tenant's
+        budget is spent.
         """
         entry = self.find(digest)
         if entry is not None:
             return entry
         task = self._making.get(digest)
         if task is None:
-            task = self._making[digest] = asyncio.create_task(self._make(digest, data))
+            task = self._making[digest] = asyncio.create_task(self._make(digest, data, tenant))
             task.add_done_callback(lambda done: self._made(digest, done))
         # A caller that goes away must not take the work from the others.
         return await asyncio.shield(task)
@@ -68,10 +70,10 @@ class PixelCache:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _make(self, digest: bytes, data: bytes) -> Pixels:
+    async def _make(self, digest: bytes, data: bytes, tenant: str) -> Pixels:
         place = self._store.reserve(digest)
         try:
-            size = await self._pool.process(data, place)
+            size = await self._pool.process(data, place, tenant)
         except BaseException:
             self._store.discard(place)
             raise

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.preprocess.sampling import Sampling
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 
 # Names in released checkpoints that transformers no longer has.
 _RENAMED = {"Qwen2_5_VLImageProcessor": "Qwen2VLImageProcessor"}
@@ -15,14 +15,14 @@ _RENAMED = {"Qwen2_5_VLImageProcessor": "Qwen2VLImageProcessor"}
 def read_processor_config(folder: Path) -> dict[str, Any]:
     """preprocessor_config.json, or the part of processor_config.json that newer versions write instead.
 
-    Raises Unavailable if the checkpoint has neither.
+    Raises InvalidRequest if the checkpoint has neither.
     """
     combined = _read(folder / "processor_config.json").get("image_processor")
     if isinstance(combined, dict):
         return combined
     alone = _read(folder / "preprocessor_config.json")
     if not alone:
-        raise Unavailable(
+        raise InvalidRequest(
             "BAD_CHECKPOINT", f"{folder} has no preprocessor_config.json for its images"
         )
     return alone
@@ -55,7 +55,9 @@ def processor_class_name(config: dict[str, Any]) -> str:
     """The image processor's name without the suffix of its implementation ("CLIPImageProcessor")."""
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
     if not name:
-        raise Unavailable("BAD_CHECKPOINT", "preprocessor_config.json has no image_processor_type")
+        raise InvalidRequest(
+            "BAD_CHECKPOINT", "preprocessor_config.json has no image_processor_type"
+        )
     name = name.removesuffix("Fast").removesuffix("Pil")
     name = name.replace("FeatureExtractor", "ImageProcessor")
     return _RENAMED.get(name, name)
@@ -74,5 +76,5 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise Unavailable("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
+        raise InvalidRequest("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
     return config

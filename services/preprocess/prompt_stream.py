@@ -9,6 +9,7 @@ import structlog
 from services.preprocess import conversation
 from services.preprocess.prompt_builder import PromptBuilder
 from shared.errors import Internal, InvalidRequest, ServingError
+from shared.request_names import names
 from shared.telemetry import Stopwatch
 from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareManyRequest,
@@ -38,6 +39,12 @@ def prepare_text(builder: PromptBuilder, request: PrepareRequest) -> PrepareResp
     watch = Stopwatch()
     draft = builder.draft(request)
     tokenize_us = watch.lap_us()
+    log.debug(
+        "tokenized",
+        **names(request.request_id, request.client_request_id),
+        tokens=len(draft.ids),
+        tokenize_us=tokenize_us,
+    )
     builder.check_length(len(draft.ids), request.max_prompt_tokens, draft.field)
     return PrepareResponse(
         token_ids=draft.ids.astype("<i4").tobytes(),
@@ -56,6 +63,6 @@ def _result(builder: PromptBuilder, prompt: PrepareRequest) -> PrepareResult:
     except ServingError as error:
         return PrepareResult(failure=error.to_failure())
     except Exception as error:  # bad input costs one request, never those that came with it
-        log.exception("a prompt failed", request=prompt.request_id)
+        log.exception("a prompt failed", **names(prompt.request_id, prompt.client_request_id))
         failure = Internal("INTERNAL", f"internal error: {type(error).__name__}")
         return PrepareResult(failure=failure.to_failure())

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 from shared.tokenizer_file import read_tokenizer
 
 Ids = npt.NDArray[np.int32]
@@ -23,12 +23,12 @@ GUARD = "\U000f5a1d"
 
 
 class PromptTokenizer:
-    """Text to token ids, for one checkpoint folder. Raises Unavailable if it has no tokenizer.json."""
+    """Text to token ids, for one checkpoint folder. Raises InvalidRequest if it has no tokenizer.json."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise Unavailable(
+            raise InvalidRequest(
                 "BAD_CHECKPOINT",
                 f"{path} is missing: save the tokenizer with AutoTokenizer.save_pretrained",
             )
@@ -58,10 +58,10 @@ class PromptTokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def token_text(self, number: int) -> str:
-        """A token's text, by its id. Raises Unavailable for an id without a token."""
+        """A token's text, by its id. Raises InvalidRequest for an id without a token."""
         text: str | None = self._tokenizer.id_to_token(number)
         if text is None:
-            raise Unavailable(
+            raise InvalidRequest(
                 "BAD_CHECKPOINT", f"tokenizer.json has no token {number}, which config.json names"
             )
         return text

@@ -22,9 +22,10 @@ from services.preprocess.worker_pool import ImageWorkerPool
 from shared import artifacts, rpc
 from shared.artifacts import ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 from shared.keys import Keys, new_instance_id
 from shared.media_store import MediaStore
+from shared.model_config.families import read_decoder_config
 from shared.queue import connect
 from shared.registry import Announcement
 from shared.rpc import RoomServer
@@ -45,13 +46,14 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
     server = RoomServer(
         settings.listen,
         advertise=settings.advertise,
+        heartbeat=settings.heartbeat,
         max_message_bytes=_MAX_MESSAGE_BYTES,
         max_connection_age_s=_MAX_CONNECTION_AGE_S,
     )
     # Resources are left after the server: calls in hand finish before what they use is closed.
     async with AsyncExitStack() as resources, server:
         log.info("loading", model=str(settings.model), address=server.address)
-        redis = connect(settings.redis_url)
+        redis = connect(settings.queue_url)
         resources.push_async_callback(redis.aclose)
         instance_id = new_instance_id()
         remove_abandoned(settings.artifact_dir)
@@ -116,15 +118,22 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
 async def _image_pool(
     settings: PreprocessSettings, checkpoint: Checkpoint, resources: AsyncExitStack
 ) -> ImageWorkerPool | None:
-    """The image workers, for a model that takes images."""
-    if find_family(checkpoint) is None:
+    """The image workers, where images are taken."""
+    if find_family(checkpoint) is None or settings.language_model_only:
         return None
     limits = ImageLimits(
         max_pixels=settings.max_image_pixels,
         max_video_pixels=settings.max_video_pixels,
+        memory_bytes=settings.image_memory_bytes,
         max_rows=_max_model_len(settings, checkpoint),
     )
-    pool = ImageWorkerPool(settings.model, limits, settings.worker_count, settings.image_timeout_s)
+    pool = ImageWorkerPool(
+        settings.model,
+        limits,
+        settings.worker_count,
+        settings.image_timeout_s,
+        settings.media_budget_s,
+    )
     return await resources.enter_async_context(pool)
 
 
@@ -157,7 +166,7 @@ def _load_template(settings: PreprocessSettings, tokenizer: PromptTokenizer) -> 
         try:
             source = Path(settings.chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise Unavailable(
+            raise InvalidRequest(
                 "CHAT_TEMPLATE", f"--chat-template {settings.chat_template}: {error}"
             ) from error
     if source is None:
@@ -166,17 +175,11 @@ def _load_template(settings: PreprocessSettings, tokenizer: PromptTokenizer) -> 
     try:
         return ChatTemplate(source, tokenizer.special_tokens)
     except TemplateRefusal as error:
-        raise Unavailable("BAD_CHECKPOINT", f"{settings.model}: {error}") from error
+        raise InvalidRequest("BAD_CHECKPOINT", f"{settings.model}: {error}") from error
 
 
 def _max_model_len(settings: PreprocessSettings, checkpoint: Checkpoint) -> int:
-    length = settings.max_model_len or checkpoint.text_config.get("max_position_embeddings")
-    if not length:
-        raise Unavailable(
-            "BAD_CHECKPOINT",
-            f"{settings.model}/config.json has no max_position_embeddings: give --max-model-len",
-        )
-    return int(length)
+    return settings.max_model_len or read_decoder_config(checkpoint).max_position_embeddings
 
 
 def _policy(settings: PreprocessSettings) -> FetchPolicy:

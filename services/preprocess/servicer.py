@@ -6,13 +6,14 @@ from concurrent.futures import Executor
 from typing import Any
 
 import grpc.aio
+import structlog
 
 from services.preprocess import conversation
 from services.preprocess.media_intake import MediaIntake, TakenMedia
 from services.preprocess.models import MediaSpan
 from services.preprocess.prompt_builder import Draft, Prompt, PromptBuilder
 from services.preprocess.prompt_stream import prepare_many
-from shared import tasks
+from shared import request_names, tasks
 from shared.errors import InvalidRequest, Precondition
 from shared.pixel_scaling import PixelScaling
 from shared.telemetry import Stopwatch
@@ -30,6 +31,8 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareTimes,
     Video,
 )
+
+log = structlog.get_logger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -56,23 +59,34 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
 
     async def Prepare(self, request: PrepareRequest, context: _Context) -> PrepareResponse:
         """Template, tokenizer and images side by side, then the placeholders. Raises InvalidRequest."""
+        request_names.bind(request.request_id, request.client_request_id)
         media = self._media_of(request)
-        work: list[Coroutine[Any, Any, Any]] = [self._draft(request), *map(self._take, media)]
+        work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
+        work += [self._take(item, request.tenant) for item in media]
         (draft, tokenize_us), *images = await tasks.together(work)
         spans = [
             self._builder.span(i.pixels.size.width, i.pixels.size.height, i.frames) for i in images
         ]
         prompt = self._builder.expand(draft, spans)
+        fetch_us = max((i.fetch_us for i in images), default=0)
+        media_us = max((i.media_us for i in images), default=0)
+        cached = sum(image.cached for image in images)
+        log.debug(
+            "prepared",
+            tokens=len(prompt.ids),
+            media=len(images),
+            cached_media=cached,
+            fetch_us=fetch_us,
+            media_us=media_us,
+            tokenize_us=tokenize_us,
+        )
         self._builder.check_length(len(prompt.ids), request.max_prompt_tokens, draft.field)
         return PrepareResponse(
             token_ids=prompt.ids.astype("<i4").tobytes(),
             media=_items(prompt, spans, images, self._intake.scaling if self._intake else None),
             text=draft.text,
-            times=PrepareTimes(
-                fetch_us=max((i.fetch_us for i in images), default=0),
-                media_us=max((i.media_us for i in images), default=0),
-                tokenize_us=tokenize_us,
-            ),
+            times=PrepareTimes(fetch_us=fetch_us, media_us=media_us, tokenize_us=tokenize_us),
+            cached_media=cached,
         )
 
     async def PrepareMany(
@@ -87,6 +101,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         if self._intake is None:
             raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} takes no images")
         pixels = await self._intake.pixels_again(request.media)
+        log.debug("pixels told", digest=request.media.digest.hex())
         return GetPixelsResponse(pixels=pixels.ref)
 
     def _media_of(self, request: PrepareRequest) -> list[Media | Video]:
@@ -142,11 +157,11 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         draft = await loop.run_in_executor(self._executor, self._builder.draft, request)
         return draft, watch.lap_us()
 
-    async def _take(self, media: Media | Video) -> TakenMedia:
+    async def _take(self, media: Media | Video, tenant: str) -> TakenMedia:
         assert self._intake is not None
         if isinstance(media, Video):
-            return await self._intake.take_video(media)
-        return await self._intake.take(media)
+            return await self._intake.take_video(media, tenant)
+        return await self._intake.take(media, tenant)
 
 
 def _items(

@@ -23,6 +23,7 @@ class PreprocessSettings(RoomSettings):
     trust_request_chat_template: bool = Field(
         False, description="Renders chat templates that come with a request."
     )
+    language_model_only: bool = Field(False, description="Refuses pictures and videos.")
     limit_mm_per_prompt: str = Field(
         "image=16",
         description='Largest number of images and videos in a prompt: 16, image=16 or {"image": 16}.',
@@ -47,11 +48,23 @@ class PreprocessSettings(RoomSettings):
     image_timeout_s: float = Field(
         20.0, gt=0, description="Longest time in seconds that decoding one image or video may take."
     )
+    image_memory_bytes: int = Field(
+        640 << 20,
+        ge=64 << 20,
+        description="Most memory that decoding one image or video may take, in bytes.",
+    )
+    media_budget_s: float = Field(
+        60.0,
+        ge=0,
+        description="Seconds of processor time a minute for each tenant's media that cannot be used or"
+        " take long; 0 is no limit.",
+    )
     media_workers: int = Field(
         0,
         ge=0,
         le=64,
-        description="Processes that decode images; 0 is one for each two cores within the quota.",
+        description="Processes that decode images of one tenant; 0 is one for each two cores within the"
+        " quota. One more serves the others meanwhile.",
     )
     pixel_cache_bytes: int = Field(
         256 << 20, ge=0, description="Pixel values that are kept for repeated images, in bytes."

@@ -1,11 +1,9 @@
 """A small pool of image worker processes, kept warm. A worker that dies or hangs is replaced and costs one image."""
 
 import asyncio
-import contextlib
 import json
 import os
-import struct
-import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,22 +12,26 @@ from typing import Any, Self
 
 import structlog
 
+from services.preprocess.decode_turns import DecodeBudget, DecodeTurns
 from services.preprocess.image_limits import ImageLimits
 from services.preprocess.processor_config import (
     processor_class_name,
     read_processor_config,
     read_video_size,
 )
+from services.preprocess.worker_process import WorkerDied, WorkerProcess
+from shared import artifact_file
 from shared.artifacts import Reservation, out_of_space
 from shared.errors import InvalidRequest, Unavailable
 from shared.pixel_scaling import PixelScaling
-from shared.settings import child_environment
 
 log = structlog.get_logger(__name__)
 
-_LENGTH = struct.Struct("<I")
 _START_TIMEOUT_S = 60.0
 _TRIES = 2
+_NOTHING_S = (
+    0.1  # a worker that took less processor time than this before its time was over was not let run
+)
 
 
 @dataclass(frozen=True)
@@ -54,71 +56,19 @@ class PictureSize:
     seconds_per_frame: float = 0.0
 
 
-class _WorkerDied(Exception):
-    pass
-
-
-class _Worker:
-    """One child process and its pipes."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls, arguments: Sequence[str]) -> Self:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "services.preprocess.image_worker",
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # One picture at a time on one core; a pool of threads inside would only get in others'
-            # way.
-            env=child_environment(
-                TRANSFORMERS_VERBOSITY="error",
-                OMP_NUM_THREADS="1",
-                OPENBLAS_NUM_THREADS="1",
-                PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
-            ),
-            start_new_session=True,  # a terminal's Ctrl-C is the room's to handle
-        )
-        return cls(process)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        try:
-            (length,) = _LENGTH.unpack(await self._process.stdout.readexactly(_LENGTH.size))
-            answer: dict[str, Any] = json.loads(await self._process.stdout.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise _WorkerDied from error
-        return answer
-
-    async def ask(self, job: dict[str, Any], data: bytes) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        text = json.dumps({**job, "bytes": len(data)}).encode()
-        try:
-            self._process.stdin.write(_LENGTH.pack(len(text)) + text)
-            self._process.stdin.write(data)
-            await self._process.stdin.drain()
-        except ConnectionError as error:
-            raise _WorkerDied from error
-        return await self.receive()
-
-    async def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-
-
 class ImageWorkerPool:
-    """Decodes images and writes their pixel values, `size` at a time. Enter it to start the workers."""
+    """Decodes images and writes their pixel values, `size` at a time for one tenant, and one more where there are
+    several. Enter it to start the workers.
+    """
 
-    def __init__(self, folder: Path, limits: ImageLimits, size: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limits: ImageLimits,
+        size: int,
+        timeout_s: float,
+        budget_s: float = 0.0,
+    ) -> None:
         config = read_processor_config(folder)
         self._arguments = (
             processor_class_name(config),
@@ -126,10 +76,11 @@ class ImageWorkerPool:
             json.dumps(asdict(limits)),
             json.dumps(read_video_size(folder)),
         )
-        self._size = size
         self._timeout_s = timeout_s
-        self._idle: asyncio.Queue[_Worker | None] = asyncio.Queue()
-        self._workers: set[_Worker] = set()
+        self._budget = DecodeBudget(budget_s)
+        self._turns = DecodeTurns(size)
+        self._idle: list[WorkerProcess] = []
+        self._workers: set[WorkerProcess] = set()
         self._closed = False
         self.info: ProcessorInfo
 
@@ -140,10 +91,8 @@ class ImageWorkerPool:
 
     async def __aenter__(self) -> Self:
         """Starts the first worker and learns from it what the processor does; the others start when needed."""
-        worker = await self._start()
-        self._idle.put_nowait(worker)
-        for _ in range(self._size - 1):
-            self._idle.put_nowait(None)
+        worker = await self._start(first=True)
+        self._idle.append(worker)
         return self
 
     async def __aexit__(
@@ -156,68 +105,130 @@ class ImageWorkerPool:
         workers, self._workers = self._workers, set()
         await asyncio.gather(*(worker.stop() for worker in workers))
 
-    async def process(self, data: bytes, place: Reservation) -> PictureSize:
+    async def process(self, data: bytes, place: Reservation, tenant: str = "") -> PictureSize:
         """Writes the pixel values of an image file, or of a video of `frames`, under the reservation.
 
-        Raises InvalidRequest (without a field) when the file cannot be used, or kills workers;
-        Overloaded when shared memory is full.
+        A file is tried a second time only where its worker was ended by somebody else. Raises
+        InvalidRequest (without a field) when the file cannot be used, takes too long or kills its
+        worker; Overloaded when shared memory is full or the tenant's budget is spent.
         """
-        job = {
-            "path": str(place.path),
-            "nonce": place.nonce.hex(),
-            "digest": place.digest.hex(),
-        }
-        for attempt in range(_TRIES):
-            try:
-                answer = await self._run(job, data)
-                break
-            except (_WorkerDied, TimeoutError) as error:
-                place.path.unlink(missing_ok=True)
-                cause = "took too long" if isinstance(error, TimeoutError) else "died"
-                log.warning("image worker lost", cause=cause, attempt=attempt + 1)
-        else:
-            raise InvalidRequest(
-                "IMAGE_UNUSABLE", f"the file cannot be processed: its decoder {cause}"
-            )
+        self._budget.check(tenant)
+        async with self._turns.turn(tenant):
+            self._budget.check(tenant)  # may have been spent while it waited
+            job = {"nonce": place.nonce.hex(), "digest": place.digest.hex()}
+            answer = await self._tried(job, data, place, tenant)
         if "errno" in answer:
             raise out_of_space(OSError(answer["errno"], answer["message"]), place.path)
         if "reason" in answer:
             raise InvalidRequest(answer["reason"], answer["message"])
         return PictureSize(**answer)
 
-    async def _run(self, job: dict[str, Any], data: bytes) -> dict[str, Any]:
-        worker = await self._idle.get()
-        keep: _Worker | None = None
+    async def _tried(
+        self, job: dict[str, Any], data: bytes, place: Reservation, tenant: str
+    ) -> dict[str, Any]:
+        for attempt in range(_TRIES):
+            try:
+                return await self._run(job, data, place, tenant)
+            except _Spoiled as spoiled:
+                place.path.unlink(missing_ok=True)
+                log.warning("image worker lost", cause=spoiled.message, again=spoiled.again)
+                if attempt + 1 == _TRIES or not spoiled.again:
+                    raise InvalidRequest(spoiled.reason, spoiled.message) from spoiled
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _run(
+        self, job: dict[str, Any], data: bytes, place: Reservation, tenant: str
+    ) -> dict[str, Any]:
+        worker = await self._worker()
+        began, before = time.monotonic(), worker.processor_s() or 0.0
+
+        def spent() -> float:
+            after = worker.processor_s()
+            return time.monotonic() - began if after is None else after - before
+
+        keep = used = False
         try:
-            worker = worker or await self._start()
-            async with asyncio.timeout(self._timeout_s):
-                answer = await worker.ask(job, data)
-            keep = worker
+            descriptor = _create(place.path)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    answer = await worker.ask(job, data, descriptor, self._timeout_s)
+            finally:
+                os.close(descriptor)
+            keep, used = True, "reason" not in answer
             return answer
+        except TimeoutError as error:
+            raise self._too_long(again=spent() < _NOTHING_S) from error
+        except WorkerDied as error:
+            if error.out_of_time:
+                raise self._too_long(again=False) from error
+            message = f"the file cannot be processed: its decoder died ({error})"
+            raise _Spoiled("IMAGE_UNUSABLE", message, not error.by_the_file) from error
         finally:
+            self._budget.charge(tenant, spent(), used)
             # Not kept when it died, hung, or was left in the middle of a job by a cancelled call.
-            if keep is None and worker is not None:
+            if keep:
+                self._idle.append(worker)
+            else:
                 self._workers.discard(worker)
                 await asyncio.shield(worker.stop())
-            self._idle.put_nowait(keep)
 
-    async def _start(self) -> _Worker:
+    async def _worker(self) -> WorkerProcess:
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.has_ended():
+                return worker
+            self._workers.discard(worker)
+            await worker.stop()
+        return await self._start()
+
+    def _too_long(self, again: bool) -> "_Spoiled":
+        message = f"the file cannot be processed: decoding it took over {self._timeout_s:g} s"
+        return _Spoiled("IMAGE_TIMEOUT", f"{message} (--image-timeout-s)", again)
+
+    async def _start(self, first: bool = False) -> WorkerProcess:
         if self._closed:
             raise Unavailable("SHUTTING_DOWN", "this preprocess is stopping; retry elsewhere")
-        worker = await _Worker.start(self._arguments)
+        worker = await WorkerProcess.start(self._arguments)
         self._workers.add(worker)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 hello = await worker.receive()
-        except (_WorkerDied, TimeoutError) as error:
+        except (WorkerDied, TimeoutError) as error:
             self._workers.discard(worker)
             await worker.stop()
             raise Unavailable(
                 "IMAGE_WORKER", "the image worker does not start; its own message stands above"
             ) from error
         scaling = None if hello["scaling"] is None else _scaling(**hello["scaling"])
+        if first:
+            _tell(hello["confinement"])
         self.info = ProcessorInfo(hello["settings"], tuple(hello["shape"]), scaling)
         return worker
+
+
+class _Spoiled(Exception):
+    """A job lost its worker; `again`: for a reason outside of the file."""
+
+    def __init__(self, reason: str, message: str, again: bool) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.again = again
+
+
+def _create(path: Path) -> int:
+    try:
+        return artifact_file.create(path)
+    except OSError as error:
+        raise out_of_space(error, path) from error
+
+
+def _tell(confinement: dict[str, list[str]]) -> None:
+    """Says once what holds the workers, and what does not."""
+    if confinement["missing"]:
+        log.warning("image workers are not fully confined", **confinement)
+    else:
+        log.info("image workers are confined", by=confinement["layers"])
 
 
 def _scaling(factor: float, mean: Sequence[float], deviation: Sequence[float]) -> PixelScaling:

@@ -10,7 +10,7 @@ def main() -> None:
     """Starts the scheduler and ends with its exit status."""
     settings = SchedulerSettings.load(prog="tessera-scheduler")
     configure_logs("scheduler", settings.log_level, settings.log_format)
-    rpc.run(lambda stop: serve(settings, stop))
+    rpc.run(lambda stop: serve(settings, stop), settings.internal_token_file)
 
 
 if __name__ == "__main__":

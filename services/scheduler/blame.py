@@ -38,7 +38,7 @@ class Blame:
         """A decoder was lost whose last plans had rows of these, and of no others where it `was_alone`."""
         for request in requests:
             request.deaths += 1
-            log.warning("lost with a decoder", request=request.request_id, deaths=request.deaths)
+            log.warning("lost with a decoder", **request.names, deaths=request.deaths)
             if was_alone and request.deaths >= _MOST_DEATHS:
-                log.error("poisoned", request=request.request_id, deaths=request.deaths)
+                log.error("poisoned", **request.names, deaths=request.deaths)
                 self._end(request.request_id, POISONED)

@@ -108,7 +108,9 @@ def output_of(plan: StepPlan, result: decoder_pb2.StepResult) -> StepOutput:
     return output
 
 
-def ending_message(ending: Ending | None, cached_tokens: int) -> ending_pb2.Ending | None:
+def ending_message(
+    ending: Ending | None, cached_tokens: int, queue_s: float | None = None
+) -> ending_pb2.Ending | None:
     """An ending, if there is one, as the log has it."""
     if ending is None:
         return None
@@ -117,6 +119,7 @@ def ending_message(ending: Ending | None, cached_tokens: int) -> ending_pb2.Endi
         stop=ending.stop,
         cut=ending.cut,
         cached_tokens=cached_tokens,
+        queued_us=None if queue_s is None else round(1e6 * queue_s),
     )
     if ending.stop_token_id is not None:
         message.stop_token_id = ending.stop_token_id
@@ -138,4 +141,5 @@ def _new_sequence(slot: int, sequence: Sequence, block_size: int) -> decoder_pb2
         sampling=request.sampling_of(sequence),
         lora_id=sequence.lora_id,
         root_name=root_of(sequence, block_size),
+        client_request_id=request.spec.client_request_id,
     )

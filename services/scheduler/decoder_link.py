@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import structlog
@@ -20,14 +20,18 @@ from services.scheduler.core.sequence import Error, MediaSpan
 from services.scheduler.encoders import Encoders
 from services.scheduler.move_timer import MoveTimer
 from services.scheduler.step_durations import StepDurations
+from services.scheduler.step_tokens import StepTokens
 from services.scheduler.step_totals import StepTotals
-from shared import tasks
+from shared import request_names, tasks
 from shared.errors import Internal, ServingError, Superseded, Unavailable, status_number
 from shared.registry import Member
 from shared.rpc import calling, channel
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceStub
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
+
+if TYPE_CHECKING:
+    from services.scheduler.request import Request
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +97,7 @@ class DecoderLink:
         self._sent: deque[_Sent] = deque()
         self._totals = StepTotals()
         self._durations = StepDurations()
+        self._step_tokens = StepTokens()
         self._predicted_us = 0.0  # of the plan with rows that was sent last
         self._moves = MoveTimer()  # in microseconds
         self._wake: asyncio.TimerHandle | None = None
@@ -147,8 +152,8 @@ class DecoderLink:
     async def run(self) -> None:
         """Reads results until the stream breaks, then raises why."""
         self._heard = self._clock()
-        writer = asyncio.create_task(self._write())
-        watch = asyncio.create_task(self._watch())
+        writer = self._helper(self._write())
+        watch = self._helper(self._watch())
         try:
             with calling("decoder"):
                 while True:
@@ -235,6 +240,9 @@ class DecoderLink:
             step_predicted_us=self._predicted_us,
             prompt_budget=core.prompt_budget,
             read_steps=self._durations.message(),
+            block_size=core.capacity.block_size,
+            host_blocks=core.capacity.num_host_blocks,
+            step_tokens=self._step_tokens.message(),
         )
 
     def predict(self, tokens: int) -> float:
@@ -257,6 +265,9 @@ class DecoderLink:
         self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.hello.block_size))
         now = self._clock()
         self._sent.append(_Sent(plan, now, now))
+        for _, sequence in plan.new:
+            request: Request = sequence.payload.request
+            request.begin(now)
         if plan.row_slot:
             self._predicted_us = self.core.costs.predict(plan.num_tokens, plan.num_pairs)
         self._totals.plan_s += now - begin
@@ -282,6 +293,8 @@ class DecoderLink:
             answered = self._sent[0]
             plan, now = answered.plan, self._clock()
             self._learn(plan, now - answered.began, result.times)
+            if plan.row_slot:
+                self._step_tokens.add(plan.num_tokens)
             self._totals.add(plan, now - answered.sent, now - answered.began, result.times)
             progress = self.core.complete(convert.output_of(plan, result))
             self._sent.popleft()
@@ -339,6 +352,11 @@ class DecoderLink:
             self._encoders.release(released, self._user)
 
     async def _encode(self, span: MediaSpan) -> None:
+        user = self.core.media.first_user(span.digest)
+        if user is not None and user.payload is not None:
+            asking: Request = user.payload.request
+            request_names.bind(asking.request_id, asking.spec.client_request_id)
+        log.debug("asking for an encode", digest=span.digest.hex(), rows=span.rows)
         try:
             artifact = await self._encoders.encode(span.payload, self._user)
         except ServingError as error:
@@ -375,6 +393,20 @@ class DecoderLink:
             if now - before > _SILENCE_S / 2:
                 self._heard = now  # it was we who slept: what was sent meanwhile is still unread
         self.finish("DECODER_SILENT", f"the decoder was silent for {_SILENCE_S:.0f} s")
+
+    def _helper(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._on_helper_done)
+        return task
+
+    def _on_helper_done(self, task: "asyncio.Task[None]") -> None:
+        """Nobody waits for these: a decoder whose plans are not sent, or that is not watched, would stand idle."""
+        if task.cancelled() or self._stopped or self._call.done():
+            return  # the reader says why
+        error = task.exception()
+        if error is not None:
+            log.error("a link has failed", decoder=self.member.instance_id, error=repr(error)[:500])
+            self.finish("LINK_FAILED", f"the link failed: {type(error).__name__}")
 
     async def _reason(self) -> ServingError:
         """Why the decoder ended the stream."""

@@ -22,10 +22,12 @@ from services.scheduler.log_writer import LogWriter
 from services.scheduler.recovery import Recovery
 from services.scheduler.relocation import Relocation, Returns
 from services.scheduler.request import Request
+from services.scheduler.throughput import Throughput
 from shared.errors import Unavailable
 from shared.media_store import MediaStore
 from shared.queue import ControlChannel, Queue, TakenRequest
 from shared.registry import Directory, Member
+from shared.request_names import names
 from shared.text import TokenBytes
 from tessera.decoder.v1 import decoder_pb2
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
@@ -100,6 +102,7 @@ class Dispatcher:
         )
         self._relocation = Relocation(self._ledger, self._fleet, self._returns)
         self._intake = Intake(self._fleet.links)
+        self._throughput = Throughput(lambda: self.load().decoders)
 
     async def run(self) -> None:
         """Works until cancelled, and then leaves everything as it is."""
@@ -114,6 +117,7 @@ class Dispatcher:
                 group.create_task(self._take())
                 group.create_task(self._sweep())
                 group.create_task(self._renew_media())
+                group.create_task(self._throughput.run())
         finally:
             self._taking = False
             self._deadlines.close()
@@ -189,9 +193,12 @@ class Dispatcher:
                 request = Request(one, self._table)
                 first = request.sequences[0]
             except (ValueError, IndexError) as error:
-                log.warning("bad request", request=one.spec.request_id, error=str(error))
+                called = names(one.spec.request_id, one.spec.client_request_id)
+                log.warning("bad request", **called, error=str(error))
                 self._ledger.refuse(one, str(error))
                 continue
+            request.taken_at = self._clock()
+            log.debug("taken", **request.names, attempt=one.attempts)
             late = self._deadlines.watch(request)
             if late is not None:
                 self._ledger.end_untried(request, late)
@@ -211,7 +218,10 @@ class Dispatcher:
         plan: StepPlan | None,
         result: decoder_pb2.StepResult | None,
     ) -> None:
+        before = self._ledger.num_tokens
         self._ledger.on_step(progress, plan, result)
+        if plan is not None:
+            self._throughput.add(plan.num_tokens, self._ledger.num_tokens - before)
         # The step has let some of those in that were taken before.
         if self._intake.more_wait and self._intake.room():
             self._wake.set()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
-from shared import tasks
+from shared import request_names, tasks
 from shared.channels import Channels
 from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailable
 from shared.registry import Directory, Member
@@ -118,7 +118,9 @@ class Encoders:
             for member in sorted(self._directory.pick(item.digest), key=lambda m: m in failed):
                 try:
                     with self._calling(member) as stub:
-                        answer = await stub.Encode(request, timeout=_CALL_TIMEOUT_S)
+                        answer = await stub.Encode(
+                            request, timeout=_CALL_TIMEOUT_S, metadata=request_names.metadata()
+                        )
                 except Overloaded as error:
                     problem, deadline = error, loop.time() + self._patience_s
                     break  # the same one again: another would encode what this one has or will have

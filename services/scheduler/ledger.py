@@ -109,6 +109,7 @@ class Ledger:
     def accept(self, link: DecoderLink, request: Request) -> None:
         """Gives a request to a decoder, or ends it if it can never run there."""
         self._owners[request.request_id] = (link, request)
+        log.debug("given to a decoder", **request.names, decoder=link.member.instance_id)
         resumed = [[s] for s in request.sequences if s.num_output_tokens]
         for group in [request.fresh, *resumed] if request.fresh else resumed:
             ending = Ending(EndReason.ERROR, error=request.error) if request.error else None
@@ -190,7 +191,7 @@ class Ledger:
             if request.logprobs is not None and logprobs is not None:
                 record = logprobs.record(sample, token, request.logprobs)
         if request.candidates is None:
-            message = ending_message(ending, sequence.num_cached_tokens)
+            message = ending_message(ending, sequence.num_cached_tokens, request.queue_s)
             choice: Choice = sequence.payload
             events.append(choice.event(start, record, message))
             choices.append(choice)
@@ -225,7 +226,7 @@ class Ledger:
             cached = sequence.num_cached_tokens
             for number, best in enumerate(request.candidates.best()):
                 choice = request.choice(number)
-                message = ending_message(best.ending, cached)
+                message = ending_message(best.ending, cached, request.queue_s)
                 events.append(choice.event(0, bytes(best.records), message))
                 choices.append(choice)
 
@@ -238,7 +239,8 @@ class Ledger:
         for number in range(request.num_choices):
             choice = request.choice(number)
             records, ending = request.hypothesis(search, number)
-            events.append(choice.event(0, records, ending_message(ending, cached)))
+            message = ending_message(ending, cached, request.queue_s)
+            events.append(choice.event(0, records, message))
             choices.append(choice)
         self._on_end()
 
@@ -270,6 +272,7 @@ class Ledger:
     def _drop(self, request: Request) -> "DecoderLink | None":
         """It has ended. Returns who ran it."""
         link, _ = self._owners.pop(request.request_id, (None, request))
+        log.debug("ended", **request.names)
         self._forget_ended()
         self._ended.append((self._clock(), request))
         return link
@@ -288,7 +291,8 @@ class Ledger:
             start = 0
             if choice.sequence is not None:
                 start = choice.sequence.num_output_tokens
-            events.append(choice.event(start, b"", ending_message(ending, cached)))
+            message = ending_message(ending, cached, request.queue_s)
+            events.append(choice.event(start, b"", message))
             choices.append(choice)
 
     # What others say of a request
@@ -314,7 +318,7 @@ class Ledger:
 
     def on_refused(self, request_id: str) -> None:
         """It has another owner."""
-        link, _ = self._owners.pop(request_id, (None, None))
-        if link is not None and link.core.cancel(request_id):
-            log.warning("request has another owner", request=request_id)
+        link, request = self._owners.pop(request_id, (None, None))
+        if link is not None and request is not None and link.core.cancel(request_id):
+            log.warning("request has another owner", **request.names)
             link.pump()

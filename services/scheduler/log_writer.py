@@ -131,7 +131,7 @@ class LogWriter:
                 case AppendCode.GAP:
                     gaps[choice] = answer.length
         for choice, length in gaps.items():
-            log.warning("the log had lost its end", request=choice.request.request_id)
+            log.warning("the log had lost its end", request_id=choice.request.request_id)
             self.submit(choice.again(length), [choice])
         if gaps:  # whoever waits for these records waits for their second coming
             self._waiters = [(self._num_submitted, done) for _, done in self._waiters]

@@ -46,9 +46,10 @@ class Relocation:
         self._moved = [request for request in self._moved if _catches_up(request)]
         for link in leaving:
             for request in self._ledger.of(link):
+                fit = [o for o in others if o.core.capacity.holds(request.sequences[0])]
                 if not _has_slot(request):
-                    self._send_on(request, others, touched)
-                elif self._may_move(request, others):
+                    self._send_on(request, fit, touched)
+                elif self._may_move(request, fit):
                     self._moved.append(self._move(request, touched))
             if not link.core.num_sequences and not link.core.num_in_flight:
                 link.finish("DECODER_EMPTIED", "it has nothing more to do")

@@ -20,6 +20,7 @@ from services.scheduler.core.sequence import (
 from services.scheduler.logprobs import Floats, Ids
 from shared.log_event import PROMPT
 from shared.queue import TakenRequest
+from shared.request_names import names
 from shared.text import StopFinder, TokenBytes
 from shared.token_log import encode_records, encode_tokens
 from tessera.common.v1.sampling_pb2 import SamplingParams
@@ -56,6 +57,9 @@ class Request:
         self.logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
         self.collects = sampling.use_beam_search or sampling.best_of > sampling.n
         self.deaths = taken.deaths  # decoders that were lost while they computed something of it
+        # Seconds from admission to a decoder, once it has been there; None where an earlier owner would have to know.
+        self.queue_s: float | None = None
+        self.taken_at = 0.0  # by the clock of whoever took it
         self._taken = taken
         self._table = table
         self.sampling = self._for_decoder(sampling)
@@ -111,6 +115,16 @@ class Request:
         )
 
     @property
+    def names(self) -> dict[str, str]:
+        """What log lines call it."""
+        return names(self.request_id, self.spec.client_request_id)
+
+    def begin(self, now: float) -> None:
+        """A decoder has it, for the first time or again."""
+        if self.queue_s is None and not any(self._taken.logs):
+            self.queue_s = self.arrived_ago_ms / 1000 + now - self.taken_at
+
+    @property
     def arrived_ago_ms(self) -> float:
         """Its age when it was taken, by the clock of Redis."""
         return self._taken.own_at / 1000 - self._taken.arrived_ms
@@ -138,7 +152,9 @@ class Request:
 
     def again(self) -> "Request":
         """The same to begin elsewhere, with all that has come of it; candidates and beams begin at the prompt."""
-        return Request(self.taken, self._table)
+        request = Request(self.taken, self._table)
+        request.queue_s, request.taken_at = self.queue_s, self.taken_at
+        return request
 
     def choice(self, number: int) -> Choice:
         """What writes the log of one choice."""

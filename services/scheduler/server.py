@@ -33,12 +33,12 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
     """Runs until `stop` is set (0) or until this incarnation is fenced off (3)."""
     keys = Keys(settings.model_name)
     scheduler_id = new_instance_id()
-    redis = connect(settings.redis_url)
+    redis = connect(settings.queue_url)
     queue = Queue(redis, keys)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         server = await stack.enter_async_context(
-            RoomServer(settings.listen, advertise=settings.advertise)
+            RoomServer(settings.listen, advertise=settings.advertise, heartbeat=settings.heartbeat)
         )
         table = _read_table(settings.model / "tokenizer.json")
         decoders = Directory(redis, keys, "decoder")

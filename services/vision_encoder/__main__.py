@@ -4,6 +4,8 @@ from functools import partial
 
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared import rpc
+from shared.model_config.check import Parts
+from shared.prepare import prepare_model
 from shared.settings import set_process_environment
 from shared.telemetry import configure_logs
 
@@ -15,11 +17,12 @@ def main() -> None:
     # Read when torch is imported: threads spin briefly between operations, then leave the cores to
     # the decoder.
     set_process_environment(GOMP_SPINCOUNT="10000", TRANSFORMERS_VERBOSITY="error")
+    settings = prepare_model(settings, Parts.WEIGHTS, device=settings.device, dtype=settings.dtype)
 
     rpc.load_without_collecting()
     from services.vision_encoder.room import serve
 
-    rpc.run(partial(serve, settings))
+    rpc.run(partial(serve, settings), settings.internal_token_file)
 
 
 if __name__ == "__main__":

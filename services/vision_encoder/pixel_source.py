@@ -5,7 +5,7 @@ from collections.abc import Callable
 import grpc.aio
 import structlog
 
-from shared import rpc
+from shared import request_names, rpc
 from shared.artifact_file import Array
 from shared.artifacts import ArtifactReader
 from shared.channels import Channels
@@ -65,5 +65,9 @@ class PixelSource:
         with self._channels.use(member.address) as channel:
             stub = PreprocessServiceStub(channel)
             with rpc.calling(f"preprocess {member.address}"):
-                answer = await stub.GetPixels(GetPixelsRequest(media=media), timeout=_TIMEOUT_S)
+                answer = await stub.GetPixels(
+                    GetPixelsRequest(media=media),
+                    timeout=_TIMEOUT_S,
+                    metadata=request_names.metadata(),
+                )
         return await self._reader.open(answer.pixels)

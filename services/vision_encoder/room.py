@@ -18,12 +18,13 @@ from services.vision_encoder.tower_queue import TowerQueue
 from shared import artifacts, processors, rpc
 from shared.artifacts import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
 from shared.keys import Keys, new_instance_id
+from shared.model_config.check import require_dtype
 from shared.queue import connect
 from shared.registry import Announcement, Directory
 from shared.rpc import RoomServer
 from shared.telemetry import Stopwatch
+from shared.torch_device import torch_device
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 
@@ -39,13 +40,15 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
     server = RoomServer(
         settings.listen,
         advertise=settings.advertise,
+        heartbeat=settings.heartbeat,
         max_connection_age_s=_MAX_CONNECTION_AGE_S,
     )
     # Resources are left after the server: calls in hand finish before what they use is closed.
     async with AsyncExitStack() as resources, server:
         log.info("loading", model=str(settings.model), address=server.address)
-        model = await asyncio.to_thread(_load, settings)
-        redis = connect(settings.redis_url)
+        device = torch_device(settings.device)
+        model = await asyncio.to_thread(_load, settings, device)
+        redis = connect(settings.queue_url)
         resources.push_async_callback(redis.aclose)
         instance_id = new_instance_id()
         remove_abandoned(settings.artifact_dir)
@@ -55,7 +58,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
         if model is None:
             log.warning("the checkpoint has no vision part; every Encode is refused")
         else:
-            encoder = await _encoder(settings, model, store, redis, resources)
+            encoder = await _encoder(settings, device, model, store, redis, resources)
         server.add(
             _SERVICE_NAME,
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
@@ -73,7 +76,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
                 "serving",
                 model=settings.model_name,
                 address=server.address,
-                device=settings.device,
+                device=device,
                 dtype=str(model.dtype).removeprefix("torch.") if model else "none",
                 threads=_threads(settings),
                 processors=str(processors.find()),
@@ -85,17 +88,14 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
         await server.not_ready()
 
 
-def _load(settings: VisionEncoderSettings) -> VisionModel | None:
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise Unavailable("NO_DEVICE", "--device cuda: this machine or this torch has no CUDA")
-    if settings.device == "cpu" and settings.dtype == "float16":
-        raise Unavailable("UNSUPPORTED_DTYPE", "--dtype float16 needs cuda: use bfloat16 here")
+def _load(settings: VisionEncoderSettings, device: str) -> VisionModel | None:
+    require_dtype(settings.dtype, device)
     checkpoint = Checkpoint(settings.model)
     dtype = settings.dtype
     if dtype == "auto":
-        dtype = checkpoint.default_dtype(settings.device)
+        dtype = checkpoint.default_dtype(device)
     model = load_vision_model(
-        checkpoint, torch.device(settings.device), getattr(torch, dtype), _threads(settings)
+        checkpoint, torch.device(device), getattr(torch, dtype), _threads(settings)
     )
     checkpoint.close()
     return model
@@ -107,12 +107,13 @@ def _threads(settings: VisionEncoderSettings) -> int:
 
 async def _encoder(
     settings: VisionEncoderSettings,
+    device: str,
     model: VisionModel,
     store: ArtifactStore,
     redis: Redis,
     resources: AsyncExitStack,
 ) -> Encoder:
-    queue = TowerQueue(model, settings.batch_patches)
+    queue = TowerQueue(model, settings.batch_patches(device))
     resources.callback(queue.close)
 
     def warm_up() -> None:

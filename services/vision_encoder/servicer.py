@@ -3,6 +3,7 @@
 from typing import Any
 
 import grpc.aio
+import structlog
 
 from services.vision_encoder.encoder import Encoder
 from shared.artifact_file import DIGEST_BYTES
@@ -14,6 +15,8 @@ from tessera.vision_encoder.v1.vision_encoder_pb2 import (
     ReleaseRequest,
     ReleaseResponse,
 )
+
+log = structlog.get_logger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -37,6 +40,13 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
             )
         hold_s = request.hold.seconds + request.hold.nanos / 1e9
         made = await self._encoder.encode(request.media, hold_s)
+        log.debug(
+            "encoded",
+            digest=request.media.digest.hex(),
+            rows=request.media.rows,
+            cached=made.cached,
+            encode_us=made.encode_us,
+        )
         return EncodeResponse(embeddings=made.ref, cached=made.cached, encode_us=made.encode_us)
 
     async def Release(self, request: ReleaseRequest, context: _Context) -> ReleaseResponse:

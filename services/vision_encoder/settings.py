@@ -13,7 +13,7 @@ class VisionEncoderSettings(RoomSettings):
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_VISION_ENCODER_", "TESSERA_")
 
     device: str = Field(
-        "cpu", pattern="^(cpu|cuda)$", description="Where the tower runs: cpu or cuda."
+        "auto", description="auto, cpu or cuda; auto is cuda where there is one, else cpu."
     )
     dtype: str = Field(
         "auto",
@@ -39,7 +39,6 @@ class VisionEncoderSettings(RoomSettings):
         " One image always runs, however large.",
     )
 
-    @property
-    def batch_patches(self) -> int:
-        """Patches that the tower takes at a time."""
-        return self.max_batch_patches or (1024 if self.device == "cpu" else 16384)
+    def batch_patches(self, device: str) -> int:
+        """Patches that the tower takes at a time on a device."""
+        return self.max_batch_patches or (1024 if device == "cpu" else 16384)

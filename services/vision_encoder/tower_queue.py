@@ -1,6 +1,7 @@
 """The queue before the tower: what waits when the tower becomes free runs together."""
 
 import asyncio
+import contextvars
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from services.vision_encoder.models.vision_model import VisionItem, VisionModel, to_array
 from shared import artifact_file
 from shared.artifacts import Reservation, out_of_space
+from shared.background import Background
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class TowerQueue:
         self._max_patches = max_patches
         self._waiting: deque[_Job] = deque()
         self._thread = ThreadPoolExecutor(1, "tower")
-        self._runner: asyncio.Task[None] | None = None
+        self._runner: Background | None = None
 
     async def encode(self, item: VisionItem, place: Reservation) -> Encoded:
         """Writes the embedding rows of one item under `place`. Raises BadPixels, Overloaded."""
@@ -48,7 +50,8 @@ class TowerQueue:
         done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Job(item, patches, place, done))
         if self._runner is None:
-            self._runner = asyncio.create_task(self._run())
+            # It works for many: what it logs is not about the request for which it happens to be begun.
+            self._runner = contextvars.Context().run(Background, "tower", self._run)
         return await done
 
     async def on_thread(self, work: Callable[[], None]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 from shared.weight_reader import WeightReader
 
 
@@ -22,14 +22,14 @@ def load(
 
     `names` are (name in the checkpoint, name in the module); `unused(name in the module)` says
     which may be left out.
-    Raises Unavailable naming every tensor that is missing, unknown or of another shape.
+    Raises InvalidRequest naming every tensor that is missing, unknown or of another shape.
     """
     wanted = dict(module.named_parameters())
     given = {inner: outer for outer, inner in names if not unused(inner)}
     missing = sorted(wanted.keys() - given.keys())
     unknown = sorted(given[name] for name in given.keys() - wanted.keys())
     if missing or unknown:
-        raise Unavailable(
+        raise InvalidRequest(
             "BAD_CHECKPOINT",
             f"{checkpoint.folder}: vision tensors missing: {missing or 'none'},"
             f" not understood: {unknown or 'none'}",
@@ -39,7 +39,7 @@ def load(
     for inner, outer in given.items():
         tensor = reader.tensor(outer)
         if tensor.shape != wanted[inner].shape:
-            raise Unavailable(
+            raise InvalidRequest(
                 "BAD_CHECKPOINT",
                 f"{checkpoint.folder}: {outer} is {list(tensor.shape)},"
                 f" config.json asks for {list(wanted[inner].shape)}",

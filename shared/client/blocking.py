@@ -1,6 +1,7 @@
 """The same client for code without an event loop."""
 
 import asyncio
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -13,10 +14,16 @@ class BlockingClient:
     """A Client and a loop of its own, which runs while an event is waited for. One thread, one stream at a time."""
 
     def __init__(
-        self, urls: Sequence[str], *, api_key: str = "", patience_s: float = 60.0, tries: int = 0
+        self,
+        urls: Sequence[str],
+        *,
+        api_key: str = "",
+        patience_s: float = 60.0,
+        tries: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """As `Client`."""
-        self._client = Client(urls, api_key=api_key, patience_s=patience_s, tries=tries)
+        self._client = Client(urls, api_key=api_key, patience_s=patience_s, tries=tries, tls=tls)
         self._runner = asyncio.Runner()
 
     def get(self, path: str) -> Any:

@@ -141,14 +141,14 @@ class Connection(asyncio.Protocol):
 class HttpClient:
     """Requests to one server over a pool of connections that grows with the number under way."""
 
-    def __init__(self, base_url: str, api_key: str = "") -> None:
-        """Raises ValueError if `base_url` is not one."""
+    def __init__(self, base_url: str, api_key: str = "", tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is for https, that of the system unless given. Raises ValueError if `base_url` is no URL."""
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{base_url!r} is not an address such as http://127.0.0.1:8000")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         path = parts.path.rstrip("/")
         self._prefix = path.removesuffix("/v1")
         name = parts.netloc.rpartition("@")[2]
@@ -215,6 +215,11 @@ class HttpClient:
             _, connection = await loop.create_connection(
                 Connection, self._host, self._port, ssl=self._tls
             )
+        except ssl.SSLCertVerificationError as error:
+            raise HttpError(
+                f"the certificate of {self._host}:{self._port} is not trusted ({error.verify_message}):"
+                " give the authority that signed it, --ssl-ca-certs"
+            ) from None
         except OSError as error:
             raise HttpError(f"nobody answers at {self._host}:{self._port}: {error}") from None
         if connection.is_to_itself:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -34,16 +35,23 @@ class Client:
     """Asks any of several gateways of one system. One event loop; any number of streams."""
 
     def __init__(
-        self, urls: Sequence[str], *, api_key: str = "", patience_s: float = 60.0, tries: int = 0
+        self,
+        urls: Sequence[str],
+        *,
+        api_key: str = "",
+        patience_s: float = 60.0,
+        tries: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`urls` are roots of gateways, with or without /v1; the first is asked first.
 
         A stream gives up after `patience_s` seconds (1 to 600) without an event or a sign that waiting helps; as long
-        the server keeps its request. `tries` bounds the attempts in a row; 0 does not. Raises ValueError for bad URLs.
+        the server keeps its request. `tries` bounds the attempts in a row; 0 does not. `tls` is for https, that of
+        the system unless given. Raises ValueError for bad URLs.
         """
         if not urls:
             raise ValueError("a client needs the address of a gateway")
-        self._servers = [HttpClient(url, api_key) for url in urls]
+        self._servers = [HttpClient(url, api_key, tls) for url in urls]
         self.patience_s = patience_s
         self.tries = tries
         self._preferred = 0

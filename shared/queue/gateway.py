@@ -241,6 +241,16 @@ class GatewayVerbs(Verbs):
         requests, tokens = await self._ask([*commands])
         return int(requests), int(tokens or 0)
 
+    async def report(
+        self, gateway_id: str, lease_ms: int, decoder_ids: Sequence[str] = ()
+    ) -> list[int] | None:
+        """Takes or renews the lease of the one gateway that reports for all; 0 ms gives it up.
+
+        Returns a number for each decoder, which it keeps as long as it is named; None while another gateway reports.
+        """
+        said, *numbers = await self._scripts.call("report", gateway_id, lease_ms, *decoder_ids)
+        return [int(number) for number in numbers] if said == b"YES" else None
+
     async def set_weights(self, weights: Mapping[str, float]) -> None:
         """Sets what share tenants get against each other; those not named have 1. Replaces what was set before.
 

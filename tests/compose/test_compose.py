@@ -107,6 +107,33 @@ async def test_replicas_share_the_work(stack: Stack) -> None:
     assert all(count > 0 for count in steps.values()), steps
 
 
+def test_neighbours_without_the_secrets_are_refused(stack: Stack) -> None:
+    """Whoever gets into the network of the containers."""
+    told = stack.compose("exec", "-T", "redis", "redis-cli", "ping")
+    assert "NOAUTH" in told
+    for room, method in (
+        ("decoder", "/tessera.decoder.v1.DecoderService/Steps"),
+        ("preprocess", "/tessera.preprocess.v1.PreprocessService/Prepare"),
+        ("vision_encoder", "/tessera.vision_encoder.v1.VisionEncoderService/Encode"),
+        ("scheduler", "/tessera.scheduler.v1.SchedulerService/GetLoad"),
+    ):
+        (address,) = list(stack.members(room).values())[:1]
+        with grpc.insecure_channel(address) as channel:
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(method)(b"", timeout=10)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, room
+    # A command line is for all to see.
+    for room in ("redis", "gateway", "decoder"):
+        for process in stack.compose("top", room.replace("_", "-")).splitlines():
+            assert stack.redis_password() not in process
+
+
+def test_a_door_that_others_reach_needs_a_key(stack: Stack) -> None:
+    run = ["run", "--rm", "--no-deps", "-T", "-e", "TESSERA_GATEWAY_PUBLISHED_HOST=0.0.0.0"]
+    with pytest.raises(AssertionError, match=r"--api-key-file .* --allow-unauthenticated"):
+        stack.compose(*run, "gateway")
+
+
 async def test_killed_replicas_cost_no_answer(stack: Stack) -> None:
     stack.up(vision_encoder=2, decoder=2)
     calm = await ask_many(stack, range(200, 208), max_tokens=200)

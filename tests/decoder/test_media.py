@@ -1,5 +1,6 @@
 """Embeddings of images: fetched in the background, put where the prompt says, refused if unlike."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from support.step_stream import (
     running_decoder,
 )
 
-from shared.artifacts import ArtifactStore
+from services.decoder.embeddings import Embeddings
+from shared.artifacts import ArtifactReader, ArtifactStore
+from shared.errors import Precondition
 from tessera.artifact.v1.artifact_pb2 import ArtifactLocation, ArtifactRef
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem
 
@@ -189,6 +192,28 @@ async def test_artifacts_of_another_kind(
         text = Text(0, [40, *[PLACEHOLDER] * ROWS, 41], greedy(), media=[image(1)])
         result = await NaiveScheduler(stream).step([text], 64)
     assert [f.failure.reason for f in result.failed] == ["MEDIA_MISMATCH"]
+
+
+async def test_what_was_wrong_with_an_artifact_is_forgotten_with_it(store: ArtifactStore) -> None:
+    embeddings = Embeddings(ArtifactReader(), torch.device("cpu"), torch.float32, 0)
+    arrived = asyncio.Event()
+    embeddings.listen(arrived.set)
+
+    def reason() -> str:
+        with pytest.raises(Precondition) as refused:
+            embeddings.rows(DIGEST, 0, 1, ROWS, HIDDEN)
+        return refused.value.reason
+
+    embeddings.start(store.put(DIGEST, np.zeros((ROWS, HIDDEN), np.int32)))
+    embeddings.hold([DIGEST])
+    await asyncio.wait_for(arrived.wait(), 30)
+    assert reason() == "MEDIA_MISMATCH"
+    embeddings.use([DIGEST])
+    embeddings.release([DIGEST])
+    assert reason() == "MEDIA_MISMATCH", "a sequence that needs it is still to hear of it"
+    embeddings.unuse([DIGEST])
+    assert reason() == "MEDIA_NOT_READY"
+    await embeddings.close()
 
 
 async def test_what_cannot_be_had_is_reported_lost(decoder: Decoder, store: ArtifactStore) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.checkpoints import load_reference, make_checkpoint
 
-from services.decoder.models import model_class
 from services.decoder.models.rope import rope_table
 from shared.checkpoint import Checkpoint
+from shared.model_config.families import read_decoder_config
 
 KINDS: dict[str, dict[str, Any]] = {
     "yarn": {"factor": 4.0},
@@ -40,7 +40,7 @@ def test_the_original_length_counts(
     path.write_text(json.dumps(config))
     length = 60  # within every original length
     checkpoint = Checkpoint(folder)
-    rope = model_class(checkpoint).read_config(checkpoint).rope
+    rope = read_decoder_config(checkpoint).rope
     cos, sin = rope_table(rope, length, torch.float32)
     reference = load_reference(folder).model.rotary_emb
     expected = reference(torch.zeros(1), torch.arange(length)[None])

@@ -21,7 +21,7 @@ async def posted(stage: Stage, body: bytes) -> AsyncIterator[asyncio.StreamReade
     """A raw connection on which a request has been sent; closed at the end."""
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     try:
         yield reader
@@ -49,7 +49,7 @@ def endless(stage: Stage) -> None:
 async def test_while_the_body_is_on_its_way(stage: Stage) -> None:
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
     await writer.drain()
     await asyncio.sleep(0.05)
     writer.close()
@@ -115,7 +115,10 @@ async def test_left_requests_are_counted_as_aborted(stage: Stage) -> None:
         await reader.readuntil(b"word")
     await empty(stage)
     page = (await stage.http.get("/metrics")).text
-    assert 'vllm:request_success_total{finished_reason="abort",model_name="tiny-vl"} 1.0' in page
+    assert (
+        'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny-vl"} 1.0'
+        in page
+    )
 
 
 async def test_a_client_that_stops_reading_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:

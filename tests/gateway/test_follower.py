@@ -292,7 +292,7 @@ def answer_of(head: RequestSpec, table: TokenBytes) -> Answer:
         len(head.prompt) // 4,
         table,
         Follow(None, "r"),  # type: ignore[arg-type]
-        Metrics(MODEL),
+        Metrics(MODEL, 512),
         own_eos_ids=(),
         prompt_ids=None,
         arrived_at=0.0,

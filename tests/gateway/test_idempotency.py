@@ -50,7 +50,7 @@ async def test_a_request_that_comes_again_while_it_is_prepared_runs_once(
     assert one.headers["x-request-id"] == two.headers["x-request-id"]
     assert len(stage.scheduler.played) == 1 == len(stage.preprocess.seen)
     page = (await other.get("/metrics")).text
-    assert 'tessera_idempotent_hits_total{model_name="tiny-vl"} 1.0' in page
+    assert 'tessera_idempotent_hits_total{engine="0",model_name="tiny-vl"} 1.0' in page
 
 
 async def test_an_ended_request_is_answered_again_whole_or_as_a_stream(

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 from huggingface_hub import InferenceClient
 from prometheus_client.parser import text_string_to_metric_families
 from support.gateway_stage import ANSWER, MODEL, Stage, open_stage, until_ready
 from tokenizers import Tokenizer
 
+from services.gateway.gateway import open_gateway
 from services.launcher.embedded_redis import EmbeddedRedis
 
 
@@ -27,15 +29,14 @@ async def test_metrics_have_vllm_names(stage: Stage) -> None:
     await stage.chat(stream=True)
     await stage.chat(temperature=9)
     page = (await stage.http.get("/metrics")).text
-    samples = {
-        (sample.name, sample.labels.get("finished_reason") or sample.labels.get("stage"), ""): (
+    values = {
+        (sample.name, sample.labels.get("finished_reason") or sample.labels.get("stage")): (
             sample.value
         )
         for family in text_string_to_metric_families(page)
         for sample in family.samples
-        if "le" not in sample.labels
+        if "le" not in sample.labels and sample.labels.get("engine", "0") == "0"
     }
-    values = {(name, label): value for (name, label, _), value in samples.items()}
     assert values["vllm:num_requests_running", None] == 3
     assert values["vllm:num_requests_waiting", None] == 0
     assert values["vllm:kv_cache_usage_perc", None] == 0.25
@@ -149,6 +150,21 @@ async def test_not_ready_without_its_neighbours(stage: Stage) -> None:
         while (reply := await stage.http.get("/health/ready")).status_code != 503:
             await asyncio.sleep(0.05)
     assert reply.json()["missing"] == ["no preprocess running"]
+
+
+async def test_a_model_with_vision_is_not_ready_without_an_encoder(
+    stage: Stage,
+) -> None:
+    settings = stage.settings.model_copy(update={"language_model_only": True})
+    async with open_gateway(settings) as text_alone, httpx.AsyncClient() as client:
+        await stage.scheduler.encoder.withdraw()
+        async with asyncio.timeout(30):
+            while (reply := await stage.http.get("/health/ready")).status_code != 503:
+                await asyncio.sleep(0.05)
+            assert reply.json()["missing"] == ["no vision encoder running"]
+            url = f"{text_alone.url}/health/ready"
+            while (await client.get(url)).status_code != 200:
+                await asyncio.sleep(0.05)
 
 
 async def test_a_gateway_starts_without_redis_and_lives(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pytest
 from support.gateway_stage import MODEL, Stage
 from support.neighbours import PreprocessPlayer
 
@@ -52,6 +53,25 @@ async def test_the_replica_with_the_least_in_hand_is_asked(stage: Stage, redis_u
             assert (await asyncio.wait_for(stage.chat(), 30)).status_code == 200
         second.gate.set()
         assert [reply.status_code for reply in await asyncio.gather(*stuck)] == [200, 200]
+
+
+async def test_a_prompt_that_took_long_where_it_was_lost_is_not_sent_on(
+    stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.preprocess_pool._LONG_S", 0.2)
+    async with PreprocessPlayer(redis_url, MODEL, stage.tokenizer) as second:
+        await both_known(stage, second)
+        second.gate.clear()
+        asked = [asyncio.create_task(stage.chat()) for _ in range(2)]  # one of them goes there
+        async with asyncio.timeout(30):
+            while not second.seen:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        await second.server.grpc.stop(0)
+        statuses = sorted([reply.status_code for reply in await asyncio.gather(*asked)])
+        assert statuses == [200, 503]
+        assert len(stage.preprocess.seen) == 1
+        second.gate.set()
 
 
 @contextlib.asynccontextmanager

@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_cancels_all(stage: Stage, stream: bool) -> N
     body = json.dumps({"prompt": PROMPTS, "stream": stream}).encode()
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     async with asyncio.timeout(30):
         while len(stage.scheduler.played) < len(PROMPTS):

@@ -125,7 +125,9 @@ async def test_what_redis_lost_is_put_back_by_the_gateway(
         whole = (await waiting).json()
         assert whole["choices"][0]["message"]["content"] == ANSWER
         page = (await stage.http.get("/metrics")).text
-        assert 'tessera_restores_total{model_name="tiny-vl",result="restored"} 2.0' in page
+        assert (
+            'tessera_restores_total{engine="0",model_name="tiny-vl",result="restored"} 2.0' in page
+        )
 
 
 async def test_a_request_whose_admission_was_not_answered_is_asked_for_again(

@@ -155,7 +155,7 @@ async def test_the_header_is_as_good_as_the_query(stage: Stage, other: Gateway) 
             f"/v1/requests/{rid}/stream", headers={"Last-Event-ID": pairs[4][0]}
         )
         page = (await client.get("/metrics")).text
-    assert 'tessera_resumes_total{model_name="tiny-vl"} 1.0' in page
+    assert 'tessera_resumes_total{engine="0",model_name="tiny-vl"} 1.0' in page
     assert told(events(found.text)) == told([chunk for _, chunk in pairs[5:]])
 
 

@@ -5,10 +5,12 @@ import signal
 from collections.abc import AsyncIterator
 
 import httpx
+import pytest
 from support.gateway_process import beside
 from support.gateway_stage import MODEL, Stage
 
-from services.gateway.gateway import open_gateway
+from services.gateway.gateway import open_gateway, run_gateway
+from shared.errors import Unavailable
 from shared.keys import Keys
 from shared.queue import connect
 
@@ -85,3 +87,20 @@ async def _accepts(url: str) -> bool:
         return False
     writer.close()
     return True
+
+
+async def test_a_rest_door_that_dies_ends_the_process_with_a_message(stage: Stage) -> None:
+    before = asyncio.all_tasks()
+    running = asyncio.create_task(run_gateway(stage.settings, asyncio.Event()))
+
+    def serving() -> list[asyncio.Task[object]]:
+        new = asyncio.all_tasks() - before
+        return [task for task in new if " Server.serve " in repr(task.get_coro())]
+
+    async with asyncio.timeout(60):
+        while not serving():
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        serving()[0].cancel()
+        with pytest.raises(Unavailable, match="has stopped serving"):
+            await running

@@ -1,12 +1,14 @@
 """`tessera bench kill`: how it counts, and that a system whose every room is killed loses nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from services.launcher import cli
+from services.launcher.bench.kill.poison import Poisoned
 from services.launcher.bench.kill.report import judge
 from services.launcher.bench.kill.requests import draw_requests, shares
 from services.launcher.bench.kill.run import Outcome
@@ -104,13 +106,37 @@ def test_a_run_fails_for_what_is_lost_different_or_too_slow() -> None:
         [of(1, 2, 3, gap=6.0), of(1, 2, 4), failed],
         [Strike(Victim.parse("decoder"), ["decoder"], at=0.05)],
     )
+    outcome.strikes[0].bystanders.append("gateway-1")
     verdict = judge(outcome)
     assert (verdict.requests, verdict.completed, verdict.failed, verdict.equal) == (3, 2, 1, 1)
     assert verdict.victims["decoder"].gap_p99 == pytest.approx(6.0, abs=0.3)
-    assert len(verdict.problems(SETTINGS)) == 2
+    assert len(verdict.problems(SETTINGS)) == 3
+    assert "gateway-1" in verdict.problems(SETTINGS)[2]
     relaxed = SETTINGS.model_copy(update={"expect_equal": False, "most_gap": 5.0})
     problems = verdict.problems(relaxed)
-    assert len(problems) == 2 and "decoder" in problems[1]
+    assert len(problems) == 3 and "decoder" in problems[1]
+
+
+def test_a_poison_request_has_to_end_alone() -> None:
+    def of(*tokens: int) -> Transcript:
+        end = event(f"{len(tokens)}e", c0=list(tokens), ending="length")
+        return transcript(end, usage(len(tokens)))
+
+    harmed = of(1, 2)
+    harmed.error = "Failed: poisoned"
+    told = "3 decoders were lost while they ran this request, the last one alone"
+    right = Poisoned(4, 500, told, deaths=2, after_first_kill=1, beside=[(of(1, 2), of(1, 2))])
+    assert right.problems(SETTINGS) == []
+    for change, problem in (
+        ({"status": 200, "error": ""}, "was told"),
+        ({"error": "the step failed"}, "was told"),
+        ({"deaths": 3}, "at death 4"),
+        ({"after_first_kill": 2}, "after one kill"),
+        ({"beside": [(of(1, 2), harmed)]}, "were harmed"),
+        ({"beside": [(of(1, 2), of(1, 3))]}, "differ"),
+    ):
+        (found,) = replace(right, **change).problems(SETTINGS)  # type: ignore[arg-type]
+        assert problem in found
 
 
 def test_victims_are_read_as_users_write_them() -> None:
@@ -119,13 +145,18 @@ def test_victims_are_read_as_users_write_them() -> None:
     assert (two.rooms, two.freezes) == (("decoder",), True)
     assert (four.rooms, four.how) == (("redis",), "term")
     assert three.rooms == ("decoder", "scheduler")
+    full, load = Victim.parse_all("decoder:full-disk,burst")
+    assert full.needs_full_disk and full.rooms == ("decoder",)
+    assert (load.rooms, load.overload, full.overload) == ((), "burst", "")
     kills = order_of_kills([one, two], times=3, seed=1)
     assert sorted(kill.text for kill in kills) == ["decoder:stop"] * 3 + ["encoder"] * 3
     assert kills == order_of_kills([one, two], times=3, seed=1)
     assert 0 <= one.moment(Random(1), 100.0) <= 0.5
 
 
-@pytest.mark.parametrize("asked", ["kitchen", "decoder:sleep", "decoder+", ""])
+@pytest.mark.parametrize(
+    "asked", ["kitchen", "decoder:sleep", "burst:stop", "decoder+burst", "decoder+", ""]
+)
 def test_an_unknown_victim_is_a_usage_error(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as status:
         cli.run(["bench", "--kill", asked])

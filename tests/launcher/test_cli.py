@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from support.ports import closed_port, free_ports
 
 from services.launcher import cli
 from services.launcher.embedded_redis import EmbeddedRedis
+from shared.settings import DEMO_MODEL
 
 
 def tessera(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -43,12 +45,17 @@ class Echo(BaseHTTPRequestHandler):
         return
 
     def do_GET(self) -> None:
+        if self.headers.get("Authorization") not in (None, "Bearer sesame"):
+            self._reply("application/json", '{"error": {"message": "who are you?"}}', status=401)
+            return
         self._reply("application/json", json.dumps({"data": [{"id": "echo", "object": "model"}]}))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         content = body["messages"][-1]["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if parts[-1]["text"] == "key?":
+            parts[-1]["text"] = str(self.headers.get("Authorization"))
         pictures = sum(part["type"] == "image_url" for part in parts)
         if parts[-1]["text"] == "fail":
             error = {"error": {"message": "messages: too long", "type": "invalid_request_error"}}
@@ -156,15 +163,79 @@ def test_a_server_that_is_away_is_explained() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_doctor_finds_nothing_missing_where_these_tests_run(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"]}')
-    (tmp_path / "tokenizer.json").touch()
-    (tmp_path / "model.safetensors").touch()
-    result = tessera("doctor", "--model", str(tmp_path))
+def test_a_conversation_takes_its_key_from_the_environment_or_a_file(
+    echo_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of this server\n\nsesame\nanother\n")
+    by_file = tessera("chat", "--url", echo_url, "--api-key-file", str(file), stdin="key?\n")
+    by_variable = tessera("chat", "--url", echo_url, stdin="key?\n", TESSERA_API_KEY="sesame")
+    for result in (by_file, by_variable):
+        assert "said=Bearer sesame" in result.stdout, result.stderr
+    without = tessera("chat", "--url", echo_url, stdin="key?\n", TESSERA_API_KEY="wrong")
+    assert "set TESSERA_API_KEY, or give --api-key-file" in without.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--api-key", ","], "--api-key was given and holds no key"),
+        (["--api-key", ""], "--api-key was given and holds no key"),
+        (["--api-key-file", "/nowhere"], "--api-key-file: cannot read /nowhere: No such file"),
+        (["--api-key", "schlüssel"], "API key 1 of 1 cannot be sent in a header"),
+        (["--host", "0.0.0.0"], "TESSERA_API_KEY, or --api-key-file FILE), or say --allow-unauth"),
+        (["--redis-password-file", "/x"], "give --redis-url too"),
+    ],
+)
+def test_serve_does_not_start_more_open_than_it_was_meant(
+    flags: list[str], said: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    result = tessera("serve", *flags, "--state-dir", str(state))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not state.exists()
+
+
+def test_doctor_finds_nothing_missing_where_these_tests_run() -> None:
+    result = tessera("doctor", "--model", str(DEMO_MODEL))
     assert result.returncode == 0, result.stdout
     for word in ("python", "cpu", "torch", "grpcio", "redis-server", "shared memory", "protos"):
         assert word in result.stdout
     assert "LlavaForConditionalGeneration" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "said"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, (), "quantization_config says awq"),
+        ({}, ("--dtype", "float16", "--device", "cpu"), "use bfloat16 on the CPU"),
+        ({}, ("--dtype", "fp8"), "--dtype fp8: it may be auto, float32"),
+        ({}, ("--device", "npu"), "this version computes on cpu and cuda"),
+    ],
+)
+def test_doctor_says_of_a_model_what_serve_says(
+    change: dict[str, Any], flags: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    config = json.loads((model / "config.json").read_text()) | change
+    (model / "config.json").write_text(json.dumps(config))
+    ports = [str(port) for port in free_ports(2)]
+    serve = tessera("serve", str(model), "--port", ports[0], "--grpc-port", ports[1], *flags)
+    doctor = tessera("doctor", "--model", str(model), *flags)
+    assert (serve.returncode, doctor.returncode) == (1, 1)
+    assert said in serve.stderr
+    assert len(serve.stderr.splitlines()) == 1
+    assert serve.stderr.removeprefix("tessera serve: ").strip() in doctor.stdout
+
+
+def test_a_model_with_vision_wants_an_encoder_or_to_hear_that_none_is_wanted() -> None:
+    ports = [str(port) for port in free_ports(2)]
+    result = tessera("serve", "--vision-encoders", "0", "--port", ports[0], "--grpc-port", ports[1])
+    assert result.returncode == 1
+    assert "--language-model-only" in result.stderr
 
 
 def test_an_instruction_set_that_is_none_is_refused_before_anything_starts() -> None:

@@ -21,6 +21,14 @@ def test_it_is_configured_as_a_queue(private_redis: EmbeddedRedis) -> None:
     assert settings["port"] == "0"
 
 
+def test_its_files_are_its_owners_alone(private_redis: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(private_redis.url) as client:
+        client.set("request", "what a user asked")
+    files = [path for path in private_redis.folder.rglob("appendonly*") if path.is_file()]
+    assert files
+    assert {path.stat().st_mode & 0o077 for path in files} == {0}
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_what_was_acknowledged_is_there_after_a_restart(
     private_redis: EmbeddedRedis, end: str

@@ -15,6 +15,7 @@ from support.program import ProgramMaker, make_program
 from services.launcher import held
 from services.launcher.child import Child, GaveUp
 from services.launcher.life import Program
+from services.launcher.probe import HeartbeatProbe
 from services.launcher.supervisor import Supervisor
 from shared.settings import child_environment
 
@@ -96,6 +97,48 @@ async def test_a_process_that_falls_silent_is_killed(
             while alive(first):
                 await asyncio.sleep(0.05)
         (tmp_path / "encoder.silent").unlink()
+        await until_replaced(child, first)
+
+
+# A process whose event loop takes a third of a second for a turn, until a file says that it is to stand still.
+TURNING = """
+import asyncio, sys, time
+from pathlib import Path
+from shared.heartbeat import Heartbeat
+
+async def main():
+    Heartbeat(Path(sys.argv[1]), lambda: True).start()
+    while not Path(sys.argv[1] + ".still").exists():
+        time.sleep(0.3)
+        await asyncio.sleep(0)
+    time.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_busy_event_loop_is_left_alone_and_one_that_stands_still_is_not(
+    record: Record, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.launcher.child._SILENCE_S", 2.0)
+    beat, still = short_tmp / "beat", short_tmp / "beat.still"
+    child = record.child(
+        Program(
+            "gateway",
+            [sys.executable, "-c", TURNING, str(beat)],
+            child_environment(PYTHONPATH=str(Path(__file__).parents[2])),
+            HeartbeatProbe(beat),
+        )
+    )
+    async with running(Supervisor([[child]])):
+        first = child.pid
+        await asyncio.sleep(5)
+        assert child.pid == first
+        still.touch()
+        async with asyncio.timeout(60):
+            while alive(first):
+                await asyncio.sleep(0.05)
+        still.unlink()
         await until_replaced(child, first)
 
 

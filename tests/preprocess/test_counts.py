@@ -12,7 +12,7 @@ from services.preprocess.image_limits import ImageLimits, UnreadableImage
 from services.preprocess.models import ImageProcessing, PromptRule, find_family
 from services.preprocess.processor_config import read_processor_config
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 
 LIMITS = ImageLimits(max_pixels=50_000_000)
 # Beside what is drawn: squares, lines, one pixel more and less than a whole number of patches.
@@ -88,7 +88,7 @@ def test_llava_next_that_cannot_be_is_found_at_start(
     make_checkpoint(tmp_path, "llava_next", **options)
     config = read_processor_config(tmp_path)
     config["image_grid_pinpoints"] = [[56, 56]]
-    with pytest.raises(Unavailable, match=message):
+    with pytest.raises(InvalidRequest, match=message):
         rule_of(tmp_path, LlavaNextImageProcessorPil.from_dict(config))
 
 
@@ -99,7 +99,7 @@ def test_model_and_processor_of_llava_next_must_agree(tmp_path: Path) -> None:
 
     make_checkpoint(tmp_path, "llava_next")
     config = {**read_processor_config(tmp_path), "image_grid_pinpoints": [[56, 112]]}
-    with pytest.raises(Unavailable, match="preprocessor_config"):
+    with pytest.raises(InvalidRequest, match="preprocessor_config"):
         rule_of(tmp_path, LlavaNextImageProcessorPil.from_dict(config))
 
 
@@ -136,7 +136,7 @@ def test_tower_and_processor_of_qwen2_vl_must_agree(tmp_path: Path) -> None:
 
     make_checkpoint(tmp_path, "qwen2_vl", images={"merge_size": 4})
     processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(tmp_path))
-    with pytest.raises(Unavailable, match="merges 4"):
+    with pytest.raises(InvalidRequest, match="merges 4"):
         rule_of(tmp_path, processor)
 
 

@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import shutil
 import socket
+import ssl
+import subprocess
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -115,20 +119,174 @@ async def test_private_addresses_are_refused_in_every_spelling(site: Site) -> No
 def test_public_addresses_are_public() -> None:
     assert is_public("93.184.216.34")
     assert is_public("2606:4700::1111")
+    assert is_public("::ffff:93.184.216.34") and is_public("64:ff9b::93.184.216.34")
     assert not is_public("fe80::1%eth0")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "192.0.0.192",
+        "192.0.0.9",
+        "192.88.99.1",
+        "198.18.0.1",
+        "203.0.113.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "64:ff9b:1::1",
+        "64:ff9b:1::93.184.216.34",
+        "64:ff9b::10.0.0.1",
+        "64:ff9b::169.254.169.254",
+        "fec0::1",
+        "::8.8.8.8",
+        "::ffff:192.0.0.192",
+        "2002:a00:1::1",
+        "2002:c000:c0::1",
+        "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+        "2001:db8::1",
+        "3fff::1",
+        "ff0e::1",
+        "fc00::1",
+        "::",
+    ],
+)
+def test_what_is_not_globally_routable_is_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "host", ["a" * 4000, ".".join(["abc"] * 100), "a" * 64 + ".example.org", "ü" * 4000]
+)
+async def test_a_host_name_that_cannot_be_one_is_not_looked_up(
+    host: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **_: looked_up.append(names))
+    async with MediaFetcher(private()) as fetcher:
+        for url in (f"http://{host}/a.png", f"http://127.0.0.1:{site.port}/to?http://{host}/"):
+            with pytest.raises(InvalidRequest) as caught:
+                if url.startswith("http://127"):
+                    monkeypatch.undo()  # the first host is looked up
+                await fetcher.fetch(url, 1 << 20)
+            assert caught.value.reason in ("MEDIA_URL", "MEDIA_FETCH_FAILED")
+            assert len(caught.value.message) < 400
+    assert looked_up == []
+
+
+async def test_slow_names_hold_up_nobody_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, real = threading.Event(), socket.getaddrinfo
+
+    def resolve(host: str, *rest: object, **options: object) -> object:
+        if host.endswith("slow.example"):
+            answered.wait(30)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return real(host, *rest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    async with MediaFetcher(private(timeout_s=20.0)) as fetcher:
+        slow = [
+            asyncio.create_task(fetcher.fetch(f"http://{n}.slow.example/", 1)) for n in range(100)
+        ]
+        await asyncio.sleep(0.1)
+        here = f"http://127.0.0.1:{site.port}/a.png"
+        assert await fetcher.fetch(here, 1 << 20) == PNG
+        assert await asyncio.to_thread(len, PNG) == len(PNG)  # nor those who use other threads
+        assert not any(task.done() for task in slow)
+        answered.set()
+        ends = await asyncio.gather(*slow, return_exceptions=True)
+    assert {getattr(end, "reason", end) for end in ends} == {"MEDIA_FETCH_FAILED"}
+
+
+class NamedSite:
+    """A web server with TLS for several names at one address; it sets a cookie with every answer."""
+
+    def __init__(self, folder: Path) -> None:
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        files = ["-keyout", "key.pem", "-out", "cert.pem"]
+        names = "subjectAltName=DNS:a.example,DNS:b.example"
+        subprocess.run(
+            [*command, *files, "-subj", "/CN=test", "-addext", names],
+            cwd=folder,
+            check=True,
+            capture_output=True,
+        )
+        self.authority = str(folder / "cert.pem")
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.tls.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+        self.tls.set_servername_callback(self._named)
+        self._name_of: dict[int, str | None] = {}
+        self.seen: list[tuple[str | None, str, str]] = []  # TLS name, Host, Cookie
+        self.connections = 0
+
+    def _named(self, connection: object, name: str | None, _: ssl.SSLContext) -> None:
+        connection.tls_name = name  # type: ignore[attr-defined]
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        name = writer.get_extra_info("ssl_object").tls_name
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+                self.seen.append((name, headers["host"], headers.get("cookie", "")))
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nSet-Cookie: who=me; Path=/\r\nContent-Length: 2\r\n\r\nok"
+                )
+                await writer.drain()
+        writer.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+async def test_names_at_one_address_share_neither_connections_nor_cookies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = NamedSite(tmp_path)
+    server = await asyncio.start_server(named.answer, "127.0.0.1", 0, ssl=named.tls)
+    port = server.sockets[0].getsockname()[1]
+
+    def resolve(host: str, *_: object, **options: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    tls = ssl.create_default_context(cafile=named.authority)
+    async with MediaFetcher(private(), tls) as fetcher:
+        for name in ("a.example", "b.example", "a.example", "b.example"):
+            assert await fetcher.fetch(f"https://{name}:{port}/", 100) == b"ok"
+        with pytest.raises(
+            InvalidRequest
+        ):  # the certificate is not its own, whoever was asked before
+            await fetcher.fetch(f"https://c.example:{port}/", 100)
+    server.close()
+    assert [tls_name for tls_name, _, _ in named.seen] == ["a.example", "b.example"] * 2
+    assert all(host == f"{tls_name}:{port}" for tls_name, host, _ in named.seen)
+    assert all(cookie == "" for _, _, cookie in named.seen)
+    assert named.connections <= 3  # one for each name, and the one that was refused
+
+
+async def test_clients_of_many_hosts_are_closed_in_their_turn(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(host: str, *_: object, **options: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", site.port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    async with MediaFetcher(private()) as fetcher:
+        for number in range(80):
+            url = f"http://h{number}.example:{site.port}/a.png"
+            assert await fetcher.fetch(url, 1 << 20) == PNG
+        assert len(fetcher._clients._entries) == 64
 
 
 async def test_a_name_that_turns_private_is_dialled_where_it_was_checked(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = asyncio.get_running_loop()
     answers = iter(["127.0.0.1", "93.184.216.34"])
 
-    async def resolve(host: str, port: int, **_: object) -> list[object]:
+    def resolve(host: str, port: int, **_: object) -> list[object]:
         address = next(answers)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
-    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     async with MediaFetcher(private()) as fetcher:
         assert await fetcher.fetch(f"http://rebind.example:{site.port}/a.png", 1 << 20) == PNG
     assert next(answers) == "93.184.216.34"  # it was asked once
@@ -137,13 +295,13 @@ async def test_a_name_that_turns_private_is_dialled_where_it_was_checked(
 async def test_one_private_address_among_several_is_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def resolve(host: str, port: int, **_: object) -> list[object]:
+    def resolve(host: str, port: int, **_: object) -> list[object]:
         return [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
             for address in ("93.184.216.34", "10.0.0.1")
         ]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     assert await refused(private(allow_private=False), "http://both.example/") == "MEDIA_ADDRESS"
 
 
@@ -161,10 +319,10 @@ async def test_fetching_and_its_limits(site: Site) -> None:
 
 
 async def test_a_name_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def resolve(host: str, port: int, **_: object) -> list[object]:
+    def resolve(host: str, port: int, **_: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     assert await refused(private(), "http://no-such-name.invalid/") == "MEDIA_FETCH_FAILED"
 
 

@@ -17,7 +17,7 @@ from support.vision_checkpoints import (
 )
 from transformers import AutoProcessor, AutoTokenizer
 
-from shared.errors import InvalidRequest, Unavailable
+from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest
 
 A, B = picture(80, 60, 1), picture(40, 90, 2)
@@ -192,6 +192,21 @@ REFUSED = {
         "chat_template_kwargs",
         conversation(HI, chat_template_kwargs_json="[1]"),
     ),
+    "deep kwargs": (
+        "BAD_JSON",
+        "chat_template_kwargs",
+        conversation(HI, chat_template_kwargs_json='{"a":' * 900 + "1" + "}" * 900),
+    ),
+    "deep lists": (
+        "BAD_JSON",
+        "chat_template_kwargs",
+        conversation(HI, chat_template_kwargs_json='{"a":' + "[" * 60_000 + "}"),
+    ),
+    "large kwargs": (
+        "BAD_JSON",
+        "chat_template_kwargs",
+        conversation(HI, chat_template_kwargs_json=json.dumps({"a": "b" * 70_000})),
+    ),
     "no text": ("EMPTY_PROMPT", "prompt", PrepareRequest(text="")),
     "nothing": ("NO_PROMPT", "prompt", PrepareRequest()),
 }
@@ -274,6 +289,26 @@ async def test_a_template_from_a_file(
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     async with make_room(llama_folder, chat_template=str(file)) as room:
         assert (await room.chat(turn("user", text("hi")))).text == "[hi]"
-    with pytest.raises(Unavailable, match="no-such-file"):
+    with pytest.raises(InvalidRequest, match="no-such-file"):
         async with make_room(llama_folder, chat_template="/no-such-file"):
             pass
+
+
+LOOP = "{% for a in list %}{% for b in list %}{% set c = a %}{% endfor %}{% endfor %}"
+WRITES = "{% for a in list %}{{ text }}{% endfor %}"
+
+
+async def test_templates_that_never_end_are_ended(llama_folder: Path, make_room: RoomMaker) -> None:
+    lists = json.dumps({"list": [1] * 15_000, "text": "x" * 3_000})
+    async with make_room(llama_folder, trust_request_chat_template=True) as room:
+        for template, said in ((LOOP, "took over 5 s"), (WRITES, "characters")):
+            with pytest.raises(InvalidRequest, match=said) as caught:
+                await room.chat(HI, chat_template=template, chat_template_kwargs_json=lists)
+            assert caught.value.reason == "CHAT_TEMPLATE"
+        assert (await room.chat(HI)).text
+
+
+async def test_brackets_in_strings_are_no_depth(llama_folder: Path, make_room: RoomMaker) -> None:
+    async with make_room(llama_folder) as room:
+        words = {"a": "[{" * 200 + '\\"[', "b": {"c": [[1]]}}
+        await room.chat(HI, chat_template_kwargs_json=json.dumps(words))

@@ -10,7 +10,7 @@ from services.preprocess.chat_template import ChatTemplate, TemplateRefusal, rea
 from services.preprocess.models import ImageProcessing, find_family
 from services.preprocess.settings import parse_image_limit
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 
 CLIP = {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}
 SIGLIP = {"model_type": "siglip_vision_model", "patch_size": 16, "image_size": 144}
@@ -47,14 +47,14 @@ def test_llava_counts(
 
 
 def test_a_processor_of_another_size_is_found_at_start(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="224"):
+    with pytest.raises(InvalidRequest, match="224"):
         rule(tmp_path, {"vision_config": CLIP}, 224)
 
 
 def test_an_unknown_family_with_eyes_is_refused(tmp_path: Path) -> None:
     config = {"architectures": ["NovelForConditionalGeneration"], "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Unavailable, match="NovelForConditionalGeneration"):
+    with pytest.raises(InvalidRequest, match="NovelForConditionalGeneration"):
         find_family(Checkpoint(tmp_path))
 
 

@@ -263,6 +263,29 @@ def test_a_prompt_that_never_fits_is_refused_with_both_numbers() -> None:
     assert "16 tokens" in ending.error[1]
 
 
+def test_of_several_that_run_alone_none_waits_for_the_end_of_another() -> None:
+    drive = Drive(Scheduler(capacity()))
+    for arrival, (name, alone) in enumerate({"long": 1000, "short": 12, "other": 0}.items()):
+        one = sequence(name, [arrival + 1] * 8, 60 if name == "long" else 6, arrival)
+        one.alone_until = alone
+        drive.scheduler.add(one)
+    while "short" not in drive.endings or "other" not in drive.endings:
+        assert "long" not in drive.endings
+        drive.send()
+        drive.answer()
+    drive.finish()
+    assert drive.outputs["long"] == generate([1] * 8, 60)
+
+
+def test_an_answer_is_not_cut_to_what_a_decoder_holds() -> None:
+    core = Scheduler(capacity(max_model_len=40))
+    ending = core.add(sequence("long", [1] * 16, 25))
+    assert ending is not None and ending.reason is EndReason.ERROR and ending.error is not None
+    assert ending.error[0] == "CONTEXT_LENGTH_EXCEEDED"
+    assert "41 tokens" in ending.error[1] and "maximum context length" in ending.error[1]
+    assert core.add(sequence("whole", [1] * 16, 24)) is None
+
+
 def test_who_shares_a_block_of_a_failed_row_computes_it_itself() -> None:
     drive = Drive(Scheduler(capacity(max_batched_tokens=64)))
     prefix = list(range(1, 33))

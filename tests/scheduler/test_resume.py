@@ -70,7 +70,7 @@ async def ask_all(bench: Bench, kinds: dict[str, tuple[int, dict[str, Any]]]) ->
 async def outcome(
     bench: Bench, kinds: dict[str, tuple[int, dict[str, Any]]], rids: dict[str, str]
 ) -> dict[str, Any]:
-    """Logs and endings, as bytes: endings without the count of cached tokens, which may differ."""
+    """Logs and endings, as bytes: endings without cached tokens and times, which may differ."""
     found = {}
     for name, (_, sampling) in kinds.items():
         answers = await bench.answers(
@@ -78,6 +78,7 @@ async def outcome(
         )
         for _, ending in answers:
             ending.cached_tokens = 0
+            ending.ClearField("queued_us")
         found[name] = [answers, await bench.prompt_log(rids[name])]
     return found
 

@@ -183,6 +183,21 @@ def test_draining_and_gone_decoders_get_nothing(count: int) -> None:
     assert all(many.send(text(1, 40)) is not home for _ in range(5))
 
 
+@pytest.mark.parametrize("count", [2, 12])  # all are looked at, or some by chance
+def test_a_sequence_goes_where_it_can_be_as_long_as_it_may(count: int) -> None:
+    short = [Link(Scheduler(capacity(max_model_len=100))) for _ in range(count - 1)]
+    long = Link(Scheduler(capacity(max_model_len=200)))
+    mixed = Fleet(*short, long)
+    for number in range(30):
+        assert mixed.send(text(number, 40), 61) is long
+    assert any(mixed.send(text(100 + number, 40), 60) is not long for number in range(8))
+    mixed.router.remove(long)
+    stranded = Sequence("r", text(1, 40), 40, 61)
+    refused = mixed.router.choose(stranded).core.add(stranded)
+    assert refused is not None and refused.error is not None
+    assert refused.error.reason == "CONTEXT_LENGTH_EXCEEDED"
+
+
 def test_what_was_cancelled_leaves_the_line() -> None:
     two = fleet(2)
     home = two.send(text(1, 100))

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from shared import rpc
-from shared.errors import Internal, Unavailable
+from shared.errors import Internal, InvalidRequest, Unavailable
 from shared.rpc import RoomServer, calling, channel
 from tessera.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -93,3 +93,26 @@ def test_garbage_is_collected_again_once_a_room_has_loaded() -> None:
         gc.enable()
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+
+
+async def test_what_is_no_protobuf_is_the_callers_mistake(
+    short_tmp: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        RoomServer(f"unix:{short_tmp}/s.sock", grace_s=0) as server,
+        channel(server.address) as line,
+    ):
+        server.add(
+            "tessera.scheduler.v1.SchedulerService",
+            scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server,
+            Servicer(),
+        )
+        await server.ready()
+        loads = line.unary_unary("/tessera.scheduler.v1.SchedulerService/GetLoad")
+        reflection = line.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        for call in (loads(b"\xff\xff\xff"), reflection(iter([b"\xff\xff\xff"])).read()):
+            with pytest.raises(InvalidRequest) as caught, calling("it"):
+                await call
+            assert caught.value.reason == "MALFORMED_MESSAGE"
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err + caplog.text

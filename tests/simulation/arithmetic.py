@@ -1,8 +1,8 @@
 """A language model made of arithmetic, and a decoder's compute side that runs it in virtual time.
 
 What a real cache holds of a position depends on all tokens up to it; here it is one number that does. A row continues
-from the number that its blocks really hold: whoever reads a block that was never written, or was overwritten, gets
-another text, and the client sees it.
+from the number that its blocks really hold: whoever reads a block that was never written, was overwritten, or is
+others' by its salt, gets another text, and the client sees it.
 """
 
 from collections import deque
@@ -23,7 +23,6 @@ from shared.errors import Precondition, ServingError
 from tessera.decoder.v1.decoder_pb2 import FailedRow, StepResult, StepTimes
 
 _MASK = (1 << 64) - 1
-_ROOT = 0x9E3779B97F4A7C15
 _NEVER = 0xBAD
 
 
@@ -31,6 +30,11 @@ def mix(before: int, token: int) -> int:
     """What the cache holds of a position, from that of the one before and the position's token."""
     value = (before ^ (token + 0x632BE59BD9B4E019)) * 0xD6E8FEB86659FD93 & _MASK
     return value ^ value >> 32
+
+
+def first_state(root: bytes) -> int:
+    """What stands before the first token of a sequence whose first block has this parent."""
+    return int.from_bytes(root[:8], "little")
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,11 @@ class Model:
             return self.stop_token
         return 1 + (value >> 8) % (self.vocabulary - 1)
 
-    def generate(self, prompt: list[int], choice: int, count: int, stops: bool) -> list[int]:
+    def generate(
+        self, prompt: list[int], choice: int, count: int, stops: bool, salt: bytes = b""
+    ) -> list[int]:
         """What an undisturbed run gives: `count` tokens, fewer where the stop token ends it."""
-        state = _ROOT
+        state = first_state(root_name(BLOCK_SIZE, "", salt))
         for token in prompt:
             state = mix(state, token)
         output: list[int] = []
@@ -66,7 +72,6 @@ MODEL = Model()
 BLOCK_SIZE = 4
 HIDDEN = 2  # width of an embedding row; the first number says whose it is
 _PICTURES = 1 << 20
-_NO_PARENT = root_name(BLOCK_SIZE, "", b"")
 
 
 def picture_value(digest: bytes, row: int) -> int:
@@ -107,6 +112,7 @@ class ArithmeticRunner:
         self._host = [[_NEVER] * limits.block_size for _ in range(limits.num_host_blocks)]
         # State -> the state before it and the token between them: whatever a block holds can be spelled out.
         self._steps: dict[int, tuple[int, int]] = {}
+        self._roots: dict[int, bytes] = {}  # first state -> the parent that it comes from
         self._has_failed = False  # some row, since the last reset
 
     def reset(self) -> None:
@@ -144,6 +150,7 @@ class ArithmeticRunner:
         self._drop(plan.drop)
         for new in plan.new:
             slots.introduce(new)
+            self._roots[first_state(new.root_name)] = new.root_name
             self._use(new.slot)
         forks = _columns(plan.fork_child, plan.fork_parent, plan.fork_choice)
         for child, parent, choice in forks:
@@ -221,7 +228,10 @@ class ArithmeticRunner:
             return self._fail(row, slot, error, result)
         size, table = self.limits.block_size, self.slots.table[slot].tolist()
         before = start - 1
-        state = self._content[table[before // size]][before % size] if start else _ROOT
+        if start:
+            state = self._content[table[before // size]][before % size]
+        else:
+            state = first_state(self.slots.root_name[slot])
         for position, value in enumerate(values, start):
             previous, state = state, mix(state, value)
             self._steps[state] = previous, value
@@ -265,13 +275,14 @@ class ArithmeticRunner:
         for i, block in enumerate(np.frombuffer(data, "<i4").tolist()):
             name, state = hashes[16 * i : 16 * i + 16], self._content[block][-1]
             tokens: list[int] = []
-            while state != _ROOT and state in self._steps:
+            while state not in self._roots and state in self._steps:
                 state, token = self._steps[state]
                 tokens.append(token)
             if any(token >= _PICTURES for token in tokens):
                 continue  # the names of pictures take part
             ids = np.asarray(tokens[::-1], "<i4").tobytes()
-            if not ids or block_names(_NO_PARENT, ids, self.limits.block_size)[-1] != name:
+            root = self._roots.get(state, b"")
+            if not ids or block_names(root, ids, self.limits.block_size)[-1] != name:
                 self._broken(f"block {block} has a name that is not that of its tokens")
 
     def _check(self, right: bool, what: str) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from services.gateway.cache_salt import salt_of
+from services.gateway.caller import Caller, tenant_of
 from shared.rpc import channel
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import (
@@ -55,12 +57,14 @@ class Wish:
     keep_s: int
     timeout_s: float | None
     stop: str  # ends an answer that it stands in; empty is none
+    key: str  # for the API; empty where none is needed
+    cache_salt: str
     expected: list[list[int]]
     texts: list[str]
 
     @classmethod
-    def draw(cls, rng: random.Random) -> "Wish":
-        """Any wish."""
+    def draw(cls, rng: random.Random, key: str, cache_salt: str) -> "Wish":
+        """Any wish of whoever has this key."""
         shared = rng.choice([0, 8, 16])
         prompt = _PREFIX[:shared] + [
             rng.randrange(1, MODEL.vocabulary) for _ in range(rng.randint(1, 12))
@@ -71,7 +75,8 @@ class Wish:
         values = prompt
         if picture:
             values = [*prompt[:-1], *picture_values(picture), prompt[-1]]
-        expected = [MODEL.generate(values, c, max_tokens, not ignore_eos) for c in range(n)]
+        salt, stops = _salt(key, cache_salt), not ignore_eos
+        expected = [MODEL.generate(values, c, max_tokens, stops, salt) for c in range(n)]
         stop = _a_part_of(expected[0], rng) if rng.random() < 0.3 else ""
         ended = [_until(stop, tokens) for tokens in expected]
         return cls(
@@ -85,14 +90,16 @@ class Wish:
             keep_s=rng.choice([2, 20]),
             timeout_s=rng.uniform(0.5, 5.0) if rng.random() < 0.1 else None,
             stop=stop,
+            key=key,
+            cache_salt=cache_salt,
             expected=[tokens for tokens, _ in ended],
             texts=[text for _, text in ended],
         )
 
     @classmethod
-    def plain(cls, prompt: list[int], max_tokens: int) -> "Wish":
+    def plain(cls, prompt: list[int], max_tokens: int, key: str = "") -> "Wish":
         """A completion of so many tokens, which nothing ends before."""
-        tokens, text = _until("", MODEL.generate(prompt, 0, max_tokens, False))
+        tokens, text = _until("", MODEL.generate(prompt, 0, max_tokens, False, _salt(key, "")))
         return cls(
             kind=PLAIN,
             prompt=prompt,
@@ -104,6 +111,8 @@ class Wish:
             keep_s=20,
             timeout_s=None,
             stop="",
+            key=key,
+            cache_salt="",
             expected=[tokens],
             texts=[text],
         )
@@ -146,6 +155,15 @@ def _until(stop: str, tokens: list[int]) -> tuple[list[int], str]:
     return tokens, _bytes_of(tokens).decode("utf-8", "replace")
 
 
+def _salt(key: str, cache_salt: str) -> bytes:
+    return salt_of(tenant_of(Caller("", api_key=key), "") if key else "", cache_salt)
+
+
+def _draw(world: "World", number: int, rng: random.Random) -> Wish:
+    whose = random.Random(f"{world.seed}/whose {number}")
+    return Wish.draw(rng, whose.choice(world.keys), whose.choice(["", "", "s", "t"]))
+
+
 def _chat(wish: Wish, options: GenerationOptions) -> ChatRequest:
     parts = [
         ContentPart(text=" ".join(map(str, wish.prompt[:-1]))),
@@ -169,7 +187,7 @@ class Client:
         """`wish`: comes at `begins` and stays; any other is drawn, and so is when it comes and leaves."""
         self.name = f"client-{number}"
         self.done = False
-        self.wish = wish or Wish.draw(rng)
+        self.wish = wish or _draw(world, number, rng)
         self._world = world
         self._process = Process(self.name)
         self._begins = rng.uniform(0.3, 4.0)
@@ -261,11 +279,12 @@ class Reader:
 
     def _call(self, stub: Any) -> AsyncIterator[ChatEvent]:
         wish = self._wish
+        metadata = [("authorization", f"Bearer {wish.key}")] if wish.key else []
         if self._request_id and wish.kind == RESUMES:
             request = FollowRequest(
                 request_id=self._request_id, after=self._event_id, user=wish.user
             )
-            calls: AsyncIterator[ChatEvent] = stub.Follow(request)
+            calls: AsyncIterator[ChatEvent] = stub.Follow(request, metadata=metadata)
             return calls
         options = GenerationOptions(
             max_tokens=wish.max_tokens,
@@ -279,7 +298,8 @@ class Reader:
         )
         if wish.timeout_s is not None:
             options.timeout = wish.timeout_s
-        metadata = []
+        if wish.cache_salt:
+            options.cache_salt = wish.cache_salt
         if wish.kind == HAS_KEY:
             metadata.append(("idempotency-key", self._key))
             if self._event_id:

@@ -59,6 +59,8 @@ class Draw:
             self._expire,
             self._sweep,
             self._greet,
+            self._report,
+            self._report,
             self._hold,
             self._restore,
             self._restore,
@@ -197,6 +199,11 @@ class Draw:
 
     def _sweep(self) -> Call:
         return "sweep", self._closing()
+
+    def _report(self) -> Call:
+        decoders = self._rng.sample(["d1", "d2", "d3"], self._rng.randrange(4))
+        lease_ms = self._rng.choice(["0", "900000", "900000"])  # by the clock of Redis itself
+        return "report", [self._rng.choice(["g1", "g2"]), lease_ms, *decoders]
 
     def _greet(self) -> Call:
         return "greet", [self._rng.choice(["", "cafe"]), "900000"]

@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from unittest import mock
 
+import services.scheduler.core.block_hash
 import services.scheduler.core.state
 from services.scheduler.core.sequence import Sequence
+from shared.block_hash import root_name
 from tests.simulation import scripts
 from tests.simulation.scripts import append, take
 from tests.simulation.scripts.prelude import Prelude, Reply
@@ -66,8 +68,18 @@ def _hash_over_an_uncommitted_token() -> contextlib.AbstractContextManager[objec
     return mock.patch.object(services.scheduler.core.state, "extend_hashes", extend)
 
 
+def _prefixes_are_found_under_any_salt() -> contextlib.AbstractContextManager[object]:
+    block_hash = services.scheduler.core.block_hash
+
+    def root_of(sequence: Sequence, block_size: int) -> bytes:
+        return root_name(block_size, sequence.lora_id, b"")
+
+    return mock.patch.object(block_hash, "root_of", root_of)
+
+
 PLANTED: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "append-without-owner-check": _append_without_owner_check,
     "take-ignores-hold": _take_ignores_hold,
+    "prefixes-are-found-under-any-salt": _prefixes_are_found_under_any_salt,
     "hash-over-an-uncommitted-token": _hash_over_an_uncommitted_token,
 }

@@ -15,15 +15,15 @@ from tests.simulation.client import DEADLY, RESUMES, Wish
 _DIES, _FAILS = 1, 2
 
 
-def draw_poison(rng: random.Random) -> Wish:
+def draw_poison(rng: random.Random, key: str) -> Wish:
     """A request that ends decoders, at once or after some tokens of its answer."""
-    return poison(dies=rng.random() < 0.7, after=rng.choice([0, 0, 3, 9]))
+    return poison(dies=rng.random() < 0.7, after=rng.choice([0, 0, 3, 9]), key=key)
 
 
-def poison(*, dies: bool, after: int) -> Wish:
+def poison(*, dies: bool, after: int, key: str = "") -> Wish:
     """The decoder dies, or fails the step, that would give the token behind the first `after` ones."""
     prompt = [*DEADLY, _DIES if dies else _FAILS, 1 + after]
-    return replace(Wish.plain(prompt, 40), kind=RESUMES)
+    return replace(Wish.plain(prompt, 40, key), kind=RESUMES)
 
 
 class MortalRunner(ArithmeticRunner):

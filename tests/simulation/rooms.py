@@ -135,7 +135,9 @@ def gateway(world: "World", number: int) -> Room:
         served_model_name=MODEL_NAME,
         listen="unused:1",
         host=f"gateway-{number}",
+        allow_unauthenticated=True,
         grpc_port=1,
+        api_key=",".join(world.keys) or None,
         redis_url="redis://simulated",
         shutdown_timeout=3.0,
     )

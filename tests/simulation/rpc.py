@@ -379,7 +379,7 @@ class _ServerCall:
         while (message := await self._inbox.get()) is not None:
             if message is ...:
                 raise grpc.aio.UsageError("the client has gone")
-            yield unpack(message)
+            yield unpack(message) if unpack else message
 
     def _send(self, data: bytes) -> None:
         self._end.send(("message", data))

@@ -54,6 +54,8 @@ def model_folder() -> Path:
         "hidden_size": 8,
         "num_hidden_layers": 1,
         "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "intermediate_size": 8,
     }
     (folder / "config.json").write_text(json.dumps(config))
     byte_level_tokenizer().save(str(folder / "tokenizer.json"))
@@ -70,6 +72,10 @@ class _NoHttp:
 
     def start(self, app: Any) -> None:
         """Answers nothing."""
+
+    async def served(self) -> None:
+        """It never ends by itself."""
+        await asyncio.Event().wait()
 
     def unbind(self) -> None:
         """Nothing is bound."""

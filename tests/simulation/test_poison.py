@@ -21,6 +21,7 @@ class SmallWorld(World):
 
     def __init__(self, wish: Wish | None = None) -> None:
         super().__init__(seed=3, faults=False)
+        self.keys = [""]
         self.plans: list[list[tuple[str, bool]]] = []  # requests, and whether they must be alone
         self._wish = wish
 

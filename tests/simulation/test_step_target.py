@@ -48,7 +48,9 @@ class SlowWorld(World):
             rng = random.Random(number)
             tokens = [rng.randrange(1, MODEL.vocabulary) for _ in range(prompt)]
             begins = 1.0 if number < STREAMS else 3.0
-            clients.append(Client(self, number, rng, Wish.plain(tokens, answer), begins))
+            clients.append(
+                Client(self, number, rng, Wish.plain(tokens, answer, self.keys[0]), begins)
+            )
         return clients
 
     def load_decoder(self) -> Any:

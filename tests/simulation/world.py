@@ -97,6 +97,8 @@ class World:
         self.rooms: list[Room] = []
         self.clients: list[Client] = []
         self.poisonings = 0  # how often a request has ended a decoder, or a step
+        # Of the API; an empty one means that none are in use.
+        self.keys = random.Random(f"{seed}/keys").choice([[""], ["ann's", "bob's"]])
         self._with_faults = faults
 
     def run(self) -> Outcome:
@@ -159,7 +161,8 @@ class World:
         rng = random.Random(f"{self.seed}/poison")
         if rng.random() < _POISON:
             begins = rng.uniform(0.3, _LAST_CLIENT_S)
-            clients.append(Client(self, len(clients), rng, draw_poison(rng), begins))
+            wish = draw_poison(rng, self.keys[0])
+            clients.append(Client(self, len(clients), rng, wish, begins))
         return clients
 
     async def _until_calm(self) -> None:

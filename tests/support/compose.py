@@ -100,7 +100,11 @@ class Stack:
         if self._redis_host is None:
             (network,) = self.containers("redis")[0]["NetworkSettings"]["Networks"].values()
             self._redis_host = str(network["IPAddress"])
-        return redis.Redis(host=self._redis_host)
+        return redis.Redis(host=self._redis_host, password=self.redis_password())
+
+    def redis_password(self) -> str:
+        """What this project's Redis wants."""
+        return self.compose("exec", "-T", "redis", "cat", "/secrets/redis-password").strip()
 
     def artifacts(self, instance_id: str) -> int:
         """How many artifacts an instance holds in shared memory."""

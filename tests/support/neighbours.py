@@ -32,9 +32,15 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareResult,
 )
 from tessera.scheduler.v1.queue_pb2 import LogBatch, LogEvent, RequestSpec
-from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, Durations, GetLoadResponse
+from tessera.scheduler.v1.scheduler_pb2 import (
+    DecoderLoad,
+    Durations,
+    GetLoadResponse,
+    TokenCounts,
+)
 
 IMAGE_TOKENS = 4
+FIRST_DECODER, SECOND_DECODER = "decoder-1st", "decoder-2nd"
 
 
 class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
@@ -98,7 +104,9 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
             raise InvalidRequest(
                 "PROMPT_TOO_LONG", f"{len(ids)} prompt tokens are too many", field="messages"
             )
-        return PrepareResponse(token_ids=encode_tokens(ids), media=media)
+        return PrepareResponse(
+            token_ids=encode_tokens(ids), media=media, cached_media=min(1, len(media))
+        )
 
     async def PrepareMany(
         self, requests: AsyncIterator[PrepareManyRequest], context: Any
@@ -162,9 +170,17 @@ class SchedulerPlayer:
         self.failure: Failure | None = None
         # The choices that `failure` is for; all if None.
         self.failing: set[int] | None = None
+        # Seconds in the queue, as endings say; None says nothing.
+        self.queued_s: float | None = None
         self.load = GetLoadResponse(
             decoders=[
                 DecoderLoad(
+                    decoder_id=FIRST_DECODER,
+                    block_size=16,
+                    host_blocks=7,
+                    prefix_queries=10,
+                    prefix_hits=4,
+                    step_tokens=TokenCounts(bounds=[1, 8], counts=[5, 3, 1], total=60),
                     running=3,
                     waiting=1,
                     blocks_used=25,
@@ -176,6 +192,9 @@ class SchedulerPlayer:
                     read_steps=Durations(bounds_s=[0.1, 0.25], counts=[4, 2, 1], total_s=1.5),
                 ),
                 DecoderLoad(
+                    decoder_id=SECOND_DECODER,
+                    block_size=16,
+                    prefix_queries=1,
                     steps=3,
                     step_predicted_us=50_000,
                     read_steps=Durations(bounds_s=[0.1, 0.25], counts=[3, 0, 0], total_s=0.25),
@@ -190,6 +209,9 @@ class SchedulerPlayer:
         await self.queue.renew(self.id, self.load, register=True, tokens_per_s=None)
         await self._stack.enter_async_context(
             Announcement(self._redis, self._keys, "decoder", new_instance_id(), "unix:/none")
+        )
+        self.encoder = await self._stack.enter_async_context(
+            Announcement(self._redis, self._keys, "vision_encoder", new_instance_id(), "unix:/none")
         )
         self._start(self._renew())
         self._start(self._take())
@@ -296,6 +318,8 @@ class SchedulerPlayer:
         ending: Ending | None,
     ) -> bool:
         rid, size = spec.request_id, 4
+        if ending is not None and self.queued_s is not None:
+            ending.queued_us = round(1e6 * self.queued_s)
         records = encode_tokens(tokens)
         if spec.sampling.HasField("logprobs"):
             k = spec.sampling.logprobs

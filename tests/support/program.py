@@ -22,9 +22,6 @@ class FileProbe:
             return Condition.SILENT
         return Condition.READY if self._ready.exists() else Condition.SILENT
 
-    async def close(self) -> None:
-        return None
-
 
 def make_program(
     folder: Path, name: str, source: str = "import time; ready(); time.sleep(600)"

@@ -34,6 +34,7 @@ class System:
         self,
         model: Path | None = None,
         *flags: str,
+        scheme: str = "http",
         ready_within_s: float = 240.0,
         program: Sequence[str] = (sys.executable, "-m", "services.launcher"),
     ) -> None:
@@ -42,6 +43,7 @@ class System:
         self.folder = Path(tempfile.mkdtemp(prefix="ts-", dir="/tmp"))
         self._model = model
         self._flags = flags
+        self._scheme = scheme
         self._program = list(program)
         self._ready_within_s = ready_within_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,7 +52,7 @@ class System:
     @property
     def url(self) -> str:
         """Root of the REST door."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
     def base_url(self) -> str:
@@ -106,13 +108,19 @@ class System:
 
     def ready(self) -> bool:
         """Whether the launcher has announced itself and the gateway says so now."""
-        if "Ctrl-C stops everything" not in self.log:
+        if not self._is_announced():
             return False
         try:
             with urllib.request.urlopen(f"{self.url}/health/ready", timeout=2) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+    def _is_announced(self) -> bool:
+        if "json" not in self._flags:
+            return "Ctrl-C stops everything" in self.log
+        marks = ('"event": "ready"', '"process": "launcher"')
+        return any(all(mark in line for mark in marks) for line in self.log.splitlines())
 
     def pids(self) -> dict[str, list[int]]:
         """Process ids by room ("redis", "gateway", "vision_encoder", ...), oldest first."""

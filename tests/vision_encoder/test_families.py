@@ -20,7 +20,7 @@ from services.vision_encoder.models import load_vision_model
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
 from shared.checkpoint import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 from shared.pixel_scaling import PixelScaling
 
 SIZES = [(64, 48), (56, 56), (300, 20), (4, 800), (800, 4), (113, 400), (57, 112), (500, 375)]
@@ -155,7 +155,7 @@ def test_an_activation_that_the_kernels_do_not_have_is_left_to_torch(
 
 def test_an_activation_that_nothing_here_has_is_named(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llava_next", config={"projector_hidden_act": "laplace"})
-    with pytest.raises(Unavailable, match="laplace"):
+    with pytest.raises(InvalidRequest, match="laplace"):
         load(folder)
 
 
@@ -187,5 +187,5 @@ def test_a_newline_of_another_width_is_named(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["image_newline"] = torch.zeros(7)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Unavailable, match="image_newline"):
+    with pytest.raises(InvalidRequest, match="image_newline"):
         load(folder)

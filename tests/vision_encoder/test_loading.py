@@ -17,10 +17,10 @@ from transformers import LlavaConfig as TransformersConfig
 
 from services.vision_encoder import models
 from services.vision_encoder.models import load_vision_model
-from services.vision_encoder.models.llava_config import LlavaConfig, TowerConfig
 from services.vision_encoder.models.vision_model import VisionItem
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
+from shared.model_config.llava import LlavaConfig, TowerConfig
 from shared.settings import child_environment
 
 Tensors = dict[str, torch.Tensor]
@@ -52,7 +52,7 @@ def test_wrong_tensors_are_named(
     folder = llava_checkpoint(tmp_path)
     file = folder / "model.safetensors"
     save_file(change(load_file(file)), file, {"format": "pt"})
-    with pytest.raises(Unavailable, match=named.replace(".", r"\.")):
+    with pytest.raises(InvalidRequest, match=named.replace(".", r"\.")):
         load(folder)
 
 
@@ -79,7 +79,7 @@ def test_what_config_leaves_out_is_what_transformers_takes(
     written = {} if tower is None else {"vision_config": {"model_type": tower}}
     (tmp_path / "config.json").write_text(json.dumps(written))
     if tower == "other":
-        with pytest.raises(Unavailable, match="other tower"):
+        with pytest.raises(InvalidRequest, match="other tower"):
             LlavaConfig.read(Checkpoint(tmp_path))
         return
     ours, theirs = LlavaConfig.read(Checkpoint(tmp_path)), TransformersConfig.from_dict(written)

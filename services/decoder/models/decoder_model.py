@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.models.config import DecoderConfig
 from services.decoder.ops.attention_meta import AttnMeta, KVSpec, PagedKV
 from services.decoder.ops.base import BaseOps
 from shared.checkpoint import Checkpoint
+from shared.model_config.decoder import DecoderConfig
 from tessera.common.v1.media_pb2 import MediaItem
 
 
@@ -29,11 +29,6 @@ class DecoderModel(ABC):
     @abstractmethod
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "DecoderModel":
         """Reads the language part of a checkpoint. Raises InvalidRequest naming bad tensors."""
-
-    @staticmethod
-    @abstractmethod
-    def read_config(checkpoint: Checkpoint) -> DecoderConfig:
-        """The shape alone. Raises InvalidRequest for options that this family does not have."""
 
     @abstractmethod
     def embed(

@@ -1,13 +1,12 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.models.config import DecoderConfig, read_config
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.rope import rope_table
 from services.decoder.models.weights import LanguageWeights
@@ -22,6 +21,8 @@ from services.decoder.ops.attention_meta import (
 from services.decoder.ops.base import BaseOps
 from services.decoder.ops.decoder_layer import DecoderLayer
 from shared.checkpoint import Checkpoint
+from shared.model_config.decoder import DecoderConfig
+from shared.model_config.families import read_decoder_config
 
 log = structlog.get_logger(__name__)
 
@@ -29,18 +30,6 @@ log = structlog.get_logger(__name__)
 class Llama(DecoderModel):
     """Touvron et al., 2023; grouped queries and rotary variants as in its successors."""
 
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
     # There are rotations for so many times the longest sequence.
     REACH: ClassVar[int] = 1
     # Canonical names of this family's tensors.
@@ -64,16 +53,10 @@ class Llama(DecoderModel):
         self._first_norm: Tensor
         self._head: Packed
 
-    @staticmethod
-    def read_config(checkpoint: Checkpoint) -> DecoderConfig:
-        """Llama's `attention_bias` is of all four attention layers."""
-        given = checkpoint.text_config.get("attention_bias") or False
-        return read_config(checkpoint, {**Llama.DEFAULTS, "attention_output_bias": given})
-
     @classmethod
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "Llama":
         """Fuses queries, keys and values, and gate and up. Embedding rows stay in the file."""
-        config = cls.read_config(checkpoint)
+        config = read_decoder_config(checkpoint)
         weights = LanguageWeights(checkpoint, cls.TENSORS, cls.IGNORED)
         model = cls(config, ops, max_model_len)
         table, head = _embedding_and_head(weights, config)

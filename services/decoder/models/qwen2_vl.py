@@ -13,55 +13,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.models.config import DecoderConfig, read_config
 from services.decoder.models.llama import Llama
 from services.decoder.ops.base import BaseOps
 from shared.checkpoint import Checkpoint
 from shared.errors import InvalidRequest
+from shared.model_config.decoder import DecoderConfig
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 
 Positions = np.ndarray[tuple[int, int], np.dtype[np.int32]]
-_DEFAULT_SECTIONS = (16, 24, 24)
 _MOST_POSITIONS = 1 << 30
 
 
 class Qwen2VL(Llama):
     """Wang et al., 2024."""
 
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 152_064,
-        "hidden_size": 8192,
-        "intermediate_size": 29_568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "attention_bias": True,
-        "attention_output_bias": False,
-        "mlp_bias": False,
-        "sliding_window": 4096,
-        "max_window_layers": 80,
-    }
     rotary_axes: ClassVar[int] = 3
     REACH: ClassVar[int] = 2  # in a video time may run faster than tokens
 
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         super().__init__(config, ops, max_model_len)
-        axes = [axis % 3 for axis, size in enumerate(_sections(config)) for _ in range(size)]
+        axes = [axis % 3 for axis, size in enumerate(config.rope.sections()) for _ in range(size)]
         # The axis of each element of a head; the second half repeats the first's frequencies.
         self._axis = torch.tensor([*axes, *axes], device=ops.device)
         self._merge = 2
         self._longest = max_model_len
-
-    @staticmethod
-    def read_config(checkpoint: Checkpoint) -> DecoderConfig:
-        """Raises InvalidRequest for sections that are not the frequencies of a head."""
-        config = read_config(checkpoint, Qwen2VL.DEFAULTS)
-        _sections(config)
-        return config
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "Qwen2VL":
@@ -137,16 +112,3 @@ def is_video(item: MediaItem) -> bool:
 
 def _bad_media(what: str) -> InvalidRequest:
     return InvalidRequest("INVALID_MEDIA", what, field="media")
-
-
-def _sections(config: DecoderConfig) -> tuple[int, ...]:
-    given = config.rope.parameters.get("mrope_section") or _DEFAULT_SECTIONS
-    sections = tuple(int(size) for size in given)
-    if min(sections) < 0 or sum(sections) != config.head_size // 2:
-        raise InvalidRequest(
-            "UNSUPPORTED_CONFIG",
-            f"config.json: mrope_section {list(sections)} does not divide the"
-            f" {config.head_size // 2} frequencies of a head",
-            field="model",
-        )
-    return sections

@@ -7,70 +7,11 @@ the running text, which a cache shared between sequences cannot; docs/api.md say
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from shared.errors import InvalidRequest
-
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-_ORIGINAL = "original_max_position_embeddings"
-_NEEDED = {
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
-    "longrope": ("short_factor", "long_factor"),
-}
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Kind, base and parameters of the rotation of heads of `size` elements."""
-
-    kind: str
-    theta: float
-    size: int
-    max_position_embeddings: int
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any], head_size: int) -> "RopeConfig":
-        """From a text configuration. Raises InvalidRequest naming the kind or key it lacks."""
-        # As upstream: the old spelling wins where both are there.
-        parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
-        kind = str(parameters.get("rope_type", parameters.get("type", "default")))
-        if kind == "mrope":  # the default frequencies; the model file divides them among axes
-            kind = "default"
-        if kind not in KINDS:
-            raise _bad(f"rope_type {kind!r}; there are {', '.join(KINDS)}")
-        # As upstream: one beside the parameters goes before one among them.
-        if original := config.get(_ORIGINAL):
-            parameters[_ORIGINAL] = original
-        missing = [key for key in _NEEDED.get(kind, ()) if parameters.get(key) is None]
-        if kind == "yarn" and parameters.get(_ORIGINAL):
-            missing = []  # the factor follows from the two lengths
-        if missing:
-            raise _bad(f"rope_type {kind!r} needs {', '.join(missing)}")
-        partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if partial not in (None, 1, 1.0):
-            raise _bad(f"partial_rotary_factor {partial} is not supported")
-        return cls(
-            kind=kind,
-            theta=float(parameters.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-            size=head_size,
-            max_position_embeddings=int(config["max_position_embeddings"]),
-            parameters=parameters,
-        )
-
-    @property
-    def original_length(self) -> int:
-        """The length the model was first trained with."""
-        given = self.parameters.get(_ORIGINAL)
-        return int(given or self.max_position_embeddings)
+from shared.model_config.rope import RopeConfig
 
 
 def rope_table(rope: RopeConfig, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -178,11 +119,5 @@ def _longrope(rope: RopeConfig, length: int) -> tuple[Tensor, float]:
         grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         attention = grown
     factors = given["long_factor"] if length > original else given["short_factor"]
-    if len(factors) != rope.size // 2:
-        raise _bad(f"longrope has {len(factors)} factors for {rope.size // 2} frequencies")
     stretch = torch.tensor(factors, dtype=torch.float32)
     return 1.0 / (stretch * rope.theta ** _exponents(rope)), float(attention)
-
-
-def _bad(what: str) -> InvalidRequest:
-    return InvalidRequest("UNSUPPORTED_CONFIG", f"config.json: {what}", field="model")

@@ -59,7 +59,7 @@ async def run(settings: BenchSettings) -> Result:
 
 async def measure(settings: BenchSettings) -> tuple[str, Result, list[Recording]]:
     """The model's name, what was measured, and every request. Raises as `run`."""
-    client = HttpClient(settings.base_url, settings.api_key)
+    client = HttpClient(settings.base_url, settings.api_key, settings.tls())
     try:
         server = Server(client, settings.endpoint, settings.request_timeout)
         model = settings.model or await server.only_model()

@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from services.launcher.bench.objective import Objective
-from shared.settings import Settings
+from services.launcher.tls_settings import TlsClientSettings
 
 _SIZE = r"^[1-9]\d{0,3}x[1-9]\d{0,3}$"
 
 
-class BenchSettings(Settings):
+class BenchSettings(TlsClientSettings):
     """Load on a server, and what is reported of it."""
 
     # Not TESSERA_ alone: TESSERA_MODEL is a folder, which means nothing to a client.
@@ -24,7 +24,9 @@ class BenchSettings(Settings):
         "openai", description="openai asks /v1/completions, openai-chat /v1/chat/completions."
     )
     model: str = Field("", description="The served model; the only one unless given.")
-    api_key: str = Field("", description="The server's key, if it has one.")
+    api_key: str = Field(
+        "", description="The server's key, if it has one; better in TESSERA_BENCH_API_KEY."
+    )
     extra_body: str = Field("", description="JSON object: more fields for every request.")
     temperature: float = Field(0.0, ge=0, le=2, description="0 always takes the likeliest token.")
     request_timeout: float = Field(

@@ -7,7 +7,7 @@ from services.preprocess.models import llava, llava_next, qwen2_vl
 from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan, PromptRule
 from services.preprocess.models.text import TextRule
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.model_config.families import has_vision
 
 
 class _Maker(Protocol):
@@ -37,15 +37,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def find_family(checkpoint: Checkpoint) -> Family | None:
-    """The family of a checkpoint; None for a text-only model. Raises Unavailable for an unknown one."""
-    family = FAMILIES.get(checkpoint.architecture)
-    if family is None and checkpoint.vision_config is not None:
-        raise Unavailable(
-            "UNSUPPORTED_MODEL",
-            f"{checkpoint.architecture} is not supported; these are: {', '.join(FAMILIES)}"
-            " and text-only models",
-        )
-    return family
+    """The family of a checkpoint; None for a text-only model. Raises InvalidRequest for an unknown one."""
+    return FAMILIES[checkpoint.architecture] if has_vision(checkpoint) else None
 
 
 __all__ = ["Family", "ImageProcessing", "MediaSpan", "PromptRule", "TextRule", "find_family"]

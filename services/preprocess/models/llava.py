@@ -9,7 +9,7 @@ from typing import Any
 
 from services.preprocess.models.prompt_rule import ImageProcessing, ImagesOnly, MediaSpan
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 
 # model_type of the tower -> class tokens, and transformers' defaults for what config.json leaves
 # out.
@@ -46,15 +46,15 @@ def image_token_id(config: dict[str, Any]) -> int:
 
 
 def tower_rows(config: dict[str, Any], vision: dict[str, Any], shape: tuple[int, ...]) -> int:
-    """Rows of one square image [channels, side, side]. Raises Unavailable if the tower takes others."""
+    """Rows of one square image [channels, side, side]. Raises InvalidRequest if the tower takes others."""
     strategy = config.get("vision_feature_select_strategy", "default")
     kind = vision.get("model_type", "clip_vision_model")
     if kind not in _TOWERS:
-        raise Unavailable("UNSUPPORTED_MODEL", f"LLaVA with a {kind} tower is not supported")
+        raise InvalidRequest("UNSUPPORTED_MODEL", f"LLaVA with a {kind} tower is not supported")
     class_tokens, defaults = _TOWERS[kind]
     patch, side = ({**defaults, **vision}[key] for key in ("patch_size", "image_size"))
     if tuple(shape[1:]) != (side, side):
-        raise Unavailable(
+        raise InvalidRequest(
             "BAD_CHECKPOINT",
             f"the image processor makes {shape[1:]} pixels where the tower takes {(side, side)}:"
             " crop_size or size in preprocessor_config.json is wrong",

@@ -15,7 +15,7 @@ from typing import Any
 from services.preprocess.models.llava import DEFAULT_VISION, image_token_id, tower_rows
 from services.preprocess.models.prompt_rule import ImageProcessing, ImagesOnly, MediaSpan
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 
 _DEFAULT_RESOLUTIONS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
@@ -32,7 +32,7 @@ class LlavaNextRule(ImagesOnly):
         self._side = round(self._base_rows**0.5)
         self._pixels = processing.shape[-1]
         if self._side * self._side != self._base_rows:
-            raise Unavailable(
+            raise InvalidRequest(
                 "UNSUPPORTED_MODEL",
                 f"a square of {self._base_rows} rows is no map: vision_feature_select_strategy must"
                 ' be "default" with a class token and "full" without one',
@@ -73,11 +73,11 @@ def _resolutions(config: dict[str, Any], settings: Any, pixels: int) -> list[lis
     processor = [list(r) for r in settings.get("image_grid_pinpoints") or _DEFAULT_RESOLUTIONS]
     wrong = [r for r in model if len(r) != 2 or r[0] % pixels or r[1] % pixels or min(r) < 1]
     if wrong or not model:
-        raise Unavailable(
+        raise InvalidRequest(
             "BAD_CHECKPOINT", f"image_grid_pinpoints {wrong} are no multiples of {pixels} pixels"
         )
     if model != processor:
-        raise Unavailable(
+        raise InvalidRequest(
             "BAD_CHECKPOINT",
             f"image_grid_pinpoints is {model} in config.json and {processor} in"
             " preprocessor_config.json",

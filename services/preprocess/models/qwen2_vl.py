@@ -15,7 +15,7 @@ from typing import Any
 
 from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 
 _DEFAULT_IMAGE_TOKEN = 151_655
 _DEFAULTS = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
@@ -39,7 +39,7 @@ class Qwen2VLRule:
         self._resizes = bool(settings.get("do_resize", True))
         expected = (vision.get("patch_size") or 14, vision.get("spatial_merge_size") or 2)
         if (self._patch, self._merge) != expected or not self._resizes:
-            raise Unavailable(
+            raise InvalidRequest(
                 "BAD_CHECKPOINT",
                 f"the image processor makes patches of {self._patch} pixels and merges"
                 f" {self._merge}, the tower takes {expected[0]} and {expected[1]}; do_resize must"

@@ -93,6 +93,11 @@ class MediaState:
                 return (span.offset if span.offset > start else span.end) - start
         return count
 
+    def first_user(self, digest: bytes) -> Sequence | None:
+        """Of those that have yet to compute past an item, the one that came first."""
+        item = self._items.get(digest)
+        return next(iter(item.users.values()), None) if item is not None else None
+
     def take_wanted(self) -> list[MediaSpan]:
         """Items to be encoded now, oldest first.
 

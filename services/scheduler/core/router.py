@@ -62,6 +62,7 @@ class Router(Generic[Link]):
     def __init__(self, seed: int = 0) -> None:
         self._lines: list[_Line[Link]] = []
         self._index: PrefixIndex[_Line[Link]] = PrefixIndex(capacity=0)
+        self._shortest = 0  # tokens of one sequence that every decoder holds
         self._usual = 1.0  # seconds for each token where nothing is known of a decoder
         self._chance = random.Random(seed).random
 
@@ -69,6 +70,7 @@ class Router(Generic[Link]):
         """A decoder came into service."""
         self._lines.append(_Line(link))
         self._index.capacity += link.core.blocks.num_total // _BLOCKS_PER_ENTRY
+        self._look_at_lengths()
 
     def remove(self, link: Link) -> None:
         """A decoder left, its cache with it; nothing if it is not in service."""
@@ -77,17 +79,20 @@ class Router(Generic[Link]):
                 line.is_gone = True
                 self._index.capacity -= link.core.blocks.num_total // _BLOCKS_PER_ENTRY
         self._lines = [line for line in self._lines if not line.is_gone]
+        self._look_at_lengths()
 
     def choose(self, sequence: Sequence) -> Link:
-        """The decoder that the caller now adds the sequence to. There must be one in service."""
+        """The decoder that the caller now adds the sequence to; one that holds it to its end, if there is any. There
+        must be one in service."""
         block_size = self._lines[0].link.core.capacity.block_size
         extend_hashes(sequence, block_size)
         # The last token must always be computed: a block that ends with it saves nothing.
         hashes = sequence.block_hashes[: (len(sequence.tokens) - 1) // block_size]
         holders, depth = self._index.find(hashes)
-        best = self._lines[0]
+        lines = self._that_hold(sequence)
+        best = lines[0]
         least, most_cached = float("inf"), 0
-        for line, cached in self._candidates(holders, hashes, depth):
+        for line, cached in self._candidates(lines, holders, hashes, depth):
             tokens = len(sequence.tokens) - cached * block_size
             cost = line.seconds_to_wait(tokens, self._usual)
             if cost < least:
@@ -97,17 +102,31 @@ class Router(Generic[Link]):
         self._index.add(hashes, best)
         return best.link
 
+    def _look_at_lengths(self) -> None:
+        lengths = (line.link.core.capacity.max_tokens_of_one for line in self._lines)
+        self._shortest = min(lengths, default=0)
+
+    def _that_hold(self, sequence: Sequence) -> "list[_Line[Link]]":
+        """The decoders that it fits into; all if there is none."""
+        if sequence.length_limit <= self._shortest:
+            return self._lines
+        return [line for line in self._lines if line.holds(sequence)] or self._lines
+
     def _candidates(
-        self, holders: "tuple[_Line[Link], ...]", hashes: list[bytes], depth: int
+        self,
+        lines: "list[_Line[Link]]",
+        holders: "tuple[_Line[Link], ...]",
+        hashes: list[bytes],
+        depth: int,
     ) -> "list[tuple[_Line[Link], int]]":
         """Decoders to compare, each with the blocks that are cached there."""
-        lines, count = self._lines, len(self._lines)
+        count = len(lines)
         if count <= _LOOK_AT_ALL:
             return [(line, line.cached_blocks(hashes, depth)) for line in lines]
         chosen = [
             (line, line.cached_blocks(hashes, depth))
             for line in holders[-_HOLDERS:]
-            if not line.is_gone
+            if not line.is_gone and (lines is self._lines or line in lines)
         ]
         for _ in range(_BY_CHANCE):
             line = lines[int(self._chance() * count)]
@@ -129,6 +148,10 @@ class _Line(Generic[Link]):
         self._tokens = 0  # to compute for them, as of the last look
         self._look_at = 0  # the step from which on it is worth looking again
         self._refresh_at = 0
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a sequence can run here to its end."""
+        return self._capacity.holds(sequence)
 
     def join(self, sequence: Sequence, cached: int) -> None:
         """A sequence was sent here; `cached` of its tokens need not be computed."""

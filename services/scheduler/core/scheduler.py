@@ -76,19 +76,15 @@ class Scheduler:
         when it is done. A sequence with `beams` becomes the first beam of that search.
         """
         ending = self._never_runs(sequence, 1 + len(siblings))
-        limit = self.capacity.max_tokens_of_one - sequence.prompt_len
-        for one in (sequence, *siblings):
-            one.max_tokens = min(one.max_tokens, limit)
-            if ending is not None:
-                one.status = SequenceStatus.ENDED
         if ending is not None:
+            for one in (sequence, *siblings):
+                one.status = SequenceStatus.ENDED
             return ending
         if sequence.num_output_tokens and sequence.is_certainly_last:
             sequence.status = SequenceStatus.ENDED
             return Ending(EndReason.LENGTH)
         if sequence.beams is not None:
             sequence.beams.live = [sequence]
-            sequence.beams.max_tokens = min(sequence.beams.max_tokens, limit)
         sequence.forks = list(siblings)
         self._state.enter(sequence)
         return None
@@ -102,6 +98,15 @@ class Scheduler:
             )
             return Ending(
                 EndReason.ERROR, error=Error("PROMPT_TOO_LONG", message, INVALID_ARGUMENT)
+            )
+        if not self.capacity.holds(sequence):
+            # How long an answer may be is a matter of the request: cut off here it would be another elsewhere.
+            message = (
+                f"prompt and answer may have {sequence.length_limit} tokens and this decoder's maximum context length "
+                f"is {longest}; lower max_tokens, or give gateway and decoders the same --max-model-len"
+            )
+            return Ending(
+                EndReason.ERROR, error=Error("CONTEXT_LENGTH_EXCEEDED", message, INVALID_ARGUMENT)
             )
         if self.capacity.whole_media:
             span = max((span.length for span in sequence.media), default=0)

@@ -36,6 +36,10 @@ class Capacity:
         """The longest sequence that can ever run here."""
         return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether it can run here until its answer is as long as it may be."""
+        return sequence.length_limit <= self.max_tokens_of_one
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-num_tokens // self.block_size)

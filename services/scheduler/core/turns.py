@@ -9,7 +9,9 @@ from services.scheduler.core.sequence import Sequence
 
 
 class Turns:
-    """Sequences are alone until they have `alone_until` tokens; of several requests one after the other is."""
+    """Sequences are alone until they have `alone_until` tokens; their requests and all others take turns, round after
+    round.
+    """
 
     def __init__(self) -> None:
         self.first: Sequence | None = None  # of those that run alone, by rank
@@ -42,9 +44,10 @@ class Turns:
         by_rank = sorted(self._alone, key=policy)
         self.first = by_rank[0] if by_rank else None
         self._requests = dict.fromkeys(s.request_id for s in by_rank)
-        turns: list[str | None] = list(self._requests)
-        turns.insert(0 if self._request is not None else len(turns), None)
-        for self._request in turns:
+        turns: list[str | None] = [None, *self._requests]
+        # After whose turn it was: one that is long alone keeps nobody waiting until its end.
+        next_ = turns.index(self._request) + 1 if self._request in turns else 0
+        for self._request in turns[next_:] + turns[:next_]:
             yield
 
     def among(self, sequences: Iterable[Sequence]) -> list[Sequence]:

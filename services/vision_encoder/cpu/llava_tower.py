@@ -7,7 +7,7 @@ from torch import Tensor
 
 from services.vision_encoder.cpu.blocks import Block, run_blocks
 from services.vision_encoder.cpu.ops import ACTIVATIONS, Norm, TowerOps
-from services.vision_encoder.models.llava_config import LlavaConfig
+from shared.model_config.llava import LlavaConfig
 
 
 class LlavaTower:

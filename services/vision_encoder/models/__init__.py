@@ -9,7 +9,7 @@ from services.vision_encoder.models.vision_model import VisionModel
 from shared.checkpoint import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
-from shared.errors import Unavailable
+from shared.model_config.families import has_vision
 
 # Architecture -> (module, class); modules are imported when they are needed.
 FAMILIES = {
@@ -23,19 +23,13 @@ FAMILIES = {
 def load_vision_model(
     checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, threads: int = 1
 ) -> VisionModel | None:
-    """The vision part of a checkpoint; None for a text-only model. Raises Unavailable for an unknown one.
+    """The vision part of a checkpoint; None for a text-only model. Raises InvalidRequest for an unknown one.
 
     threads: of our own kernels, which do the work on a CPU where they can be had.
     """
-    family = FAMILIES.get(checkpoint.architecture)
-    if family is None:
-        if checkpoint.vision_config is None:
-            return None
-        raise Unavailable(
-            "UNSUPPORTED_MODEL",
-            f"{checkpoint.architecture} is not supported; these are: {', '.join(FAMILIES)}",
-        )
-    module, name = family
+    if not has_vision(checkpoint):
+        return None
+    module, name = FAMILIES[checkpoint.architecture]
     model: VisionModel = getattr(importlib.import_module(module, __name__), name)(
         checkpoint, device, dtype, _ops(device, dtype, threads)
     )

@@ -19,10 +19,10 @@ import torch
 from services.vision_encoder import pixel_values, weights
 from services.vision_encoder.cpu.llava_tower import LlavaTower
 from services.vision_encoder.cpu.ops import TowerOps
-from services.vision_encoder.models.llava_config import LlavaConfig
 from services.vision_encoder.models.llava_network import LlavaNetwork
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem
 from shared.checkpoint import Checkpoint
+from shared.model_config.llava import LlavaConfig
 
 # Old checkpoints have `vision_tower.vision_model.`, new ones may have `model.` before everything.
 _PARTS = (

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from services.vision_encoder.models.llava_config import LlavaConfig, TowerConfig
-from shared.errors import Unavailable
+from shared.model_config.llava import LlavaConfig, TowerConfig
 
 _gelu_tanh = partial(functional.gelu, approximate="tanh")
 
@@ -35,7 +34,6 @@ class LlavaNetwork(nn.Module):
     """Pixels [n, channels, side, side] to rows [n, rows, width of the language model]."""
 
     def __init__(self, config: LlavaConfig) -> None:
-        """Raises Unavailable for an activation that is not known."""
         super().__init__()
         self._layers, self._drops_first = config.layers, config.drops_first
         self.tower = _Tower(config.tower, max(config.layers))
@@ -136,7 +134,7 @@ class _Mlp(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-        self._activation = _activation(config.activation)
+        self._activation = _ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         rows: Tensor = self.fc2(self._activation(self.fc1(x)))
@@ -149,17 +147,8 @@ class _Projector(nn.Module):
         inputs, size = config.tower.hidden_size * len(config.layers), config.text_size
         self.linear_1 = nn.Linear(inputs, size, bias=config.projector_bias)
         self.linear_2 = nn.Linear(size, size, bias=config.projector_bias)
-        self._activation = _activation(config.projector_activation)
+        self._activation = _ACTIVATIONS[config.projector_activation]
 
     def forward(self, x: Tensor) -> Tensor:
         rows: Tensor = self.linear_2(self._activation(self.linear_1(x)))
         return rows
-
-
-def _activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name not in _ACTIVATIONS:
-        raise Unavailable(
-            "UNSUPPORTED_MODEL",
-            f"LLaVA with the activation {name} is not supported; {', '.join(_ACTIVATIONS)} are",
-        )
-    return _ACTIVATIONS[name]

@@ -13,10 +13,10 @@ from torch import nn
 
 from services.vision_encoder.cpu.ops import TowerOps
 from services.vision_encoder.models.llava import LlavaVision
-from services.vision_encoder.models.llava_config import LlavaConfig
 from services.vision_encoder.models.llava_network import LlavaNetwork
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem
 from shared.checkpoint import Checkpoint
+from shared.model_config.llava import LlavaConfig
 
 # Height and width in pixels, for a config.json that names none.
 _RESOLUTIONS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))

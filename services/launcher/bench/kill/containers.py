@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from random import Random
 
 from services.launcher.bench.errors import BenchError
+from services.launcher.bench.kill.overload import OVERLOADS
 from services.launcher.bench.kill.target import WHOLE_WITHIN_S, Strike, poll
 from services.launcher.bench.kill.victims import Victim
 
@@ -27,12 +28,19 @@ class Containers:
         if not address:
             raise BenchError("no gateway of this project runs: `docker compose up --wait`")
         self.urls = [f"http://{address}"]
-        self._hit: dict[int, dict[str, str]] = {}  # container -> when it was started
+        # Container -> when it was started, before a strike: of those that it hit, and of all others.
+        self._hit: dict[int, dict[str, str]] = {}
+        self._others: dict[int, dict[str, str]] = {}
 
     async def strike(self, victim: Victim, draw: Random) -> Strike:
         """Kills the first process of a container, which Docker takes for a crash."""
+        if victim.needs_full_disk:
+            raise BenchError(
+                "a disk is only filled for a system of its own: --launch, not --compose"
+            )
         ids = [await self._drawn(room, draw) for room in victim.rooms]
         started = {container: await _started(container) for container in ids}
+        others = {i: await _started(i) for i in await self._ids() if i not in started}
         strike = Strike(victim, [f"{r} {i[:12]}" for r, i in zip(victim.rooms, ids, strict=True)])
         for container in ids:
             if victim.freezes:
@@ -41,13 +49,15 @@ class Containers:
                 await _docker("restart", container)
             else:
                 await _kill(container)
-        self._hit[id(strike)] = started
+        self._hit[id(strike)], self._others[id(strike)] = started, others
         return strike
 
     async def follow(self, strike: Strike, freeze_s: float) -> None:
         """See Target."""
         hit = self._hit.pop(id(strike))
-        if strike.victim.freezes:
+        if strike.victim.overload:
+            strike.hit = [await OVERLOADS[strike.victim.overload](self.urls[0], freeze_s)]
+        elif strike.victim.freezes:
             await asyncio.sleep(freeze_s)
             for container in hit:
                 await _docker("unpause", container)
@@ -56,16 +66,22 @@ class Containers:
             strike.noticed_s = time.perf_counter() - strike.at
         await poll(self._is_whole, WHOLE_WITHIN_S, "becoming whole again")
         strike.whole_s = time.perf_counter() - strike.at
+        others = self._others.pop(id(strike))
+        strike.bystanders = [i[:12] for i, before in others.items() if await _started(i) != before]
 
     async def close(self) -> None:
         """Nothing is held."""
 
     async def _drawn(self, room: str, draw: Random) -> str:
         service = room.replace("_", "-")
-        ids = (await asyncio.to_thread(_run, [*self._compose, "ps", "--quiet", service])).split()
+        ids = await self._ids(service)
         if not ids:
             raise BenchError(f"this project has no {service} that could be killed")
         return draw.choice(sorted(ids))
+
+    async def _ids(self, *service: str) -> list[str]:
+        """Of a service's containers that run, or of all."""
+        return (await asyncio.to_thread(_run, [*self._compose, "ps", "--quiet", *service])).split()
 
     async def _is_whole(self) -> bool:
         told = await asyncio.to_thread(_run, [*self._compose, "ps", "--all", "--format", "json"])

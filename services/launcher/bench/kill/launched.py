@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.launcher.bench.errors import BenchError
+from services.launcher.bench.kill.full_disk import small_disk
 from services.launcher.ports import is_free
 from services.launcher.roster import read_roster
 from shared.errors import Unavailable
@@ -24,22 +25,25 @@ _PORTS = range(18_000, 30_000, 200)
 
 
 @contextlib.contextmanager
-def launched(flags: str) -> Iterator[Path]:
-    """Its state folder, inside the block. Raises BenchError, with its last lines, if it does not come up."""
+def launched(flags: str, on_small_disk: bool = False) -> Iterator[Path]:
+    """Its state folder, inside the block; on a small file system of its own if that is to be filled. Raises BenchError,
+    with its last lines, if it does not come up.
+    """
     folder = Path(tempfile.mkdtemp(prefix="tessera-kill-"))
     log = folder / "log"
     command = [sys.executable, "-m", "services.launcher", "serve", *shlex.split(flags)]
     command += ["--port", str(_free_port()), "--state-dir", str(folder / "state")]
+    disk = small_disk(folder / "state") if on_small_disk else contextlib.nullcontext()
     try:
-        with log.open("wb") as output:
+        with disk, log.open("wb") as output:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        try:
-            _wait(process, folder / "state", log)
-            yield folder / "state"
-        finally:
-            _end(process)
+            try:
+                _wait(process, folder / "state", log)
+                yield folder / "state"
+            finally:
+                _end(process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

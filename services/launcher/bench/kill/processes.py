@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 
 from services.launcher.bench.errors import BenchError
+from services.launcher.bench.kill.full_disk import FullDisk
+from services.launcher.bench.kill.overload import OVERLOADS
 from services.launcher.bench.kill.registers import Registers
 from services.launcher.bench.kill.target import WHOLE_WITHIN_S, Strike, poll
 from services.launcher.bench.kill.victims import Victim
@@ -16,7 +18,13 @@ from services.launcher.roster import Entry, System, read_roster
 from shared.errors import Unavailable
 
 _MISSED_WITHIN_S = 10.0
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
+_DEATH_SHOWS_S = 7.0  # a process that does not answer is given up after five seconds
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "full-disk": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "term": signal.SIGTERM,
+}
 
 
 class Processes:
@@ -27,37 +35,55 @@ class Processes:
         self._state = state
         system = self._read()
         self.urls = system.urls
-        self._registers = Registers(system.redis_url, system.model)
+        self._registers = Registers(system.queue_url, system.model)
+        self._disk = FullDisk(state)
         self._hit: dict[int, list[tuple[Entry, str]]] = {}
+        self._deaths: dict[int, dict[str, int]] = {}  # of each process, before a strike
 
     async def strike(self, victim: Victim, draw: Random) -> Strike:
-        """Signals one process of each room."""
+        """Signals one process of each room. What a load does begins with `follow`."""
         entries = [self._drawn(room, draw) for room in victim.rooms]
         hit = [(e, await self._registers.instance(e.room, e.name)) for e in entries]
-        number = _SIGNALS[victim.how]
+        number = _SIGNALS.get(victim.how, signal.SIGKILL)
+        deaths = {entry.name: entry.deaths for entry in self._read().entries.values()}
+        if victim.needs_full_disk:
+            await asyncio.to_thread(self._disk.fill)
         strike = Strike(victim, [entry.name for entry in entries])
         for entry in entries:
             _signal(entry, number)
-        self._hit[id(strike)] = hit
+        self._hit[id(strike)], self._deaths[id(strike)] = hit, deaths
         return strike
 
     async def follow(self, strike: Strike, freeze_s: float) -> None:
         """See Target."""
         hit = self._hit.pop(id(strike))
         watches = [asyncio.create_task(self._missed(strike, e, i)) for e, i in hit if i]
-        if strike.victim.freezes:
+        if strike.victim.overload:
+            strike.hit = [await OVERLOADS[strike.victim.overload](self.urls[0], freeze_s)]
+            await asyncio.sleep(_DEATH_SHOWS_S)
+        elif strike.victim.freezes:
             await asyncio.sleep(freeze_s)
             for entry, _ in hit:
                 _signal(entry, signal.SIGCONT)
         else:
+            if strike.victim.needs_full_disk:
+                await asyncio.sleep(freeze_s)
+                self._disk.free()
             await poll(lambda: self._replaced(hit), WHOLE_WITHIN_S, "noticing a death")
             strike.noticed_s = time.perf_counter() - strike.at
         await poll(self._is_whole, WHOLE_WITHIN_S, "becoming whole again")
         strike.whole_s = time.perf_counter() - strike.at
         await asyncio.gather(*watches)
+        before = self._deaths.pop(id(strike))
+        strike.bystanders = [
+            entry.name
+            for entry in self._read().entries.values()
+            if entry.deaths > before[entry.name] and entry.name not in strike.hit
+        ]
 
     async def close(self) -> None:
-        """Closes the connection to Redis."""
+        """Closes the connection to Redis, and frees the disk."""
+        self._disk.free()
         await self._registers.close()
 
     def _read(self) -> System:

@@ -28,6 +28,7 @@ class OfVictim:
     noticed_max: float | None
     missed_max: float | None
     whole_max: float | None
+    bystanders: list[str]  # who died though nobody had killed them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Verdict:
         for name, victim in self.victims.items():
             if settings.most_gap and (victim.gap_p99 or 0.0) > settings.most_gap:
                 found.append(f"{name}: P99 of gaps is {victim.gap_p99:.2f} s")
+            if victim.bystanders:
+                found.append(f"{name}: killed {', '.join(victim.bystanders)} as well")
         return found
 
 
@@ -102,6 +105,7 @@ def _of(strikes: list[tuple[Strike, float]], transcripts: list[Transcript]) -> O
         noticed_max=_largest([s.noticed_s for s, _ in strikes]),
         missed_max=_largest([s.missed_s for s, _ in strikes]),
         whole_max=_largest([s.whole_s for s, _ in strikes]),
+        bystanders=[name for s, _ in strikes for name in s.bystanders],
     )
 
 

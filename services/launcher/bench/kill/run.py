@@ -43,10 +43,11 @@ class KillRun:
                 [*urls[number:], *urls[:number]],
                 api_key=settings.api_key,
                 patience_s=settings.patience,
+                tls=settings.tls(),
             )
             for number in range(len(urls))
         ]
-        self._running: list[Transcript] = []
+        self.running: list[Transcript] = []  # streams that are being read
 
     async def run(self) -> Outcome:
         """Raises BenchError if the system cannot be asked, fails undisturbed, or does not become whole again."""
@@ -88,7 +89,7 @@ class KillRun:
 
     async def _warm_up(self, requests: Sequence[Request]) -> None:
         """Whatever is made at first use is made now."""
-        await asyncio.gather(*(self._ask(n, r) for n, r in enumerate(requests[:4])))
+        await asyncio.gather(*(self.ask(n, r) for n, r in enumerate(requests[:4])))
 
     async def _disturbed(
         self,
@@ -108,7 +109,7 @@ class KillRun:
                 )
                 await asyncio.sleep(victim.moment(draw, round_s))
                 strike = await self._target.strike(victim, draw)
-                hit = [t for t in self._running if t.times]
+                hit = [t for t in self.running if t.times]
                 await self._target.follow(strike, self._settings.freeze_s)
                 await _gone_on(hit, self._settings.patience)
                 outcome.strikes.append(strike)
@@ -130,22 +131,23 @@ class KillRun:
 
         async def one(number: int, request: Request) -> Transcript:
             await asyncio.sleep(max(0.0, began + spread_s * request.at - time.perf_counter()))
-            return await self._ask(number, request)
+            return await self.ask(number, request)
 
         return list(await asyncio.gather(*(one(n, r) for n, r in enumerate(share))))
 
-    async def _ask(self, number: int, request: Request) -> Transcript:
+    async def ask(self, number: int, request: Request) -> Transcript:
+        """Reads one answer to its end, by the client of that number."""
         client = self._clients[number % len(self._clients)]
         choices = [Choice() for _ in range(request.choices)]
         transcript = Transcript(time.perf_counter(), choices)
-        self._running.append(transcript)
+        self.running.append(transcript)
         try:
             async for event in client.stream(PATH, request.body):
                 transcript.take(event)
         except ClientError as error:
             transcript.error = f"{type(error).__name__}: {error}"
         transcript.end(time.perf_counter())
-        self._running.remove(transcript)
+        self.running.remove(transcript)
         return transcript
 
 

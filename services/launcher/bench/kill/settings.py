@@ -5,26 +5,36 @@ from typing import ClassVar
 
 from pydantic import AliasChoices, Field, field_validator
 
+from services.launcher.bench.kill.overload import OVERLOADS
 from services.launcher.bench.kill.victims import EVERY_ROOM, Victim
-from shared.settings import Settings, state_home
+from services.launcher.tls_settings import TlsClientSettings
+from shared.settings import state_home
 
 _SIZE = r"^[1-9]\d{0,3}x[1-9]\d{0,3}$"
 
 
-class KillSettings(Settings):
+class KillSettings(TlsClientSettings):
     """Who is killed how often, under what load, and where the system is."""
 
     # Not TESSERA_ alone: TESSERA_MODEL is a folder, which means nothing to a client.
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_KILL_",)
+    COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset({"api_key"})
 
     victims: str = Field(
         ",".join(EVERY_ROOM),
         validation_alias=AliasChoices("victims", "kill"),
         description="Rooms, separated by commas: gateway, preprocess, encoder, scheduler, decoder, redis; "
-        "decoder:stop is frozen instead of killed, decoder:term is drained, decoder+scheduler are killed together.",
+        "decoder:stop is frozen instead of killed, decoder:term is drained, decoder:full-disk is killed while the "
+        "state folder's disk is full, decoder+scheduler are killed together; or loads that no client should make: "
+        f"{', '.join(OVERLOADS)}.",
     )
     times: int = Field(3, ge=1, le=1000, description="How often each is killed.")
-    freeze_s: float = Field(3.0, gt=0, le=60, description="Seconds that a frozen process stands.")
+    freeze_s: float = Field(
+        3.0,
+        gt=0,
+        le=60,
+        description="Seconds that a frozen process stands, a disk is full, or a load goes on.",
+    )
     patience: float = Field(
         60.0, ge=1, le=600, description="Seconds without an event after which a stream is lost."
     )
@@ -53,6 +63,11 @@ class KillSettings(Settings):
         0.0, ge=0, description="Fails where the P99 of the gaps of a victim is longer, in seconds."
     )
 
+    poison: bool = Field(
+        False,
+        description="Then also kills the decoders each time that they compute one certain request, until it is ended.",
+    )
+
     state_dir: Path | None = Field(
         None, description="State folder of the `tessera serve` whose processes are meant."
     )
@@ -67,7 +82,9 @@ class KillSettings(Settings):
         "",
         description="Gateways, separated by commas; those of the system that is found unless given.",
     )
-    api_key: str = Field("", description="The server's key, if it has one.")
+    api_key: str = Field(
+        "", description="The server's key, if it has one; TESSERA_API_KEY unless given."
+    )
     output: Path | None = Field(None, description="File for the result as JSON.")
 
     @field_validator("victims")

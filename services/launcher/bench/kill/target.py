@@ -16,7 +16,7 @@ POLL_S = 0.02
 
 @dataclass(slots=True)
 class Strike:
-    """One kill: who was hit, when (`time.perf_counter`), and seconds until that was noticed.
+    """One fault: who was hit, when (`time.perf_counter`), and seconds until that was noticed.
 
     `noticed_s` is by whoever starts the process again, `missed_s` by the rooms that work with it (in their registers in
     Redis: a decoder by its scheduler, a scheduler by the others); None where that is not known.
@@ -28,6 +28,8 @@ class Strike:
     noticed_s: float | None = None
     missed_s: float | None = None
     whole_s: float | None = None  # until every process was ready again
+    # Processes that were not hit and died all the same: nothing may do that to them.
+    bystanders: list[str] = field(default_factory=list)
 
 
 class Target(Protocol):
@@ -36,11 +38,14 @@ class Target(Protocol):
     urls: list[str]
 
     async def strike(self, victim: Victim, draw: Random) -> Strike:
-        """Kills, or freezes, one drawn process of each of the victim's rooms. Returns at once. Raises BenchError."""
+        """Kills, or freezes, one drawn process of each of the victim's rooms, or begins its load. Returns at once.
+        Raises BenchError.
+        """
         ...
 
     async def follow(self, strike: Strike, freeze_s: float) -> None:
-        """Fills in who noticed when; wakes what was frozen after `freeze_s`; returns when every process is ready again.
+        """Fills in who noticed when; wakes what was frozen, frees the disk and ends the load after `freeze_s`; returns
+        when every process is ready again.
 
         Raises BenchError if that takes too long.
         """

@@ -1,9 +1,11 @@
-"""Who is to be killed, and when."""
+"""Who is to be killed, or what else is to be done to the system, and when."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
+
+from services.launcher.bench.kill.overload import OVERLOADS
 
 # What users say -> room.
 ROOMS = {
@@ -16,6 +18,7 @@ ROOMS = {
     "decoder": "decoder",
     "redis": "redis",
 }
+_HOW = ("kill", "stop", "term", "full-disk")
 EVERY_ROOM = ("gateway", "decoder", "scheduler", "encoder", "preprocess", "redis")
 _LATEST = 0.8  # of a round's time without kills
 # These work on a request for a moment after it has come, and then not again.
@@ -25,7 +28,9 @@ _EARLY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """One kill: a process of each of these rooms, at the same time killed, frozen (stop) or asked to end (term)."""
+    """One fault: a process of each of these rooms, at the same time killed, frozen (stop), asked to end (term), or
+    killed while the disk of the state folder is full; or no process, but a load that no client should make.
+    """
 
     text: str  # as it was asked for
     rooms: tuple[str, ...]
@@ -36,18 +41,34 @@ class Victim:
         """Whether it comes back as it was."""
         return self.how == "stop"
 
+    @property
+    def overload(self) -> str:
+        """Which load it is; empty for a fault of processes."""
+        return "" if self.rooms else self.text
+
+    @property
+    def needs_full_disk(self) -> bool:
+        """Whether the disk of the state folder is to be filled for it."""
+        return self.how == "full-disk"
+
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads "decoder", "decoder:stop", "decoder:term" or "decoder+scheduler". Raises ValueError."""
+        """Reads "decoder", "decoder:stop", "decoder:term", "decoder:full-disk", "decoder+scheduler" or the name of a
+        load. Raises ValueError.
+        """
+        if text in OVERLOADS:
+            return cls(text, (), "overload")
         names, _, how = text.partition(":")
-        if how not in ("", "kill", "stop", "term"):
+        if how not in ("", *_HOW):
             raise ValueError(
-                f"{text!r}: a victim is killed, frozen with :stop or drained with :term"
+                f"{text!r}: a victim is killed, frozen with :stop, drained with :term or killed on a full disk with "
+                ":full-disk"
             )
         rooms = []
         for name in names.split("+"):
             if name not in ROOMS:
-                raise ValueError(f"there is no room {name!r}: {', '.join(EVERY_ROOM)}")
+                known = ", ".join((*EVERY_ROOM, *OVERLOADS))
+                raise ValueError(f"there is no room or load {name!r}: {known}")
             rooms.append(ROOMS[name])
         return cls(text, tuple(rooms), how or "kill")
 
@@ -62,7 +83,7 @@ class Victim:
     def moment(self, draw: random.Random, round_s: float) -> float:
         """Seconds from the first request of a round, which takes `round_s` without kills."""
         latest = _LATEST * round_s
-        if _EARLY_ROOMS.issuperset(self.rooms):
+        if self.rooms and _EARLY_ROOMS.issuperset(self.rooms):
             latest = min(latest, _EARLY_S)
         return draw.uniform(0.0, latest)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.checkpoint import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest
 
 _COMMON = {
     "hidden_size": 768,
@@ -40,6 +40,8 @@ _NO_TOWER = {
     "patch_size": 14,
 }
 _TEXT_HIDDEN_SIZE = 4096
+# By transformers' names.
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class LlavaConfig:
 
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "LlavaConfig":
-        """Raises Unavailable for a tower that is not known and for layers that it does not have."""
+        """Raises InvalidRequest for a tower or activation that is not known, and for layers that are not there."""
         config = checkpoint.config
         tower = _read_tower(checkpoint.vision_config or _NO_TOWER)
         return cls(
@@ -83,7 +85,7 @@ class LlavaConfig:
             _hidden_states(config.get("vision_feature_layer", -2), tower.num_layers),
             drops_first=config.get("vision_feature_select_strategy", "default") == "default",
             text_size=int(checkpoint.text_config.get("hidden_size") or _TEXT_HIDDEN_SIZE),
-            projector_activation=str(config.get("projector_hidden_act", "gelu")),
+            projector_activation=_activation(config.get("projector_hidden_act", "gelu")),
             projector_bias=bool(config.get("multimodal_projector_bias", True)),
         )
 
@@ -91,8 +93,8 @@ class LlavaConfig:
 def _read_tower(config: Mapping[str, Any]) -> TowerConfig:
     kind = config.get("model_type", "clip_vision_model")
     if kind not in _TOWERS:
-        raise Unavailable(
-            "UNSUPPORTED_MODEL",
+        raise _bad(
+            "UNSUPPORTED_CONFIG",
             f"LLaVA with a {kind} tower is not supported; {', '.join(_TOWERS)} are",
         )
     given = {**_TOWERS[kind], **config}
@@ -105,7 +107,7 @@ def _read_tower(config: Mapping[str, Any]) -> TowerConfig:
         num_channels=int(given["num_channels"]),
         image_size=int(given["image_size"]),
         patch_size=int(given["patch_size"]),
-        activation=str(given["hidden_act"]),
+        activation=_activation(given["hidden_act"]),
         eps=float(given["layer_norm_eps"]),
     )
 
@@ -115,7 +117,20 @@ def _hidden_states(layer: Any, count: int) -> tuple[int, ...]:
     wanted = [layer] if isinstance(layer, int) else list(layer)
     found = tuple(index + count + 1 if index < 0 else index for index in wanted)
     if not found or not all(0 <= index <= count for index in found):
-        raise Unavailable(
+        raise _bad(
             "BAD_CHECKPOINT", f"vision_feature_layer {layer} is outside the tower's {count} layers"
         )
     return found
+
+
+def _activation(name: Any) -> str:
+    if name not in ACTIVATIONS:
+        raise _bad(
+            "UNSUPPORTED_CONFIG",
+            f"LLaVA with the activation {name} is not supported; {', '.join(ACTIVATIONS)} are",
+        )
+    return str(name)
+
+
+def _bad(reason: str, what: str) -> InvalidRequest:
+    return InvalidRequest(reason, f"config.json: {what}", field="model")

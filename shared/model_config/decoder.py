@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.decoder.models.rope import RopeConfig
 from shared.checkpoint import Checkpoint
 from shared.errors import InvalidRequest
+from shared.model_config.rope import RopeConfig
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -44,12 +44,12 @@ def read_config(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> DecoderC
     values = {**defaults, **{key: value for key, value in text.items() if value is not None}}
     if values["hidden_act"] not in ("silu", "swish"):
         raise _refuse(checkpoint, f"hidden_act {values['hidden_act']!r}; this model has silu")
-    for key in ("quantization_config", "compression_config"):
-        if checkpoint.config.get(key) or text.get(key):
-            raise _refuse(checkpoint, f"{key}: quantized checkpoints are not supported yet")
+    refuse_quantization(checkpoint)
     heads = int(values["num_attention_heads"])
     head_size = int(values.get("head_dim") or values["hidden_size"] // heads)
     kv_heads = int(values.get("num_key_value_heads") or heads)
+    if heads < 1 or head_size < 1:
+        raise _refuse(checkpoint, f"{heads} attention heads of size {head_size}")
     if heads % kv_heads:
         raise _refuse(checkpoint, f"{heads} attention heads do not divide into {kv_heads} groups")
     layers = int(values["num_hidden_layers"])
@@ -71,6 +71,19 @@ def read_config(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> DecoderC
         windows=_windows(checkpoint, values, layers),
         rope=RopeConfig.read(values, head_size),
     )
+
+
+def refuse_quantization(checkpoint: Checkpoint) -> None:
+    """Raises InvalidRequest for a checkpoint whose weights are quantized."""
+    for key in ("quantization_config", "compression_config"):
+        found = checkpoint.config.get(key) or checkpoint.text_config.get(key)
+        if found:
+            method = found.get("quant_method") if isinstance(found, dict) else found
+            raise _refuse(
+                checkpoint,
+                f"{key} says {method or 'that weights are quantized'}: quantized checkpoints are not"
+                " supported yet; serve the model in float32, float16 or bfloat16",
+            )
 
 
 def _windows(

@@ -1,0 +1,33 @@
+"""Who may find whose computed prefixes: the salt with which the names of a request's KV blocks begin.
+
+A hit shows in `cached_tokens` and in the time to the first token, so whoever may hit a prefix can find out, guess by
+guess, what stands in it.
+"""
+
+import hashlib
+
+from services.gateway.fields import Fields
+
+_SALT_BYTES = 16
+_LONGEST = 512
+
+
+def read_cache_salt(fields: Fields) -> str:
+    """The field `cache_salt`; empty if it is not there. Raises InvalidRequest for one that is empty or too long."""
+    salt = fields.string("cache_salt", longest=_LONGEST)
+    if "cache_salt" in fields and not salt:
+        raise fields.wrong(
+            "cache_salt", "must not be empty: leave it out to share what is computed"
+        )
+    return salt
+
+
+def salt_of(tenant: str, cache_salt: str) -> bytes:
+    """16 bytes from whoever keeps its prefixes to itself (empty: shared by all) and the request's own salt; nothing
+    where both are empty. Requests find each other's blocks if these are equal.
+    """
+    if not tenant and not cache_salt:
+        return b""
+    # A tenant's name is a digest: none has a zero byte.
+    content = f"{tenant}\0{cache_salt}".encode()
+    return hashlib.blake2b(content, digest_size=_SALT_BYTES).digest()

@@ -1,0 +1,168 @@
+"""What stands before the methods of the public gRPC door: the key before the message is read, room for the message
+before it is received, and a look at it before it is parsed.
+
+gRPC assembles a message in memory and hands it over whole. So a call is not read until there is room for the largest
+message that it may send, and until then its peer can fill the flow control window of its stream and no more.
+"""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from services.gateway.api_keys import ApiKeys
+from services.gateway.body_budget import BodyBudget
+from services.gateway.fields import off_the_loop
+from services.gateway.openai_errors import TooSlow
+from services.gateway.request_log import log_refusal
+from services.gateway.wire_limits import check_message, malformed
+from shared.errors import InvalidRequest, Overloaded, Unauthenticated
+
+_ROOM_S = 10.0
+_RECEIVE_S = 20.0
+_MOST_REFLECTIONS = 4
+
+Handler = Any  # grpc.RpcMethodHandler, whose fields its type does not tell
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Next to the methods themselves: what it raises is told to the caller as what they raise is."""
+
+    def __init__(self, service: str, keys: ApiKeys, most_bytes: int, budget: BodyBudget) -> None:
+        """Methods of `service` need a key where there are `keys`; the others are health and reflection.
+        `most_bytes` may a message have.
+        """
+        self._service = f"/{service}/"
+        self._keys = keys
+        self._most_bytes = most_bytes
+        self._budget = budget
+        # Their messages are small. They have a budget of their own, so that they are heard while bodies wait.
+        self._information = BodyBudget(2 * most_bytes)
+        self._reflections = 0
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """The method's handler behind this gate."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        if handler.request_streaming:
+            return self._streamed(handler)
+        if not handler_call_details.method.startswith(self._service):
+            return self._read(handler, self._information)
+        found = dict(handler_call_details.invocation_metadata or ())
+        try:
+            self._keys.caller("", str(found.get("authorization", "")), "")
+        except Unauthenticated as error:
+            return _refusing(error, handler_call_details.method)
+        return self._read(handler, self._budget)
+
+    def _read(self, handler: Handler, budget: BodyBudget) -> Handler:
+        """The same handler of a single message, which reads it itself."""
+
+        async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+            message = _Message(budget, self._most_bytes)
+            try:
+                request = await message.read(requests, handler.request_deserializer)
+                if not handler.response_streaming:
+                    yield await handler.unary_unary(request, context)
+                elif inspect.isasyncgenfunction(handler.unary_stream):
+                    # A caller that leaves closes this generator, and with it the inner one: at once, not some day.
+                    async with contextlib.aclosing(
+                        handler.unary_stream(request, context)
+                    ) as responses:
+                        async for response in responses:
+                            message.release()  # accepted: what was sent is not needed any more
+                            yield response
+                else:  # Health.Watch, which writes to the context
+                    message.release()
+                    await handler.unary_stream(request, context)
+            finally:
+                message.release()
+
+        return grpc.stream_stream_rpc_method_handler(
+            answer, response_serializer=handler.response_serializer
+        )
+
+    def _streamed(self, handler: Handler) -> Handler:
+        """The same handler of a stream of messages, which is reflection; so many of it at once."""
+
+        async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:
+            if self._reflections >= _MOST_REFLECTIONS:
+                raise Overloaded("TOO_MANY_CALLS", "too many such calls at once: retry in a moment")
+            self._reflections += 1
+            try:
+                async with contextlib.aclosing(
+                    handler.stream_stream(requests, context)
+                ) as responses:
+                    async for response in responses:
+                        yield response
+            finally:
+                self._reflections -= 1
+
+        return grpc.stream_stream_rpc_method_handler(
+            answer,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _refusing(error: Unauthenticated, method: str) -> Handler:
+    async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:
+        log_refusal(error, 0.0, path=method)
+        raise error
+        yield  # a generator, as the method may be
+
+    return grpc.stream_stream_rpc_method_handler(answer)
+
+
+class _Message:
+    """The single message of a call, and what the budget holds for it."""
+
+    def __init__(self, budget: BodyBudget, most_bytes: int) -> None:
+        self._budget = budget
+        self._most_bytes = most_bytes
+        self._held = 0
+
+    async def read(self, requests: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> Any:
+        """The message, checked and parsed. Raises Unavailable (no room), TooSlow, InvalidRequest."""
+        await self._budget.wait_for(self._most_bytes, _ROOM_S)
+        self._held = self._most_bytes
+        try:
+            async with asyncio.timeout(_RECEIVE_S):
+                raw = await anext(requests)
+                # Read to its end: gRPC's reader and its context hold each other until then.
+                if await anext(requests, None) is not None:
+                    raise InvalidRequest("TOO_MANY_MESSAGES", "this method takes one message")
+        except TimeoutError:
+            raise TooSlow("BODY_TIMEOUT", f"no message came within {_RECEIVE_S:.0f} s") from None
+        except StopAsyncIteration:
+            raise InvalidRequest("NO_MESSAGE", "the call ended without a message") from None
+        self._give_back(self._held - len(raw))
+        return await off_the_loop(functools.partial(_parsed, parse), raw)
+
+    def release(self) -> None:
+        """Holds nothing any more."""
+        self._give_back(self._held)
+
+    def _give_back(self, size: int) -> None:
+        self._held -= size
+        self._budget.give_back(size)
+
+
+def _parsed(parse: Any, raw: bytes) -> Any:
+    kind = parse.__self__.DESCRIPTOR  # the generated class whose `FromString` it is
+    check_message(raw, kind)
+    try:
+        return parse(raw)
+    except DecodeError:
+        raise malformed(kind) from None

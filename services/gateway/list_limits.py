@@ -1,0 +1,8 @@
+"""How long the lists of one request may be, at both doors: far more than anybody needs, far less than hurts."""
+
+MOST_MESSAGES = 4096
+MOST_PARTS = 8192  # in all messages together
+MOST_STOP_IDS = 1024
+MOST_IDS = 65_536  # of allowed_token_ids, bad_token_ids and logit_bias
+MOST_FRAMES = 1024
+LONGEST_TEMPLATE_KWARGS = 65_536  # bytes as JSON

@@ -1,0 +1,64 @@
+"""Which of the gateways reports what belongs to none of them: what schedulers, decoders and the queue are doing.
+
+Each could, and a sum over all gateways would count it as often as there are gateways. So one has a lease in Redis to do
+it. It holds it by a renewal a second; when it dies, the next one that is asked or renews has it three seconds later.
+Redis is asked again for every page, so that two never report at the same time.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Self
+
+from services.gateway.scheduler_load import SchedulerLoad
+from shared import background
+from shared.background import Background
+from shared.errors import Unavailable
+from shared.queue import Queue
+from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
+
+_RENEW_S = 1.0
+_LEASE_MS = 3_000
+
+
+class Reporter:
+    """This gateway's part in it. `async with` takes part; leaving it lets the next gateway report at once."""
+
+    def __init__(self, queue: Queue, load: SchedulerLoad, instance_id: str) -> None:
+        self._queue = queue
+        self._load = load
+        self._instance_id = instance_id
+        self._work: Background | None = None
+
+    async def __aenter__(self) -> Self:
+        self._work = Background("reporter", self._renew)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await background.end(self._work)
+        self._load.leave_out()
+        with contextlib.suppress(Unavailable):
+            await self._queue.report(self._instance_id, 0)
+
+    async def look(self) -> None:
+        """Reads what is to be reported, or finds out that another gateway reports it. While Redis is away everything
+        stays as it was: nobody can take over then.
+        """
+        with contextlib.suppress(Unavailable):
+            loads = await self._queue.loads()
+            live, _ = await self._queue.depth()
+            decoders = [decoder for load in loads for decoder in load.decoders]
+            numbers = await self._claim(decoders)
+            if numbers is None:
+                self._load.leave_out()
+            else:
+                self._load.update(dict(zip(numbers, decoders, strict=True)), live)
+
+    async def _renew(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(_RENEW_S)
+
+    async def _claim(self, decoders: Sequence[DecoderLoad]) -> list[int] | None:
+        ids = [decoder.decoder_id for decoder in decoders]
+        return await self._queue.report(self._instance_id, _LEASE_MS, ids)

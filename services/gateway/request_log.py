@@ -1,0 +1,88 @@
+"""The line that is logged when a request ends."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from services.gateway.metrics import finish_reason
+from services.gateway.timeline import Timeline
+from shared.errors import Cancelled, ServingError, from_failure
+from shared.request_names import names
+from tessera.common.v1.ending_pb2 import Ending
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+log = structlog.get_logger(__name__)
+
+# Said of a request under this name.
+_ENDED = "request ended"
+
+
+def log_end(
+    spec: RequestSpec,
+    timeline: Timeline,
+    endings: Sequence[Ending | None],
+    worst: Ending | None,
+    error: ServingError | None,
+    *,
+    prompt_tokens: int,
+    output_tokens: int,
+    resumed: bool,
+) -> None:
+    """An accepted request is over. `worst` is the ending that says how it went as a whole, `error` what its client was
+    told where that was an error. One that was `resumed` counts from there, and its beginning is not known.
+    """
+    if error is None and worst is not None and worst.HasField("failure"):
+        error = from_failure(worst.failure)
+    cached = max((ending.cached_tokens for ending in endings if ending is not None), default=0)
+    # Not by the context alone: an answer may be closed by gRPC, which has another one.
+    log.info(
+        _ENDED,
+        **names(spec.request_id, spec.client_request_id),
+        tenant=spec.tenant,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached,
+        output_tokens=output_tokens,
+        **({"resumed": True} if resumed else {"media": len(spec.media)}),
+        **_seconds(
+            prepare_s=None if resumed else timeline.prepare_s,
+            queue_s=timeline.queue_s,
+            first_token_s=timeline.first_token_s,
+            total_s=timeline.total_s,
+        ),
+        finish=finish_reason(worst) if error is None else _finish(error),
+        **_told(error),
+    )
+
+
+def log_refusal(error: ServingError, seconds: float, tenant: str = "", **about: object) -> None:
+    """A request was refused before it was accepted, so long after it had arrived."""
+    log.info(
+        _ENDED,
+        **_given(tenant=tenant),
+        **about,
+        total_s=round(seconds, 4),
+        finish=_finish(error),
+        **_told(error),
+    )
+
+
+def _finish(error: ServingError) -> str:
+    return "abort" if isinstance(error, Cancelled) else "error"
+
+
+def _told(error: ServingError | None) -> dict[str, Any]:
+    """What can be said of an error: its message may quote what the client sent, unless the fault was ours."""
+    if error is None:
+        return {}
+    told: dict[str, Any] = {"status": error.http_status, "error": error.reason}
+    why = error.message if error.http_status >= 500 else ""
+    return told | _given(field=error.metadata.get("field", ""), why=why)
+
+
+def _given(**texts: str) -> dict[str, str]:
+    return {name: text for name, text in texts.items() if text}
+
+
+def _seconds(**spans: float | None) -> dict[str, float]:
+    return {name: round(span, 4) for name, span in spans.items() if span is not None}

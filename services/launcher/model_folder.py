@@ -1,0 +1,36 @@
+"""The model that is to be served: where it is, and whether it can be."""
+
+from services.launcher.settings import ServeSettings
+from shared.errors import InvalidRequest
+from shared.hub import find_on_hub
+from shared.model_config.check import require_computable, require_servable
+from shared.model_config.families import has_vision
+from shared.settings import hub_name
+
+
+def with_model_folder(settings: ServeSettings) -> ServeSettings:
+    """The settings with the folder of a model that can be served; one from the hub is downloaded if need be.
+
+    Raises ServingError with the first thing that is in the way.
+    """
+    device, dtype = settings.device or "auto", settings.dtype or "auto"
+    if name := hub_name(settings.model):
+        require_computable(device, dtype)  # before gigabytes are fetched
+        folder = find_on_hub(name, settings.revision)
+        changes = {"model": folder, "served_model_name": settings.model_name}
+        settings = settings.model_copy(update=changes)
+    checkpoint = require_servable(settings.model, device=device, dtype=dtype)
+    template = settings.chat_template
+    if template is not None and not template.is_file():
+        raise InvalidRequest(
+            "NO_CHAT_TEMPLATE", f"--chat-template: no file {template}", field="chat_template"
+        )
+    nobody_encodes = settings.vision_encoders == 0 and not settings.redis_url
+    if nobody_encodes and has_vision(checkpoint) and not settings.language_model_only:
+        raise InvalidRequest(
+            "NO_VISION_ENCODER",
+            "--vision-encoders 0 leaves nobody to look at pictures, which this model takes: give"
+            " --language-model-only too, to refuse them, or leave --vision-encoders away",
+            field="vision_encoders",
+        )
+    return settings

@@ -1,0 +1,115 @@
+"""Whose files are decoded next, and for whom no more are for a while.
+
+Workers are shared by tenants: of those that wait, the one with the fewest files under way comes first. There is one
+place more than a single tenant may have, so that whatever the files of one are, there is a worker
+for others.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator
+
+from shared.errors import Overloaded
+
+# What an ordinary picture or video never takes; a file that is used and took less costs no budget.
+_ORDINARY_S = 2.0
+_WINDOW_S = 60.0
+_MOST_TENANTS = 10_000
+
+
+class DecodeBudget:
+    """Seconds of processor time for each tenant and minute that go to files which cannot be used, or
+    which take long. 0 is no limit.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        # Seconds spent, and when that was reckoned; they are forgiven evenly over a window.
+        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def check(self, tenant: str) -> None:
+        """Raises Overloaded when a tenant has spent its budget."""
+        spent = self._now(tenant)
+        if not self._seconds or spent < self._seconds:
+            return
+        wait = int((spent - self._seconds) * _WINDOW_S / self._seconds) + 1
+        raise Overloaded(
+            "DECODE_BUDGET",
+            f"the media of this tenant that could not be used or took long have taken {spent:.0f} s of"
+            f" processor time; the limit is {self._seconds:g} s a minute (--media-budget-s)",
+            retry_after_s=str(wait),
+        )
+
+    def charge(self, tenant: str, seconds: float, used: bool) -> None:
+        """Writes down what decoding a file took; `used`: pixels came of it."""
+        if not self._seconds or (used and seconds <= _ORDINARY_S):
+            return
+        self._spent[tenant] = (self._now(tenant) + seconds, time.monotonic())
+        self._spent.move_to_end(tenant)
+        if len(self._spent) > _MOST_TENANTS:
+            self._spent.popitem(last=False)
+
+    def _now(self, tenant: str) -> float:
+        spent, since = self._spent.get(tenant, (0.0, 0.0))
+        return max(0.0, spent - (time.monotonic() - since) * self._seconds / _WINDOW_S)
+
+
+class DecodeTurns:
+    """`each` places for a tenant, and one more for all of them together."""
+
+    def __init__(self, each: int) -> None:
+        self._each = each
+        self._busy: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Waits for a place and holds it."""
+        if self._waiting or not self._has_place(tenant):
+            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(place)
+            self._hand_out()
+            try:
+                await place
+            except asyncio.CancelledError:
+                self._forget(tenant, place)
+                raise
+        else:
+            self._busy[tenant] += 1
+        try:
+            yield
+        finally:
+            self._leave(tenant)
+
+    def _has_place(self, tenant: str) -> bool:
+        return self._busy[tenant] < self._each and self._busy.total() <= self._each
+
+    def _hand_out(self) -> None:
+        while True:
+            able = [tenant for tenant in self._waiting if self._has_place(tenant)]
+            if not able:
+                return
+            tenant = min(able, key=self._busy.__getitem__)  # of equal ones who waits longest
+            place = self._waiting[tenant].popleft()
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+            if not place.done():
+                self._busy[tenant] += 1
+                place.set_result(None)
+
+    def _forget(self, tenant: str, place: "asyncio.Future[None]") -> None:
+        if place.done() and not place.cancelled():
+            self._leave(tenant)  # its turn had come in the same moment
+        elif tenant in self._waiting:
+            with contextlib.suppress(ValueError):
+                self._waiting[tenant].remove(place)
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+    def _leave(self, tenant: str) -> None:
+        self._busy[tenant] -= 1
+        if not self._busy[tenant]:
+            del self._busy[tenant]
+        self._hand_out()

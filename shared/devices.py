@@ -1,0 +1,55 @@
+"""Devices that models are computed on, and whether this machine has them: without torch, which takes seconds."""
+
+import ctypes
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+from shared.errors import InvalidRequest
+
+DEVICES = ("cpu", "cuda")
+_DRIVER = "libcuda.so.1"
+
+
+def resolve_device(name: str) -> str:
+    """ "auto" is cuda where it can be used, else cpu. Raises InvalidRequest for what is not here."""
+    if name == "auto":
+        return "cpu" if cuda_fault() else "cuda"
+    if name not in DEVICES:
+        raise InvalidRequest(
+            "UNKNOWN_DEVICE",
+            f"--device {name}: this version computes on {' and '.join(DEVICES)}",
+            field="device",
+        )
+    if name == "cuda" and (fault := cuda_fault()):
+        raise InvalidRequest("NO_SUCH_DEVICE", f"--device cuda: {fault}", field="device")
+    return name
+
+
+@cache
+def cuda_fault() -> str:
+    """Why there is no CUDA device to compute on; empty if there is one."""
+    if not _torch_has_cuda():
+        return (
+            "the installed torch was built without CUDA; install one that was, or give --device cpu"
+        )
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+        count = ctypes.c_int()
+        status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except (OSError, AttributeError):
+        return f"there is no NVIDIA driver ({_DRIVER}) here; give --device cpu"
+    if status:
+        return f"the NVIDIA driver finds no device (error {status}); give --device cpu"
+    return "" if count.value else "the NVIDIA driver shows no device; give --device cpu"
+
+
+def _torch_has_cuda() -> bool:
+    """As torch's own file of versions says."""
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "version.py"
+        if path.is_file():
+            return bool(re.search(r"^cuda\b[^=]*= *['\"]", path.read_text(), re.MULTILINE))
+    return False

@@ -1,0 +1,69 @@
+"""What a process holds, told when it is asked: for finding what grows."""
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+SIGNAL = signal.SIGUSR2
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def answer_signals(folder: Path) -> None:
+    """From now on each SIGUSR2 writes `report()` to `folder/PID.json`, in one piece. Called in the event loop, so that
+    nothing is looked at halfway.
+    """
+    asyncio.get_running_loop().add_signal_handler(SIGNAL, partial(_write, folder))
+
+
+def report() -> dict[str, object]:
+    """After a full collection.
+
+    rss_bytes: resident memory; used_bytes: the same when what is free has gone back to the system;
+    malloc_bytes: what the C library has given out, to Python's larger objects too; blocks: Python's smaller
+    objects, of all types; types: how many objects there are of each type that the collector knows, without
+    those that were there when the room had loaded.
+    """
+    gc.collect()
+    kinds = Counter(f"{type(o).__module__}.{type(o).__qualname__}" for o in gc.get_objects())
+    rss_bytes = _rss_bytes()
+    library = ctypes.CDLL(None)
+    library.malloc_trim(0)
+    library.mallinfo2.restype = _MallInfo
+    told = library.mallinfo2()
+    return {
+        "rss_bytes": rss_bytes,
+        "malloc_bytes": told.uordblks + told.hblkhd,
+        "used_bytes": _rss_bytes(),
+        "blocks": sys.getallocatedblocks(),
+        "types": dict(kinds.most_common()),
+    }
+
+
+def _write(folder: Path) -> None:
+    path = folder / f"{os.getpid()}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(report()))
+    part.replace(path)
+
+
+def _rss_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

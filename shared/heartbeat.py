@@ -1,0 +1,132 @@
+"""Whether a process is ready and its event loop still runs, asked beside all that the loop has to do.
+
+A process has a unix datagram socket and a thread that answers on it: no backlog of connections stands before the
+question, and no file descriptor has to be free for it. What it tells is for how long the loop has not run, so that a
+loop with much to do is told from one that stands still. Time in which it would have run, had there been a core for it,
+does not count.
+"""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+# A loop that has not run for so long is not answering anybody.
+LATE_S = 1.0
+
+_EVERY_S = 0.1
+_READY, _NOT_READY = b"ready", b"not-ready"
+_LONGEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a process says of itself."""
+
+    is_ready: bool
+    age_s: float  # for which its event loop has not run, and could have
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the loop stands still, or takes so long for a turn that it seems to."""
+        return self.age_s > LATE_S
+
+
+class Heartbeat:
+    """Tells of this process on a unix socket, from `start` to `stop`."""
+
+    def __init__(self, path: Path, is_ready: Callable[[], bool]) -> None:
+        """`is_ready` is called on the event loop, several times a second."""
+        self._path = path
+        self._is_ready = is_ready
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread = 0  # the event loop's
+        self._told = (False, 0.0)
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begins, on the running event loop. Raises OSError if the path cannot be bound."""
+        self._path.unlink(missing_ok=True)
+        self._socket.bind(str(self._path))
+        self._thread = threading.get_native_id()
+        self.beat()
+        threading.Thread(target=self._answer, name="heartbeat", daemon=True).start()
+
+    def beat(self) -> None:
+        """The loop runs: looks at once how it is, and again in a moment."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self.beat)
+        self._told = (self._is_ready(), _time_with_a_core(self._thread))
+
+    def stop(self) -> None:
+        """Answers no more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
+
+    def _answer(self) -> None:
+        with self._socket:
+            while not self._stopped:
+                _, asker = self._socket.recvfrom(_LONGEST)
+                is_ready, beaten_at = self._told
+                word = _READY if is_ready else _NOT_READY
+                told = b"%s %.3f" % (word, _time_with_a_core(self._thread) - beaten_at)
+                with contextlib.suppress(OSError):  # who has asked may be gone
+                    if asker:
+                        self._socket.sendto(told, socket.MSG_DONTWAIT, asker)
+
+
+def _time_with_a_core(thread: int) -> float:
+    """A clock in seconds that stands still while a thread waits for a core."""
+    now = time.monotonic()
+    try:
+        # Nanoseconds on a core, nanoseconds of waiting for one, turns. Source: Documentation/scheduler/sched-stats.rst.
+        _, waited_ns, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
+    except (OSError, ValueError):  # a kernel that does not count
+        return now
+    return now - int(waited_ns) / 1e9
+
+
+class Question:
+    """One question to a process; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if nobody has ever answered there."""
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            self.socket.bind("")  # the kernel finds a name, to which the answer goes
+            self.socket.connect(str(path))
+            self.socket.send(b"?")
+        except OSError:
+            self.socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    async def answer(self) -> Beat:
+        """Waits for the answer, as long as the caller does."""
+        return _read(await asyncio.get_running_loop().sock_recv(self.socket, _LONGEST))
+
+    def wait(self, timeout_s: float) -> Beat:
+        """The same without an event loop. Raises TimeoutError."""
+        self.socket.settimeout(timeout_s)
+        return _read(self.socket.recv(_LONGEST))
+
+
+def _read(answer: bytes) -> Beat:
+    word, _, age = answer.partition(b" ")
+    return Beat(word == _READY, float(age))

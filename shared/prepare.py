@@ -1,0 +1,35 @@
+"""What a service does about its model before it imports anything large: finds its folder, and checks it."""
+
+from typing import TypeVar
+
+import structlog
+
+from shared.errors import InvalidRequest, NotFound, ServingError
+from shared.hub import find_on_hub
+from shared.model_config.check import Parts, require_computable, require_servable
+from shared.settings import RoomSettings, hub_name
+
+log = structlog.get_logger(__name__)
+
+S = TypeVar("S", bound=RoomSettings)
+
+
+def prepare_model(settings: S, parts: Parts, *, device: str = "auto", dtype: str = "auto") -> S:
+    """The settings with the folder of a model that can be served.
+
+    Exits, with one line that says why: status 2 where starting again would be of no use, else 1.
+    """
+    try:
+        if name := hub_name(settings.model):
+            if Parts.WEIGHTS in parts:
+                require_computable(device, dtype)  # before gigabytes are fetched
+            changes = {
+                "served_model_name": settings.model_name,
+                "model": find_on_hub(name, settings.revision),
+            }
+            settings = settings.model_copy(update=changes)
+        require_servable(settings.model, device=device, dtype=dtype, parts=parts)
+    except ServingError as error:
+        log.error("cannot go on", reason=error.reason, error=error.message)
+        raise SystemExit(2 if isinstance(error, InvalidRequest | NotFound) else 1) from None
+    return settings

@@ -1,0 +1,45 @@
+"""What a gateway tells Redis of requests whose clients have left."""
+
+import asyncio
+
+from support.queue_desk import Desk
+
+from services.gateway.cancels import Cancels
+from services.gateway.custody import Custody, Holding
+from services.gateway.follower import Follower
+from services.gateway.metrics import Metrics
+from shared.queue import TokenChannel
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+PAUSE_MS = 3000
+
+
+async def lives_until(desk: Desk, rid: str) -> int:
+    value = await desk.redis.hget(desk.keys.request(rid), "fol_until")  # type: ignore[misc]
+    return int(value)
+
+
+async def test_who_leaves_again_while_redis_is_told_is_told_of_again(redis_url: str) -> None:
+    desk = Desk(redis_url)
+    rid = await desk.admit()
+    arrived = await lives_until(desk, rid)
+    async with Follower(desk.queue, TokenChannel(desk.redis, desk.keys)) as follower:
+        custody = Custody(desk.queue, follower, Cancels(desk.queue), Metrics("model", 512))
+
+        def comes_and_leaves(keep_s: int) -> None:
+            follow = follower.follow(rid, new=False)
+            spec = RequestSpec(request_id=rid, keep_ms=1000 * keep_s)
+            custody.hold(Holding(follow, spec, arrived_ms=0))
+            follow.close()
+            assert custody.leave(follow, "")
+
+        async with custody:
+            # What is written waits; the gateway's round begins meanwhile, and waits with it.
+            await desk.redis.execute_command("CLIENT", "PAUSE", PAUSE_MS, "WRITE")  # type: ignore[no-untyped-call]
+            comes_and_leaves(60)
+            await asyncio.sleep(PAUSE_MS / 2000)
+            comes_and_leaves(600)
+            async with asyncio.timeout(30):
+                while await lives_until(desk, rid) < arrived + 300_000:
+                    await asyncio.sleep(0.05)
+    await desk.redis.aclose()

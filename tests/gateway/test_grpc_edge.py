@@ -1,0 +1,164 @@
+"""What a peer may do at the gRPC door before anybody has seen its key, or read its message."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.gateway_stage import Stage, open_stage
+from support.raw_http2 import UnfinishedCall
+from tokenizers import Tokenizer
+
+from shared import rpc
+from shared.errors import InvalidRequest, ServingError, Unauthenticated, Unavailable
+from tessera.gateway.v1.chat_pb2 import (
+    ChatMessage,
+    ChatRequest,
+    CompleteRequest,
+    ContentPart,
+    GenerationOptions,
+    VideoFrames,
+)
+from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+
+CHAT = "/tessera.gateway.v1.ChatService/Chat"
+
+
+@pytest.fixture
+async def channel(stage: Stage) -> AsyncIterator[grpc.aio.Channel]:
+    async with rpc.channel(stage.gateway.grpc_address, 64 << 20) as opened:
+        yield opened
+
+
+def question(**options: object) -> ChatRequest:
+    message = ChatMessage(role="user", content=[ContentPart(text="hello")])
+    return ChatRequest(messages=[message], options=GenerationOptions(**options))  # type: ignore[arg-type]
+
+
+async def refused(channel: grpc.aio.Channel, method: str, message: bytes) -> ServingError:
+    """The error of a call with these bytes."""
+    with pytest.raises(ServingError) as caught, rpc.calling("gateway"):
+        async for _ in channel.unary_stream(method)(message):
+            pass
+    error: ServingError = caught.value
+    return error
+
+
+@pytest.mark.parametrize("message", [b"\xff\xff\xff", b"\x0a\x05a", b"\xff" * 100_000])
+async def test_what_is_no_protobuf_is_an_error_and_no_traceback(
+    channel: grpc.aio.Channel,
+    message: bytes,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for method in (CHAT, CHAT.replace("Chat", "GetRequest", 2).replace("GetRequestS", "ChatS")):
+        error = await refused(channel, method, message)
+        assert isinstance(error, InvalidRequest)
+        assert error.reason == "MALFORMED_MESSAGE"
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err + caplog.text
+
+
+async def test_the_key_comes_before_the_message(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    async with open_stage(redis_url, model_folder, tokenizer, api_key="secret") as stage:
+        port = int(stage.gateway.grpc_address.rpartition(":")[2])
+        async with rpc.channel(stage.gateway.grpc_address) as channel:
+            error = await refused(channel, CHAT, b"\xff\xff\xff")
+            assert isinstance(error, Unauthenticated)
+        async with UnfinishedCall(port, CHAT, 30 << 20) as call:
+            await asyncio.sleep(1)
+            assert call.sent <= 1 << 17
+
+
+async def test_messages_are_received_within_the_budget(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    limits = {"max_body_bytes": 2 << 20, "max_body_bytes_in_flight": 4 << 20}
+    async with (
+        open_stage(redis_url, model_folder, tokenizer, **limits) as stage,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        port = int(stage.gateway.grpc_address.rpartition(":")[2])
+        calls = [UnfinishedCall(port, CHAT, 2 << 20) for _ in range(8)]
+        for call in calls:
+            await stack.enter_async_context(call)
+        async with asyncio.timeout(30):
+            while max(call.sent for call in calls) < 2 << 20:  # one is received
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(1)
+        assert sum(call.sent for call in calls) < 4 << 20
+        async with rpc.channel(stage.gateway.grpc_address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            answer = await health.Check(health_pb2.HealthCheckRequest())
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            with pytest.raises(Unavailable, match="max-body-bytes-in-flight"), rpc.calling("it"):
+                async for _ in ChatServiceStub(channel).Chat(question()):
+                    pass
+            for call in calls:
+                await call.__aexit__()
+            async for event in ChatServiceStub(channel).Chat(question()):
+                last = event
+            assert last.WhichOneof("event") == "usage"
+
+
+def parts(count: int) -> ChatMessage:
+    return ChatMessage(role="user", content=[ContentPart(text="x")] * count)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "limit"),
+    [
+        (ChatRequest(messages=[parts(1)] * 5000), "messages", "4096"),
+        (ChatRequest(messages=[parts(3000)] * 3), "messages", "8192"),
+        (question(bad_token_ids=[1] * 70_000), "bad_token_ids", "65536"),
+        (question(stop_token_ids=[1] * 2000), "stop_token_ids", "1024"),
+        (
+            ChatRequest(
+                messages=[
+                    ChatMessage(
+                        role="user",
+                        content=[ContentPart(video_frames=VideoFrames(frames=[b"x"] * 2000))],
+                    )
+                ]
+            ),
+            "messages[0].content[0].video_url",
+            "1024",
+        ),
+    ],
+    ids=["messages", "parts", "bad_token_ids", "stop_token_ids", "frames"],
+)
+async def test_lists_have_limits_here_too(
+    channel: grpc.aio.Channel, request_: ChatRequest, field: str, limit: str
+) -> None:
+    error = await refused(channel, CHAT, request_.SerializeToString())
+    assert error.metadata["field"] == field
+    assert limit in error.message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x12\x00" * 2_000_000,  # messages without anything
+        b"\x12\x82\x89\x7a" + b"\x12\x00" * 1_000_001,  # parts of one message
+        question(bad_token_ids=[1] * 1_100_000).SerializeToString(),
+    ],
+    ids=["messages", "parts", "numbers"],
+)
+async def test_what_unfolds_in_memory_is_not_parsed(
+    channel: grpc.aio.Channel, message: bytes
+) -> None:
+    error = await refused(channel, CHAT, message)
+    assert error.reason == "BODY_TOO_RICH"
+    assert "1000000 values" in error.message
+
+
+async def test_a_long_prompt_of_ids_is_still_read(channel: grpc.aio.Channel) -> None:
+    request = CompleteRequest()
+    request.token_ids.ids.extend([3] * 100_000)
+    error = await refused(channel, CHAT.replace("/Chat", "/Complete"), request.SerializeToString())
+    assert error.reason == "CONTEXT_LENGTH_EXCEEDED"

@@ -1,0 +1,133 @@
+"""TLS of the gateway's REST and gRPC servers, with and without client certificates."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.certificates import Certificates, make_certificates
+from support.gateway_stage import ANSWER, MODEL, Stage
+
+from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.settings import GatewaySettings
+from shared import healthcheck
+from shared.client import Client
+from shared.client.http import HttpClient, HttpError
+from shared.errors import InvalidRequest
+from shared.server_tls import ServerTls
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return make_certificates(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def opened(stage: Stage, **files: Any) -> AsyncIterator[Gateway]:
+    """A gateway with TLS beside the stage's."""
+    settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2, **files})
+    async with open_gateway(settings) as gateway:
+        yield gateway
+
+
+def trusting(authority: Path, client: Path | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority)
+    if client is not None:
+        context.load_cert_chain(client)
+    return context
+
+
+async def models(gateway: Gateway, tls: ssl.SSLContext) -> Any:
+    async with httpx.AsyncClient(base_url=gateway.url, verify=tls) as client:
+        return [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
+
+
+async def grpc_health(gateway: Gateway, *credentials: bytes) -> int:
+    """The status that health tells over a secure channel: (authority, key, chain)."""
+    secure = grpc.ssl_channel_credentials(*credentials)
+    async with grpc.aio.secure_channel(gateway.grpc_address, secure) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+        return int(answer.status)
+
+
+async def test_both_servers_speak_tls(stage: Stage, certificates: Certificates) -> None:
+    async with opened(stage, ssl_certfile=certificates.server) as gateway:
+        assert gateway.url.startswith("https://")
+        tls = trusting(certificates.authority)
+        assert await models(gateway, tls) == [MODEL]
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            await models(gateway, trusting(certificates.stranger))
+        assert await grpc_health(gateway, certificates.authority.read_bytes()) == 1
+        with pytest.raises(grpc.aio.AioRpcError):
+            await grpc_health(gateway, certificates.stranger.read_bytes())
+        with pytest.raises(httpx.HTTPError):  # in the clear
+            async with httpx.AsyncClient() as client:
+                await client.get(gateway.url.replace("https", "http") + "/v1/models")
+
+
+async def test_clients_of_ours_trust_whom_they_are_told(
+    stage: Stage, certificates: Certificates
+) -> None:
+    files = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key}
+    async with opened(stage, **files) as gateway:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+        client = Client([gateway.url], tls=trusting(certificates.authority))
+        said = [
+            choice["delta"].get("content") or ""
+            async for event in client.stream("/v1/chat/completions", body)
+            for choice in event.data["choices"]
+        ]
+        client.close()
+        assert "".join(said) == ANSWER
+        stranger = HttpClient(gateway.url, tls=trusting(certificates.stranger))
+        with pytest.raises(HttpError, match=r"is not trusted .*--ssl-ca-certs"):
+            await stranger.get("/v1/models")
+        found = await asyncio.to_thread(healthcheck.check, f"{gateway.url}/health/live")
+        assert found == "ready"
+
+
+async def test_client_certificates_are_asked_for(stage: Stage, certificates: Certificates) -> None:
+    files = {
+        "ssl_certfile": certificates.server,
+        "ssl_ca_certs": certificates.authority,
+        "ssl_cert_reqs": 2,
+    }
+    authority, own = certificates.authority.read_bytes(), certificates.client.read_bytes()
+    async with opened(stage, **files) as gateway:
+        tls = trusting(certificates.authority, certificates.client)
+        assert await models(gateway, tls) == [MODEL]
+        with pytest.raises(httpx.HTTPError):
+            await models(gateway, trusting(certificates.authority))
+        assert await grpc_health(gateway, authority, own, own) == 1
+        with pytest.raises(grpc.aio.AioRpcError):
+            await grpc_health(gateway, authority)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"ssl_certfile": "nowhere.pem"}, "--ssl-certfile: nowhere.pem .*No such file"),
+        ({"ssl_certfile": "ca.pem"}, "--ssl-certfile: .*ca.pem"),
+        ({"ssl_certfile": "client.pem", "ssl_keyfile": "key.pem"}, "(?i)mismatch"),
+        ({"ssl_keyfile": "key.pem"}, "--ssl-keyfile: needs --ssl-certfile"),
+        ({"ssl_certfile": "server.pem", "ssl_cert_reqs": 2}, "needs --ssl-ca-certs"),
+        ({"ssl_certfile": "server.pem", "ssl_ca_certs": "key.pem"}, "--ssl-ca-certs: "),
+    ],
+)
+def test_files_that_do_not_go_together_are_refused(
+    flags: dict[str, Any],
+    said: str,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(certificates.server.parent)
+    given = {name: Path(v) if isinstance(v, str) else v for name, v in flags.items()}
+    with pytest.raises(InvalidRequest, match=said):
+        ServerTls.of(GatewaySettings(**given))

@@ -1,0 +1,262 @@
+"""Small files that cost much: refused by what their headers promise, or ended once and for all."""
+
+import asyncio
+import io
+import os
+import re
+import signal
+import struct
+import zlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import PIL.Image
+import pytest
+import structlog
+from support.preprocess_room import file_of, picture
+
+from services.preprocess.film import open_film
+from services.preprocess.image_decoder import decode
+from services.preprocess.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.sampling import Sampling
+from services.preprocess.worker_pool import ImageWorkerPool
+from shared.artifacts import ArtifactStore, Reservation
+from shared.errors import InvalidRequest, Overloaded
+
+LIMITS = ImageLimits(max_pixels=50_000_000, max_video_pixels=400_000_000)
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    end = struct.pack(">I", zlib.crc32(kind + body))
+    return struct.pack(">I", len(body)) + kind + body + end
+
+
+def png(width: int, height: int, *chunks: bytes) -> bytes:
+    """A grey PNG of zeros with more chunks behind its header."""
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    rows = chunk(b"IDAT", zlib.compress(bytes((width + 1) * height), 9))
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunks) + rows + chunk(b"IEND", b"")
+
+
+def scans(width: int, height: int, more: int, size: int = 100) -> bytes:
+    """A progressive JPEG whose last scan is told so many times more."""
+    whole = file_of(PIL.Image.new("L", (width, height), size), "JPEG", progressive=True)
+    last = [found.start() for found in re.finditer(b"\xff\xda", whole)][-1]
+    return whole[:-2] + whole[last:-2] * more + b"\xff\xd9"
+
+
+def moving_png(width: int, height: int, frames: int) -> bytes:
+    """An animated PNG of frames that take some bytes each."""
+    data = zlib.compress(bytes((width + 1) * height), 9)
+    parts = [chunk(b"acTL", struct.pack(">II", frames, 0))]
+    number = 0
+    for _ in range(frames):
+        control = struct.pack(">IIIIIHHBB", number, width, height, 0, 0, 1, 10, 0, 0)
+        parts += [chunk(b"fcTL", control), chunk(b"fdAT", struct.pack(">I", number + 1) + data)]
+        number += 2
+    return png(width, height, *parts)
+
+
+def webp(width: int, height: int) -> bytes:
+    return file_of(PIL.Image.new("RGB", (width, height)), "WEBP", lossless=True)
+
+
+PROFILE = chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000), 9))
+
+PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "scans": ("scans", lambda: scans(4000, 4000, 400)),
+    "scans of a large picture": ("scans", lambda: scans(7000, 7000, 30)),
+    "segments": ("segments", lambda: b"\xff\xd8" + b"\xff\xfe\x00\x02" * 70_000 + b"\xff\xd9"),
+    "WebP": ("--image-memory-bytes", lambda: webp(7000, 7000)),
+    "profiles": ("profiles", lambda: png(100, 100, PROFILE * 100)),
+    "chunks": ("chunks", lambda: png(100, 100, chunk(b"abCd", b"") * 70_000)),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_that_promise_too_much(name: str) -> None:
+    limit, make = PICTURES[name]
+    with pytest.raises(UnreadableImage) as caught:
+        decode(make(), LIMITS)
+    assert caught.value.reason == "IMAGE_TOO_LARGE"
+    assert limit in caught.value.message
+
+
+FILMS: dict[str, Callable[[], bytes]] = {
+    "PNG": lambda: moving_png(2000, 2000, 150),
+    "GIF": lambda: file_of(
+        PIL.Image.new("P", (3000, 3000)),
+        "GIF",
+        save_all=True,
+        append_images=[PIL.Image.new("P", (3000, 3000), n % 2 + 1) for n in range(60)],
+    ),
+    "WebP": lambda: file_of(
+        PIL.Image.new("RGB", (3500, 3500)),
+        "WEBP",
+        save_all=True,
+        quality=0,
+        method=0,
+        append_images=[PIL.Image.new("RGB", (3500, 3500), n % 2 * 90) for n in range(35)],
+    ),
+    "frames without pixels": lambda: moving_png(4, 4, 11_000),
+}
+
+
+@pytest.mark.parametrize("name", FILMS)
+def test_films_that_promise_too_much(name: str) -> None:
+    with pytest.raises(UnreadableImage) as caught:
+        open_film(FILMS[name](), Sampling(), LIMITS)
+    assert caught.value.reason == "VIDEO_TOO_LARGE"
+    assert "frames" in caught.value.message
+
+
+def test_what_encoders_write_passes() -> None:
+    large = picture(600, 400).resize((4000, 3000))
+    for style, options in (
+        ("JPEG", {"progressive": True}),
+        ("JPEG", {"progressive": True, "exif": thumbnail()}),
+        ("WEBP", {}),
+        ("PNG", {"icc_profile": bytes(3000)}),
+    ):
+        assert decode(file_of(large, style, **options), LIMITS).size == (4000, 3000)
+    four = file_of(large.convert("CMYK"), "JPEG", progressive=True)
+    assert decode(four, LIMITS).size == (4000, 3000)
+
+
+def thumbnail() -> bytes:
+    """EXIF as cameras write it: with a JPEG inside."""
+    exif = PIL.Image.Exif()
+    exif[0x927C] = file_of(picture(60, 40), "JPEG", progressive=True) * 8
+    return exif.tobytes()
+
+
+class Desk:
+    """A pool, and where its pixels go."""
+
+    def __init__(self, pool: ImageWorkerPool, store: ArtifactStore) -> None:
+        self.pool = pool
+        self._store = store
+        self._count = 0
+
+    def place(self) -> Reservation:
+        self._count += 1
+        return self._store.reserve(self._count.to_bytes(16, "big"))
+
+    async def decode(self, data: bytes, tenant: str = "") -> tuple[int, int]:
+        size = await self.pool.process(data, self.place(), tenant)
+        return size.width, size.height
+
+    async def decode_signalled(self, data: bytes, *signals: signal.Signals) -> tuple[int, int]:
+        """What becomes of a file whose worker gets signals while it has it."""
+        (worker,) = self.pool.pids
+        os.kill(worker, signal.SIGSTOP)
+        task = asyncio.create_task(self.decode(data))
+        await asyncio.sleep(0.1)
+        for number in signals:
+            os.kill(worker, number)
+        return await task
+
+
+PoolMaker = Callable[..., "asyncio.Future[Desk]"]
+
+
+@pytest.fixture
+async def make_pool(clip_folder: Path, short_tmp: Path) -> AsyncIterator[Callable[..., object]]:
+    store = ArtifactStore(short_tmp / "artifacts", "pool", "unix:/none")
+    pools: list[ImageWorkerPool] = []
+
+    async def make(**options: float) -> Desk:
+        timeout_s = options.pop("timeout_s", 20.0)
+        limits = ImageLimits(max_pixels=50_000_000)
+        pool = ImageWorkerPool(clip_folder, limits, 1, timeout_s, **options)
+        pools.append(await pool.__aenter__())
+        return Desk(pool, store)
+
+    yield make
+    for pool in pools:
+        await pool.__aexit__(None, None, None)
+    store.close()
+
+
+GOOD = file_of(picture(80, 60))
+
+
+def slow() -> bytes:
+    """A file that takes over half a second to decode."""
+    return file_of(PIL.Image.new("RGB", (7000, 7000)), "JPEG", progressive=True)
+
+
+async def test_a_file_that_takes_too_long_is_tried_once(make_pool: PoolMaker) -> None:
+    desk = await make_pool(timeout_s=0.3)
+    with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as caught:
+        await desk.decode(slow())
+    assert caught.value.reason == "IMAGE_TIMEOUT"
+    assert "--image-timeout-s" in caught.value.message
+    assert [line["again"] for line in lines if line["event"] == "image worker lost"] == [False]
+    assert await desk.decode(GOOD) == (80, 60)
+
+
+async def test_who_ended_the_worker_decides_about_a_second_try(make_pool: PoolMaker) -> None:
+    desk = await make_pool()
+    assert await desk.decode_signalled(GOOD, signal.SIGKILL) == (80, 60)
+    for number, reason in (
+        (signal.SIGSEGV, "IMAGE_UNUSABLE"),
+        (signal.SIGXCPU, "IMAGE_TIMEOUT"),
+        (signal.SIGSYS, "IMAGE_UNUSABLE"),
+    ):
+        with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as caught:
+            await desk.decode_signalled(GOOD, number, signal.SIGCONT)
+        assert caught.value.reason == reason
+        assert len([line for line in lines if line["event"] == "image worker lost"]) == 1
+        assert await desk.decode(GOOD) == (80, 60)
+
+
+async def test_a_worker_has_limits(make_pool: PoolMaker) -> None:
+    desk = await make_pool()
+    await desk.decode(GOOD)
+    (worker,) = desk.pool.pids
+    lines = Path(f"/proc/{worker}/limits").read_text().splitlines()
+    soft = {line[:26].strip(): line[26:].split()[0] for line in lines[1:]}
+    for name in ("Max address space", "Max cpu time", "Max file size"):
+        assert soft[name].isdigit(), name
+    highest = max(int(file.name) for file in Path(f"/proc/{worker}/fd").iterdir())
+    assert int(soft["Max open files"]) <= highest + 2
+    environment = Path(f"/proc/{worker}/environ").read_text()
+    assert "TESSERA_" not in environment
+
+
+async def test_a_tenant_with_a_spent_budget_waits_and_others_do_not(make_pool: PoolMaker) -> None:
+    desk = await make_pool(timeout_s=0.3, budget_s=0.1)
+    with pytest.raises(InvalidRequest):
+        await desk.decode(slow(), "a")
+    with pytest.raises(Overloaded) as caught:
+        await desk.decode(GOOD, "a")
+    assert caught.value.reason == "DECODE_BUDGET"
+    assert "--media-budget-s" in caught.value.message
+    assert int(caught.value.metadata["retry_after_s"]) > 0
+    assert await desk.decode(GOOD, "b") == (80, 60)
+
+
+async def test_ordinary_pictures_cost_no_budget(make_pool: PoolMaker) -> None:
+    desk = await make_pool(budget_s=0.01)
+    for _ in range(30):
+        assert await desk.decode(GOOD, "a") == (80, 60)
+
+
+async def test_one_tenant_never_has_every_worker(make_pool: PoolMaker) -> None:
+    desk = await make_pool()
+    (held,) = desk.pool.pids
+    os.kill(held, signal.SIGSTOP)
+    stuck = [asyncio.create_task(desk.decode(GOOD, "a")) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert await desk.decode(GOOD, "b") == (80, 60)
+    assert not any(task.done() for task in stuck)
+    os.kill(held, signal.SIGCONT)
+    assert await asyncio.gather(*stuck) == [(80, 60)] * 5
+
+
+def test_memory_beyond_the_limit_is_said() -> None:
+    deep = io.BytesIO()
+    PIL.Image.new("RGB", (4000, 4000)).save(deep, "PNG")
+    with pytest.raises(UnreadableImage, match="--image-memory-bytes"):
+        decode(deep.getvalue(), ImageLimits(max_pixels=50_000_000, memory_bytes=64 << 20))

@@ -1,0 +1,42 @@
+"""A process tells what it holds when it gets the signal."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+from shared import diagnostics
+
+
+class Kept:
+    """Something of which there are many."""
+
+    def __init__(self) -> None:
+        self.itself = self  # for the collector alone to find
+
+
+async def told(folder: Path) -> dict[str, int]:
+    """How many objects of each type there are."""
+    path = folder / f"{os.getpid()}.json"
+    path.unlink(missing_ok=True)
+    os.kill(os.getpid(), diagnostics.SIGNAL)
+    async with asyncio.timeout(30):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+    report = json.loads(path.read_text())
+    assert 0 < report["used_bytes"] <= report["rss_bytes"] + (1 << 20) and report["blocks"] > 0
+    types: dict[str, int] = report["types"]
+    return types
+
+
+async def test_objects_are_counted_that_somebody_still_holds(tmp_path: Path) -> None:
+    name = f"{Kept.__module__}.{Kept.__qualname__}"
+    diagnostics.answer_signals(tmp_path)
+    try:
+        assert name not in await told(tmp_path)
+        held = [Kept() for _ in range(300)]
+        assert (await told(tmp_path))[name] == len(held)
+        del held[100:]
+        assert (await told(tmp_path))[name] == 100
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(diagnostics.SIGNAL)

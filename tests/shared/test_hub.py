@@ -1,0 +1,165 @@
+"""Models by their names on the hub, from a server that speaks its HTTP API."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.hub_server import COMMIT, HubServer
+from support.ports import closed_port
+
+from shared.settings import DEMO_MODEL, default_model_name, hub_name
+
+NAME = "Example/Tiny-VL-1.5"
+FIND = """
+import sys
+from shared.errors import ServingError
+from shared.hub import find_on_hub
+try:
+    print(find_on_hub(*sys.argv[1:]))
+except ServingError as error:
+    print(type(error).__name__, error.message)
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    """The demo model, beside what nobody reads of a model."""
+    folder = tmp_path / "repository"
+    shutil.copytree(DEMO_MODEL, folder)
+    for name in ("pytorch_model.bin", "model.gguf", "consolidated.safetensors", "README.md"):
+        (folder / name).write_text("not this")
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_text("nor this")
+    with HubServer(NAME, folder) as server:
+        yield server
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "hf"
+
+
+def find(endpoint: str, home: Path, *arguments: str, **variables: str) -> str:
+    """What a process of its own finds: the library reads its variables when it is imported."""
+    root = Path(__file__).parents[2]
+    environment = {
+        "PYTHONPATH": f"{root}:{root / 'protos'}",
+        "HOME": str(home),
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": endpoint,
+        **variables,
+    }
+    command = [sys.executable, "-c", FIND, *(arguments or (NAME,))]
+    found = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert "Traceback" not in found.stderr
+    return found.stdout.splitlines()[-1]
+
+
+def test_what_services_read_is_downloaded_once(hub: HubServer, home: Path) -> None:
+    folder = Path(find(hub.url, home))
+    assert folder.name == COMMIT
+    expected = sorted(path.name for path in DEMO_MODEL.iterdir())
+    assert hub.files() == sorted(path.name for path in folder.iterdir()) == expected
+    for name in expected:
+        assert (folder / name).read_bytes() == (DEMO_MODEL / name).read_bytes()
+    hub.asked.clear()
+    assert find(hub.url, home) == str(folder)
+    assert hub.asked == []
+
+
+def test_shards_are_those_that_the_index_names(hub: HubServer, home: Path) -> None:
+    (hub.folder / "model.safetensors").rename(hub.folder / "part-1.safetensors")
+    index = {"weight_map": {"a": "part-1.safetensors"}}
+    (hub.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    find(hub.url, home)
+    weights = [name for name in hub.files() if name.endswith(".safetensors")]
+    assert weights == ["part-1.safetensors"]
+
+
+def test_a_broken_download_goes_on_where_it_stopped(hub: HubServer, home: Path) -> None:
+    hub.breaks = 1
+    folder = Path(find(hub.url, home))
+    whole = (DEMO_MODEL / "model.safetensors").read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == whole
+    ranges = [asked for _, path, asked in hub.asked if path.endswith("model.safetensors") and asked]
+    assert len(ranges) == 1 and re.fullmatch(r"bytes=[1-9]\d+-", ranges[0])
+
+
+def test_half_a_model_in_the_cache_is_none(hub: HubServer, home: Path) -> None:
+    folder = Path(find(hub.url, home))
+    (folder / "model.safetensors").unlink()
+    said = find(hub.url, home, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE forbids downloads" in said
+    assert find(hub.url, home) == str(folder)
+    assert (folder / "model.safetensors").exists()
+
+
+def test_offline_the_cache_is_enough(hub: HubServer, home: Path) -> None:
+    said = find(hub.url, home, HF_HUB_OFFLINE="1")
+    assert said.startswith("Unavailable")
+    assert f"hf download {NAME} --local-dir FOLDER" in said
+    assert hub.asked == []
+    folder = find(hub.url, home)
+    assert find(hub.url, home, HF_HUB_OFFLINE="1") == folder
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: HubServer, home: Path) -> None:
+    assert Path(find(hub.url, home, NAME, "v1")).name == COMMIT
+    assert Path(find(hub.url, home, NAME, COMMIT)).name == COMMIT
+    said = find(hub.url, home, NAME, "v2")
+    assert said.startswith("NotFound")
+    assert f"{NAME} has no --revision v2" in said
+
+
+def test_a_token_is_sent_where_one_is_needed(hub: HubServer, home: Path) -> None:
+    hub.token = "hf_secret"
+    for variables in ({}, {"HF_TOKEN": "hf_wrong"}):
+        said = find(hub.url, home, **variables)
+        assert said.startswith("NotFound")
+        assert "HF_TOKEN" in said
+        assert "hf_wrong" not in said
+    assert Path(find(hub.url, home, HF_TOKEN="hf_secret")).name == COMMIT
+
+
+def test_a_model_that_is_not_there_is_said_so(hub: HubServer, home: Path) -> None:
+    said = find(hub.url, home, "Example/None")
+    assert said.startswith("NotFound")
+    assert "there is no folder Example/None, and no model of that name at" in said
+
+
+def test_a_gated_model_says_where_to_agree(hub: HubServer, home: Path) -> None:
+    hub.is_gated = True
+    said = find(hub.url, home)
+    assert f"agree at {hub.url}/{NAME}" in said
+
+
+def test_without_network_the_way_by_hand_is_said(home: Path) -> None:
+    with closed_port() as port:
+        said = find(f"http://127.0.0.1:{port}", home)
+    assert said.startswith("Unavailable")
+    assert f"hf download {NAME} --local-dir FOLDER" in said
+
+
+def test_a_model_that_cannot_be_served_is_not_downloaded(hub: HubServer, home: Path) -> None:
+    config = json.loads((hub.folder / "config.json").read_text())
+    (hub.folder / "config.json").write_text(json.dumps({**config, "architectures": ["Novel"]}))
+    assert "Novel cannot be served" in find(hub.url, home)
+    assert "model.safetensors" not in hub.files()
+
+
+def test_a_folder_goes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hub_name(Path("Example/Tiny")) == default_model_name(Path("Example/Tiny"))
+    assert hub_name(Path("Example/Tiny")) == "Example/Tiny"
+    (tmp_path / "Example" / "Tiny").mkdir(parents=True)
+    assert hub_name(Path("Example/Tiny")) == ""
+    assert default_model_name(Path("Example/Tiny")) == "Tiny"
+    for folder in ("/models/tiny", "tiny", "../Example/Tiny", "a/b/c", "~/tiny"):
+        assert hub_name(Path(folder)) == ""

@@ -1,0 +1,107 @@
+"""Services of one system know each other by a token, where they have one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+import structlog.testing
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from shared import healthcheck, internal_token, rpc
+from shared.artifacts import SERVICE_NAME, ArtifactServicer, ArtifactStore
+from shared.errors import InvalidRequest
+from tessera.artifact.v1 import artifact_pb2_grpc
+from tessera.artifact.v1.artifact_pb2 import FetchArtifactRequest
+
+DIGEST = bytes(16)
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Iterator[Path]:
+    """A token that this process uses for the time of a test."""
+    file = tmp_path / "token"
+    file.write_text("between us\n")
+    file.chmod(0o600)
+    internal_token.use(file)
+    yield file
+    internal_token.use(None)
+
+
+@pytest.fixture
+async def address(token_file: Path, tmp_path: Path) -> AsyncIterator[str]:
+    """A service that streams an artifact of 12 bytes."""
+    store = ArtifactStore(tmp_path / "artifacts", "producer", "")
+    store.put(DIGEST, np.arange(3, dtype=np.float32))
+    async with rpc.RoomServer("127.0.0.1:0", grace_s=0) as server:
+        register = artifact_pb2_grpc.add_ArtifactServiceServicer_to_server
+        server.add(SERVICE_NAME, register, ArtifactServicer(store))
+        await server.ready()
+        yield server.address
+    store.close()
+
+
+async def fetched(channel: grpc.aio.Channel, **options: object) -> bytes:
+    stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
+    call = stub.FetchArtifact(FetchArtifactRequest(digest=DIGEST), timeout=10, **options)
+    return b"".join([piece.data async for piece in call])
+
+
+async def test_those_who_have_it_are_served(address: str) -> None:
+    async with rpc.channel(address) as channel:
+        assert len(await fetched(channel)) == 12
+        assert len(await fetched(channel, metadata=(("more", "said"),))) == 12
+
+
+@pytest.mark.parametrize("sent", [None, "", "between", "between us all"])
+async def test_those_who_have_not_are_refused(address: str, sent: str | None) -> None:
+    metadata = () if sent is None else (("tessera-internal-token", sent),)
+    async with grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="--internal-token-file") as refused:
+            await fetched(channel, metadata=metadata)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        names = await channel.unary_unary("/grpc.reflection.v1alpha.ServerReflection/No")(
+            b"", metadata=metadata
+        ).code()
+        assert names is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_probes_need_none(address: str) -> None:
+    assert await asyncio.to_thread(healthcheck.check, address) == "ready"
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_door_for_clients_asks_for_none(token_file: Path) -> None:
+    async with rpc.RoomServer("127.0.0.1:0", grace_s=0, public=True) as server:
+        await server.ready()
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            call = channel.unary_unary("/no.such.Service/Method")(b"")
+            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "one\ntwo\n"])
+def test_a_file_without_one_token_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(content)
+    with pytest.raises(InvalidRequest, match="--internal-token-file"):
+        internal_token.use(file)
+
+
+async def test_a_service_that_is_open_to_others_says_so(token_file: Path) -> None:
+    async def warnings(listen: str) -> list[str]:
+        with structlog.testing.capture_logs() as lines:
+            async with rpc.RoomServer(listen, grace_s=0):
+                return [line["event"] for line in lines if line["log_level"] == "warning"]
+
+    assert await warnings("0.0.0.0:0") == []
+    internal_token.use(None)
+    assert await warnings("127.0.0.1:0") == []
+    assert await warnings(f"unix:{token_file}.sock") == []
+    (told,) = await warnings("0.0.0.0:0")
+    assert "--internal-token-file" in told

@@ -1,0 +1,156 @@
+"""What a process writes: one line an event, whoever says it, and nothing that a client sent."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.gateway.api_keys import ApiKeys
+from services.gateway.caller import Caller
+from services.gateway.settings import GatewaySettings
+from shared import request_names
+from shared.errors import NotFound, from_failure
+from shared.settings import child_environment, python_path
+
+_ROOT = Path(__file__).parents[2]
+_PROGRAM = """
+import asyncio, gc, logging, sys, threading, warnings
+import structlog
+from shared.telemetry import configure_logs, on_loop_error
+
+configure_logs("gateway", "debug", sys.argv[1], quotes_errors=sys.argv[2] == "quotes")
+log = structlog.get_logger("program")
+
+def fail(text):
+    local = "LOCAL-" + "VALUE"
+    raise KeyError(text)
+
+def tell(how, *a):
+    try:
+        fail("QUOTED-" + "TEXT")
+    except KeyError as error:
+        try:
+            raise RuntimeError("second") from error
+        except RuntimeError:
+            how(*a)
+
+class Ends:
+    def __del__(self):
+        fail("QUOTED-" + "TEXT")
+
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(on_loop_error)
+    async def lost():
+        fail("QUOTED-" + "TEXT")
+    task = asyncio.create_task(lost())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    gc.collect()
+    loop.call_soon(fail, "QUOTED-" + "TEXT")
+    await asyncio.sleep(0.01)
+
+log.debug("numbers", count=3, rate=float("inf"), ids=[1, 2])
+log.info("long", text="x" * 5000, other=["y" * 5000])
+tell(log.exception, "ours")
+tell(logging.getLogger("library").exception, "theirs\\nin two lines")
+logging.getLogger("library").warning("%d of %d", 1)
+warnings.warn("do not")
+thread = threading.Thread(target=fail, args=("QUOTED-" + "TEXT",))
+thread.start()
+thread.join()
+Ends()
+asyncio.run(main())
+raise SystemError("the end")
+"""
+
+
+def output(style: str, quotes: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, style, quotes],
+        env=child_environment(PYTHONPATH=python_path(_ROOT, _ROOT / "protos")),
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    return done.stderr
+
+
+def test_every_line_is_json_whoever_writes_it() -> None:
+    lines = [json.loads(line) for line in output("json", "").splitlines()]
+    assert all(line["room"] == "gateway" and line["timestamp"] for line in lines)
+    said = [line["event"] for line in lines]
+    assert said[:4] == ["numbers", "long", "ours", "theirs\nin two lines"]
+    assert any("UserWarning: do not" in event for event in said)
+    for event in ("a thread ends", "an exception that nobody could catch", "the process ends"):
+        assert event in said
+    assert said.count("error in the event loop") == 2
+    assert lines[0]["count"] == 3 and lines[0]["rate"] == "inf"
+    assert len(lines[1]["text"]) < 2100 and len(lines[1]["other"]) < 2100
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_tracebacks_have_places_and_no_values(style: str) -> None:
+    told = output(style, "")
+    assert told.count("in fail") >= 6
+    assert "LOCAL-VALUE" not in told and "QUOTED-TEXT" not in told
+    assert "SystemError: the end" in told
+    quoted = output(style, "quotes")
+    assert quoted.count("QUOTED-TEXT") >= 6 and "LOCAL-VALUE" not in quoted
+
+
+def test_a_full_disk_costs_the_line_and_nothing_else() -> None:
+    program = (
+        "import structlog; from shared.telemetry import configure_logs\n"
+        "configure_logs('gateway', stream=open('/dev/full', 'w'))\n"
+        "structlog.get_logger().warning('nobody reads this')\n"
+        "import logging; logging.getLogger('x').warning('nor this')\n"
+        "print('went on')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=child_environment(PYTHONPATH=python_path(_ROOT, _ROOT / "protos")),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "went on\n"
+
+
+def test_what_leaves_a_room_is_short() -> None:
+    error = NotFound("NO_MODEL", "m" * 100_000, field="f" * 100_000)
+    assert len(error.message) < 1100 and len(str(error)) < 1100
+    assert error.message.endswith("(99000 more characters)")
+    failure = error.to_failure()
+    assert failure.ByteSize() < 2000
+    failure.message = "z" * 100_000  # as another release would send it
+    assert len(from_failure(failure).message) < 1100
+
+
+def test_secrets_have_no_representation() -> None:
+    settings = GatewaySettings(
+        api_key="sk-planted", redis_url="redis://:pw-planted@h/0", tenant_weights="key:sk-planted=2"
+    )
+    shown = [repr(settings), str(settings), repr(Caller("r", "sk-planted", "sk-planted"))]
+    shown.append(repr(ApiKeys(("sk-planted",))))
+    assert not any("planted" in text for text in shown)
+    assert "host='127.0.0.1'" in shown[0]
+
+
+def test_a_secret_that_is_refused_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        GatewaySettings.load(["--api-key", "sk-planted", "--port", "70000"])
+    said = capsys.readouterr().err
+    assert "--port" in said and "70000" in said and "sk-planted" not in said
+
+
+def test_a_name_that_metadata_cannot_hold_does_not_travel() -> None:
+    request_names.bind("r_\n漢", "mine")
+    assert request_names.metadata() == (("x-request-id", "mine"),)

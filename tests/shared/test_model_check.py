@@ -1,0 +1,211 @@
+"""Whether a model can be served is said by its files, before anything is loaded."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from services.decoder.models import _MODELS as DECODERS
+from services.preprocess.models import FAMILIES as PREPROCESS_FAMILIES
+from services.vision_encoder.models import FAMILIES as TOWERS
+from shared import devices
+from shared.checkpoint import Checkpoint
+from shared.errors import InvalidRequest
+from shared.model_config.check import Parts, require_servable
+from shared.model_config.families import ARCHITECTURES, TEXT, VISION, decoder_family
+from shared.settings import DEMO_MODEL
+
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint that can be served."""
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    return model
+
+
+def config(text: bool = False, **changes: Any) -> Change:
+    """Changes config.json, or its text_config; None takes a key away."""
+
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        content = json.loads(path.read_text())
+        part = content["text_config"] if text else content
+        part |= changes
+        path.write_text(json.dumps(content))
+
+    return change
+
+
+def removed(name: str) -> Change:
+    return lambda folder: (folder / name).unlink()
+
+
+def written(name: str, content: str | bytes) -> Change:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def renamed(name: str, new: str) -> Change:
+    return lambda folder: (folder / name).rename(folder / new)
+
+
+def sharded(folder: Path) -> None:
+    """Three shards by its index, of which one is there."""
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    files = {"x": "a.safetensors", "y": "b.safetensors", "z": "c.safetensors"}
+    index = json.dumps({"weight_map": files})
+    (folder / "model.safetensors.index.json").write_text(index)
+
+
+def cut_short(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shutil.rmtree, "no checkpoint folder at"),
+        (removed("config.json"), "it has no config.json"),
+        (written("config.json", "{"), "cannot read .*config.json"),
+        (written("config.json", "[]"), "is not a JSON object"),
+        (written("config.json", LFS), "git lfs pull"),
+        (written("config.json", "[" * 100_000), "cannot read .*config.json"),
+        (config(architectures=None), 'has no "architectures"'),
+        (config(architectures=["GemmaForCausalLM"]), "GemmaForCausalLM cannot be served; these"),
+        (config(True, model_type="phi"), "with text model 'phi' cannot be served"),
+        (config(quantization_config={"quant_method": "gptq"}), "gptq: quantized checkpoints"),
+        (config(True, compression_config={"a": 1}), "quantized checkpoints are not"),
+        (config(True, hidden_act="gelu"), "hidden_act 'gelu'"),
+        (config(True, num_key_value_heads=3), "do not divide"),
+        (config(True, rope_parameters={"rope_type": "novel"}), "rope_type 'novel'; there are"),
+        (config(True, rope_parameters={"rope_type": "yarn"}), "'yarn' needs factor"),
+        (
+            config(
+                True,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "short_factor": [1.0],
+                    "long_factor": [1.0],
+                },
+            ),
+            "short_factor has 1 entries",
+        ),
+        (config(True, hidden_size="wide"), "a value that makes no sense"),
+        (config(True, num_attention_heads=0), "0 attention heads"),
+        (config(vision_config={"model_type": "novel"}), "LLaVA with a novel tower"),
+        (config(vision_feature_layer=99), "vision_feature_layer 99 is outside"),
+        (config(projector_hidden_act="novel"), "with the activation novel"),
+        (removed("tokenizer.json"), "has no tokenizer.json$"),
+        (renamed("tokenizer.json", "tokenizer.model"), "only tokenizer.model: write one with"),
+        (written("tokenizer.json", ""), "tokenizer.json is empty"),
+        (removed("processor_config.json"), "no preprocessor_config.json"),
+        (removed("model.safetensors"), r"has no \*.safetensors"),
+        (renamed("model.safetensors", "pytorch_model.bin"), "in pytorch_model.bin; only safe"),
+        (renamed("model.safetensors", "model-1.safetensors"), "download that too"),
+        (written("model.safetensors", ""), "model.safetensors is empty"),
+        (written("model.safetensors", LFS), "git lfs pull"),
+        (written("model.safetensors", b"\xff" * 99), "no safetensors file"),
+        (cut_short, "bytes of .*: download it again"),
+        (sharded, "lacks 2 of 3 files that .* names: b.safetensors, c.safetensors"),
+        (written("model.safetensors.index.json", "{}"), 'no "weight_map"'),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    change: Change, said: str, folder: Path
+) -> None:
+    require_servable(folder)
+    change(folder)
+    with pytest.raises(InvalidRequest, match=said):
+        require_servable(folder)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"device": "npu"}, "--device npu: this version computes on cpu and cuda"),
+        ({"device": "cuda"}, "--device cuda: .*give --device cpu"),
+        ({"dtype": "int4"}, "--dtype int4: it may be auto, float32, bfloat16, float16"),
+        ({"dtype": "float16", "device": "cpu"}, "--dtype float16 needs a CUDA device"),
+    ],
+)
+def test_a_device_or_type_that_is_not_here_is_refused(wanted: dict[str, str], said: str) -> None:
+    if wanted.get("device") == "cuda" and not devices.cuda_fault():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(InvalidRequest, match=said):
+        require_servable(DEMO_MODEL, **wanted)
+
+
+def test_a_service_asks_for_the_files_that_it_reads(folder: Path) -> None:
+    removed("model.safetensors")(folder)
+    require_servable(folder, parts=Parts.TOKENIZER | Parts.PROCESSOR)
+    removed("tokenizer.json")(folder)
+    require_servable(folder, parts=Parts.PROCESSOR)
+    removed("processor_config.json")(folder)
+    require_servable(folder, parts=Parts(0))
+
+
+def test_every_architecture_has_its_parts_in_every_service(tmp_path: Path) -> None:
+    assert set(TOWERS) == set(PREPROCESS_FAMILIES) == set(VISION)
+    families = set()
+    for architecture in ARCHITECTURES:
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+        families.add(decoder_family(Checkpoint(tmp_path)))
+    assert families | set(TEXT.values()) == set(DECODERS)
+
+
+@pytest.mark.parametrize("room", ["gateway", "preprocess", "vision_encoder", "decoder"])
+def test_a_service_alone_refuses_in_one_line_and_says_that_it_is_no_use_to_try_again(
+    room: str, folder: Path
+) -> None:
+    config(architectures=["GemmaForCausalLM"])(folder)
+    result = service(room, "--model", str(folder))
+    assert result.returncode == 2
+    said = result.stderr.strip()
+    assert "GemmaForCausalLM cannot be served; these can: LlamaForCausalLM" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_the_check_needs_neither_torch_nor_transformers() -> None:
+    source = (
+        "import sys; from shared.model_config.check import require_servable;"
+        "from shared.hub import find_on_hub; from shared.settings import DEMO_MODEL;"
+        "require_servable(DEMO_MODEL, device='auto');"
+        "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", source]
+    path = {"PYTHONPATH": f"{root}:{root / 'protos'}"}
+    found = subprocess.run(command, env=path, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_header_with_metadata_is_whole(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file(load_file(path), path, {"format": "pt", "note": "x" * 1000})
+    require_servable(folder)
+
+
+def service(room: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """A service started alone, as a container starts it."""
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-m", f"services.{room}", *flags],
+        env={"PYTHONPATH": f"{root}:{root / 'protos'}", "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
