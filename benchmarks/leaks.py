@@ -1,0 +1,174 @@
+"""Whether a process grows with the number of requests it has served: `make bench ARGS='leaks --until 50000'`.
+
+A whole system with a tiny vision model and small caches, which are full before the first look, under clients of every
+kind. Each process is looked at after `--from` requests and after `--until`, when all has been quiet for as long as the
+end of a request is remembered. It fails where one has grown.
+
+Redis is shown and not judged: it keeps answers for ten minutes, as is promised.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import uvloop
+from support.checkpoints import make_checkpoint
+from support.system import System
+
+from benchmarks.mixed_clients import VOCABULARY, Clients
+from shared.diagnostics import SIGNAL
+
+_MOST_BYTES = 5_000_000
+_MOST_OBJECTS = 100
+_LARGEST_BLOCK = 512  # bytes, of Python's own allocator
+_SHARE_ANSWERED = 0.5  # seven of ten requests are plain ones
+_QUIET_S = 13.0  # ends are remembered for ten seconds
+_SETTLE_S = 2.0
+_NUDGES = 64  # requests after which what was remembered has been let go
+_ANSWER_S = 20.0
+_TAIL = 4000  # characters of the log that are shown if it fails
+_SMALL = {
+    "TESSERA_PREPROCESS_PIXEL_CACHE_BYTES": str(1 << 18),
+    "TESSERA_PREPROCESS_MEDIA_STORE_BYTES": str(8 << 20),
+    "TESSERA_VISION_ENCODER_ENCODER_CACHE_BYTES": str(1 << 18),
+    "TESSERA_DECODER_EMBEDDING_CACHE_BYTES": str(1 << 18),
+}
+_FLAGS = ("--kv-cache-memory-bytes", str(2 << 20), "--num-host-blocks", "64")
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one process holds: see `shared/diagnostics.py`."""
+
+    rss_bytes: int
+    used_bytes: int
+    malloc_bytes: int
+    blocks: int
+    types: dict[str, int]
+
+
+def main(arguments: list[str]) -> int:
+    """Prints what has grown. Returns 1 if a process has, or a request failed."""
+    told = _parser().parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder, _environment(Path(folder)):
+        model = make_checkpoint(Path(folder) / "tiny", text={"vocab_size": VOCABULARY})
+        with System(model, *_FLAGS) as system:
+            try:
+                before, after, counts, seconds = uvloop.run(_measure(system, Path(folder), told))
+            except BaseException:
+                print(system.log[-_TAIL:], file=sys.stderr)
+                raise
+    print(f"{told.until} requests; the last {told.until - told.first} took {seconds:.0f} s")
+    print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+    if counts.get("plain 200", 0) < _SHARE_ANSWERED * told.until:
+        print("too few requests were answered: what was measured is something else")
+        return 1
+    return judge(before, after)
+
+
+def judge(before: dict[str, Look], after: dict[str, Look]) -> int:
+    """Prints a line for each process. Returns 1 if one has grown, or is another process than before."""
+    failed = before.keys() != after.keys()
+    if failed:
+        print(f"processes have come or gone: {sorted(before.keys() ^ after.keys())}")
+    for name in sorted(before.keys() & after.keys()):
+        one, two = before[name], after[name]
+        bytes_ = two.rss_bytes - one.rss_bytes
+        more = {kind: n - one.types.get(kind, 0) for kind, n in two.types.items()}
+        grown = {kind: n for kind, n in more.items() if n > _MOST_OBJECTS}
+        is_judged = not name.startswith("redis")
+        bad = is_judged and (_held(one, two) > _MOST_BYTES or bool(grown))
+        failed |= bad
+        print(
+            f"{name:<22}{one.rss_bytes / 1e6:>9.1f} MB{bytes_ / 1e6:>+9.1f} MB"
+            f"{(two.used_bytes - one.used_bytes) / 1e6:>+9.1f} MB used"
+            f"{(two.malloc_bytes - one.malloc_bytes) / 1e6:>+8.2f} MB of C's"
+            f"{two.blocks - one.blocks:>+9} blocks   {'GROWN' if bad else ''}"
+            + "".join(f"\n    {kind}: {n:+}" for kind, n in grown.items())
+        )
+    return int(failed)
+
+
+def _held(one: Look, two: Look) -> int:
+    """Bytes that a process has grown by and that somebody holds: what lies free between others is no leak."""
+    grown = two.used_bytes - one.used_bytes
+    if not two.blocks:  # looked at from outside
+        return grown
+    held = two.malloc_bytes - one.malloc_bytes + _LARGEST_BLOCK * (two.blocks - one.blocks)
+    return min(grown, held)
+
+
+async def _measure(
+    system: System, folder: Path, told: argparse.Namespace
+) -> tuple[dict[str, Look], dict[str, Look], dict[str, int], float]:
+    clients = Clients(system.port, system.grpc_address, "tiny", pictures=told.pictures)
+    await clients.run(told.first, told.at_a_time)
+    before = await _look(system, folder, clients)
+    began = time.monotonic()
+    await clients.run(told.until - told.first, told.at_a_time)
+    seconds = time.monotonic() - began
+    after = await _look(system, folder, clients)
+    return before, after, dict(clients.counts), seconds
+
+
+async def _look(system: System, folder: Path, clients: Clients) -> dict[str, Look]:
+    """All processes, when what is remembered for a while has been forgotten."""
+    await asyncio.sleep(_QUIET_S)
+    await clients.run(_NUDGES, 1)
+    await asyncio.sleep(_SETTLE_S)
+    found = {}
+    for room, pids in system.pids().items():
+        for pid in pids:
+            process = psutil.Process(pid)
+            for child in process.children(recursive=True):
+                found[f"{room} worker {child.pid}"] = _from_outside(child)
+            is_ours = room != "redis"
+            found[f"{room} {pid}"] = await _ask(folder, pid) if is_ours else _from_outside(process)
+    launcher = psutil.Process(system.pid)
+    found[f"launcher {system.pid}"] = _from_outside(launcher)
+    return found
+
+
+def _from_outside(process: psutil.Process) -> Look:
+    rss_bytes = process.memory_info().rss
+    return Look(rss_bytes, rss_bytes, 0, 0, {})
+
+
+async def _ask(folder: Path, pid: int) -> Look:
+    path = folder / f"{pid}.json"
+    path.unlink(missing_ok=True)
+    os.kill(pid, SIGNAL)
+    async with asyncio.timeout(_ANSWER_S):
+        while not path.exists():
+            await asyncio.sleep(0.05)
+    return Look(**json.loads(path.read_text()))
+
+
+@contextmanager
+def _environment(folder: Path) -> Iterator[None]:
+    """What the system's processes read from it."""
+    values = {**_SMALL, "TESSERA_DIAGNOSTICS_DIR": str(folder)}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="leaks", description=__doc__)
+    parser.add_argument("--from", dest="first", type=int, default=5_000, help="the first look")
+    parser.add_argument("--until", type=int, default=50_000, help="the second")
+    parser.add_argument("--at-a-time", type=int, default=48)
+    parser.add_argument("--pictures", type=float, default=0.03, help="share of requests with one")
+    return parser

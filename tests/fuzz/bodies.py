@@ -1,0 +1,128 @@
+"""Bodies of requests: right ones, in which something is then made wrong."""
+
+import base64
+import json
+import random
+from typing import Any
+
+from support.pictures import animation, png
+
+from fuzz import values
+
+MODEL = "fuzzed"
+_PICTURES = [
+    png(1, (56, 56)),
+    png(2, (28, 84)),
+    animation([png(1, (56, 56)), png(2, (56, 56))], 500),
+]
+_FIELDS = [
+    "model", "messages", "prompt", "stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens",
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "bad_words", "bad_token_ids",
+    "allowed_token_ids", "logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "user",
+    "priority", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "tools", "tool_choice",
+    "response_format", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty",
+    "use_beam_search", "early_stopping", "ignore_eos", "min_tokens", "return_token_ids", "service_tier",
+    "truncate_prompt_tokens", "mm_processor_kwargs", "cache_salt", "metadata", "tokens", "text", "unknown",
+]  # fmt: skip
+_MEDIA_BYTES = 4096
+
+
+def body(draw: random.Random, route: str) -> bytes:
+    """A body for a route: in turn right, with a field or a place inside made wrong, or with bytes changed."""
+    content = _right(draw, route)
+    kind = draw.random()
+    if kind < 0.1:
+        return _bytes(content)
+    if kind < 0.15:
+        return _bytes(values.any_value(draw))
+    for _ in range(draw.choice([1, 1, 1, 2, 4])):
+        if draw.random() < 0.6:
+            content[draw.choice(_FIELDS)] = values.any_value(draw)
+        else:
+            _break_inside(draw, content)
+    written = _bytes(content)
+    return _damaged(draw, written) if draw.random() < 0.1 else written
+
+
+def _right(draw: random.Random, route: str) -> dict[str, Any]:
+    if route.endswith("/detokenize"):
+        return {"model": MODEL, "tokens": [draw.randrange(300) for _ in range(8)]}
+    if route.endswith("/tokenize") and draw.random() < 0.5:
+        return {"model": MODEL, "prompt": "some words"}
+    few: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": draw.randint(1, 4),
+        "temperature": draw.choice([0, 1]),
+    }
+    if draw.random() < 0.3:
+        few["stream"] = True
+    if route.endswith("/completions") and "chat" not in route:
+        prompts = ["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]]
+        return {**few, "prompt": draw.choice(prompts)}
+    content: Any = "What is this?"
+    if draw.random() < 0.4:
+        content = [{"type": "text", "text": content}, _picture(draw)]
+    messages = [{"role": "user", "content": content}]
+    if draw.random() < 0.3:
+        messages.insert(0, {"role": "system", "content": "Be brief."})
+    return {**few, "messages": messages}
+
+
+def _picture(draw: random.Random) -> dict[str, Any]:
+    if draw.random() < 0.5:
+        return {"type": "image_url", "image_url": {"url": values.url(draw)}}
+    kind = draw.choice(["image", "image", "video"])
+    picture = picture_file(draw)
+    return {
+        "type": f"{kind}_url",
+        f"{kind}_url": {"url": f"data:{kind}/png;base64,{base64.b64encode(picture).decode()}"},
+    }
+
+
+def picture_file(draw: random.Random) -> bytes:
+    """A small picture, half of them damaged."""
+    picture = draw.choice(_PICTURES)
+    return picture if draw.random() < 0.5 else _damaged(draw, picture)
+
+
+def _break_inside(draw: random.Random, content: dict[str, Any]) -> None:
+    """Puts something wrong in a random place of the tree, or takes one away."""
+    place: Any = content
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            return
+        key = draw.choice(keys)
+        if isinstance(place[key], dict | list) and draw.random() < 0.7:
+            place = place[key]
+            continue
+        if isinstance(place, dict) and draw.random() < 0.3:
+            del place[key]
+        else:
+            place[key] = values.any_value(draw)
+        return
+
+
+def _bytes(content: Any) -> bytes:
+    """As JSON; what is too deep for the library is written by hand."""
+    try:
+        return json.dumps(content).encode("utf-8", "surrogatepass")
+    except RecursionError:
+        return b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def _damaged(draw: random.Random, written: bytes) -> bytes:
+    """Some bytes changed, cut off or repeated."""
+    damaged = bytearray(written)
+    for _ in range(draw.randint(1, 5)):
+        if not damaged:
+            break
+        at = draw.randrange(len(damaged))
+        change = draw.random()
+        if change < 0.6:
+            damaged[at] = draw.randrange(256)
+        elif change < 0.8:
+            del damaged[at : at + draw.randint(1, 64)]
+        else:
+            damaged[at:at] = damaged[at : at + _MEDIA_BYTES]
+    return bytes(damaged)

@@ -1,0 +1,49 @@
+"""The processes of a fuzzed system: who has died, and what they take."""
+
+import contextlib
+
+import psutil
+from support.system import System
+
+from fuzz.verdict import Broken
+from services.launcher.roster import read_roster
+
+_MIB = 1 << 20
+
+
+class Health:
+    """Compares with the moment in which it is made."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._state = system.folder / "state"
+        self._before = self._resident()
+
+    def check(self) -> None:
+        """Raises Broken, naming who has died since the start."""
+        entries = read_roster(self._state).entries.values()
+        dead = [f"{entry.name} ({entry.deaths} times)" for entry in entries if entry.deaths]
+        if dead:
+            raise Broken(f"ended and was started again: {', '.join(dead)}\n{self._tail()}")
+
+    def memory(self) -> str:
+        """Resident memory of each process in MiB, at the start and now."""
+        now = self._resident()
+        return "\n".join(
+            f"  {name:<18}{self._before.get(name, 0):>6} -> {now[name]:>6} MiB" for name in now
+        )
+
+    def tracebacks(self) -> list[str]:
+        """Lines of the log that begin one: nothing that comes from outside is worth one."""
+        return [line for line in self._system.log.splitlines() if "Traceback (most recent" in line]
+
+    def _resident(self) -> dict[str, int]:
+        found = {}
+        for entry in read_roster(self._state).entries.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if entry.pid:
+                    found[entry.name] = psutil.Process(entry.pid).memory_info().rss // _MIB
+        return found
+
+    def _tail(self) -> str:
+        return "\n".join(self._system.log.splitlines()[-30:])
