@@ -69,7 +69,7 @@ EXPOSE 50051
 STOPSIGNAL SIGTERM
 # Often while it starts, so that the next one need not wait; seldom later, for each check costs a process.
 HEALTHCHECK --interval=10s --start-interval=2s --start-period=600s --timeout=5s --retries=3 \
-    CMD ["python", "-m", "shared.healthcheck", "/tmp/heartbeat"]
+    CMD ["python", "-m", "shared.net.healthcheck", "/tmp/heartbeat"]
 LABEL org.opencontainers.image.title="Tessera" \
       org.opencontainers.image.description="Serves vision-language models" \
       org.opencontainers.image.licenses="Apache-2.0"

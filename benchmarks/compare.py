@@ -12,10 +12,10 @@ from typing import Any
 
 import uvloop
 
-from services.launcher.bench.command import measure
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.result import Result
-from services.launcher.bench.settings import BenchSettings
+from benchmarks.load.command import measure
+from benchmarks.load.errors import BenchError
+from benchmarks.load.result import Result
+from benchmarks.load.settings import BenchSettings
 
 _TEXT = {"random_input_len": 263, "random_output_len": 64}
 # With its 441 tokens a picture of llava-0.5b makes a prompt of about 480, and of qwen2-vl-small with 144 one of 185.

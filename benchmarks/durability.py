@@ -28,18 +28,18 @@ _SOURCES = ("services", "shared", "protos")
 
 # File -> (what is there, what the copy has instead).
 _NO_FILE = (
-    "services/launcher/embedded_redis.py",
+    "services/launcher/redis/embedded_redis.py",
     "persistent: bool = True",
     "persistent: bool = False",
 )
 _NO_LOG = (
     (
-        "shared/scripts/append.lua",
+        "shared/queue/scripts/append.lua",
         "local length = redis.call('STRLEN', log) / stride",
         "local length = start",
     ),
     (
-        "shared/scripts/append.lua",
+        "shared/queue/scripts/append.lua",
         "length = redis.call('APPEND', log, fresh) / stride",
         "length = length + #fresh / stride",
     ),

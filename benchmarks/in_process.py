@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from services.decoder.loading import load
-from services.decoder.plan import read_plan
+from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
+from services.decoder.worker.plan import read_plan
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 

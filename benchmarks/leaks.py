@@ -25,7 +25,7 @@ from support.checkpoints import make_checkpoint
 from support.system import System
 
 from benchmarks.mixed_clients import VOCABULARY, Clients
-from shared.diagnostics import SIGNAL
+from shared.telemetry.diagnostics import SIGNAL
 
 _MOST_BYTES = 5_000_000
 _MOST_OBJECTS = 100
@@ -47,7 +47,7 @@ _FLAGS = ("--kv-cache-memory-bytes", str(2 << 20), "--num-host-blocks", "64")
 
 @dataclass(frozen=True)
 class Look:
-    """What one process holds: see `shared/diagnostics.py`."""
+    """What one process holds: see `shared/telemetry/diagnostics.py`."""
 
     rss_bytes: int
     used_bytes: int

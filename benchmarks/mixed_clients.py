@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from support.pictures import data_url, png
 
-from shared import rpc
+from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 

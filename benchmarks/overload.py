@@ -21,8 +21,8 @@ import uvloop
 from support.system import System
 
 from benchmarks import toy_model
-from services.launcher.bench.event_reader import EventReader
-from services.launcher.bench.load import Pacing
+from benchmarks.load.event_reader import EventReader
+from benchmarks.load.load import Pacing
 from shared.client.http import HttpClient, HttpError, HttpRefusal
 
 _REFUSED_WITHIN_S = 0.050

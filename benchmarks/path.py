@@ -14,9 +14,9 @@ import uvloop
 from support.system import System
 
 from benchmarks import compare
-from services.launcher.bench.command import measure
-from services.launcher.bench.result import Result
-from services.launcher.folders import Folders
+from benchmarks.load.command import measure
+from benchmarks.load.result import Result
+from services.launcher.state.folders import Folders
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, StepTotals
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from services.preprocess import early_resize
-from services.preprocess.image_decoder import decode
-from services.preprocess.image_limits import ImageLimits
+from services.preprocess.media import early_resize
+from services.preprocess.media.image_decoder import decode
+from services.preprocess.media.image_limits import ImageLimits
 
 _LIMITS = ImageLimits(max_pixels=50_000_000)
 _SIZES = ((336, 336), (1344, 1344), (1152, 864), (2304, 1728), (4032, 3024))
@@ -26,7 +26,7 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
 def main(arguments: list[str]) -> None:
     """Prints, for each processor and size, bytes and milliseconds of both ways."""
     # The worker's module shuts torch out, which is not needed here either.
-    from services.preprocess.image_worker import PixelMaker
+    from services.preprocess.worker.image_worker import PixelMaker
 
     for name, settings in _PROCESSORS.items():
         maker = PixelMaker(name, settings, None)

@@ -7,15 +7,15 @@ import argparse
 import time
 from array import array
 
-from services.scheduler import convert
 from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.scheduler import Capacity, Scheduler
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.ledger import Ledger
-from services.scheduler.request import Request
-from shared.keys import new_request_id
+from services.scheduler.decoders import convert
+from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.request import Request
 from shared.queue import TakenRequest
-from shared.text import TokenBytes
+from shared.queue.keys import new_request_id
+from shared.text.text_fold import TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import StepResult
 from tessera.scheduler.v1.queue_pb2 import RequestSpec

@@ -20,14 +20,14 @@ import psutil
 import uvloop
 
 from benchmarks import toy_model
-from services.launcher.embedded_redis import EmbeddedRedis
-from services.launcher.rooms import QUIET_GRPC
-from shared.keys import Keys, new_instance_id, new_request_id
+from services.launcher.redis.embedded_redis import EmbeddedRedis
+from services.launcher.service_commands import QUIET_GRPC
+from shared.net.registry import Announcement
+from shared.net.rpc import RoomServer
 from shared.queue import Queue, connect
-from shared.registry import Announcement
-from shared.rpc import RoomServer
+from shared.queue.keys import Keys, new_instance_id, new_request_id
+from shared.queue.token_log import encode_tokens
 from shared.settings import child_environment
-from shared.token_log import encode_tokens
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import Heartbeat, Hello, StepPlan, StepResult, StepsResponse
 from tessera.decoder.v1.decoder_pb2_grpc import (

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from services.decoder.loading import load
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.loading.load import load
 from services.decoder.models.llama import Llama
-from services.decoder.ops.base import BaseOps
-from services.decoder.plan import read_plan
-from services.decoder.runner import Runner
 from services.decoder.settings import DecoderSettings
+from services.decoder.worker.plan import read_plan
+from services.decoder.worker.worker import Runner
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 

@@ -15,7 +15,7 @@ import torch
 
 from services.vision_encoder import models
 from services.vision_encoder.models.vision_model import VisionItem, VisionModel
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 
 _CPU = torch.device("cpu")
 _SIDE = 336

@@ -14,7 +14,7 @@
     └─ Internal           INTERNAL             500   our fault; anything unlisted becomes this
 
 `reason` is a stable upper-case word for programs, the message a sentence for people: what went wrong, which field or
-limit, what to do. `shared/rpc.py` maps the tree to gRPC and back, the gateway maps it to OpenAI's JSON.
+limit, what to do. `shared/net/rpc.py` maps the tree to gRPC and back, the gateway maps it to OpenAI's JSON.
 
 Messages and metadata are cut here, and only here: whatever they quote, what leaves a room is short.
 """
@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import grpc
 
-from shared.cutting import cut
+from shared.text.cutting import cut
 from tessera.common.v1.ending_pb2 import Failure
 
 _LONGEST_MESSAGE = 1_000

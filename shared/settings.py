@@ -23,7 +23,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from shared.redis_url import with_password
+from shared.net.redis_url import with_password
 
 # Variables that programs need to start.
 _NEEDED = ("PATH", "HOME", "LANG", "LC_", "LD_", "PYTHON", "TMPDIR", "TZ", "HF_HOME")
@@ -220,7 +220,7 @@ def set_process_environment(**values: str) -> None:
 
 
 def diagnostics_folder() -> Path | None:
-    """Where rooms write what they hold when they are asked (`shared/diagnostics.py`), by `TESSERA_DIAGNOSTICS_DIR`.
+    """Where services write what they hold when asked (`telemetry/diagnostics.py`): `TESSERA_DIAGNOSTICS_DIR`.
 
     None is never. No field of the rooms' settings: it is for tools that start a system.
     """

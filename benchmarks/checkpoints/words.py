@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from services.launcher.bench.words import COMMON_WORDS
+from benchmarks.load.words import COMMON_WORDS
 
 END_OF_TEXT, START, END, IMAGE = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"
 _TRAINED = 3_000  # entries at most that text becomes

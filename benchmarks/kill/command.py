@@ -6,15 +6,15 @@ from pathlib import Path
 
 import uvloop
 
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.kill.containers import Containers
-from services.launcher.bench.kill.launched import launched
-from services.launcher.bench.kill.poison import Poisoned, PoisonRun
-from services.launcher.bench.kill.processes import Processes
-from services.launcher.bench.kill.report import Verdict, judge, table, to_json
-from services.launcher.bench.kill.run import KillRun
-from services.launcher.bench.kill.settings import KillSettings
-from services.launcher.bench.kill.target import Target
+from benchmarks.kill.containers import Containers
+from benchmarks.kill.launched import launched
+from benchmarks.kill.poison import Poisoned, PoisonRun
+from benchmarks.kill.processes import Processes
+from benchmarks.kill.report import Verdict, judge, table, to_json
+from benchmarks.kill.run import KillRun
+from benchmarks.kill.settings import KillSettings
+from benchmarks.kill.target import Target
+from benchmarks.load.errors import BenchError
 
 _INTERRUPTED = 130  # what shells expect after Ctrl-C
 

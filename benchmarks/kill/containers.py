@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping
 from random import Random
 
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.kill.overload import OVERLOADS
-from services.launcher.bench.kill.target import WHOLE_WITHIN_S, Strike, poll
-from services.launcher.bench.kill.victims import Victim
+from benchmarks.kill.overload import OVERLOADS
+from benchmarks.kill.target import WHOLE_WITHIN_S, Strike, poll
+from benchmarks.kill.victims import Victim
+from benchmarks.load.errors import BenchError
 
 _COMMAND_S = 60.0
 _GATEWAY_PORT = "8000"  # inside the container

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.launcher.bench.errors import BenchError
+from benchmarks.load.errors import BenchError
 
 _SIZE = "256m"
 _PIECE_BYTES = 1 << 20

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.kill.full_disk import small_disk
+from benchmarks.kill.full_disk import small_disk
+from benchmarks.load.errors import BenchError
 from services.launcher.ports import is_free
-from services.launcher.roster import read_roster
+from services.launcher.supervise.process_table import read_roster
 from shared.errors import Unavailable
 
 _READY_WITHIN_S = 300.0

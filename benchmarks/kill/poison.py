@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.kill.registers import Registers
-from services.launcher.bench.kill.requests import PATH, Request, draw_requests
-from services.launcher.bench.kill.run import KillRun
-from services.launcher.bench.kill.settings import KillSettings
-from services.launcher.bench.kill.target import POLL_S, WHOLE_WITHIN_S, poll
-from services.launcher.bench.kill.transcript import Transcript
-from services.launcher.roster import Entry, read_roster
+from benchmarks.kill.registers import Registers
+from benchmarks.kill.requests import PATH, Request, draw_requests
+from benchmarks.kill.run import KillRun
+from benchmarks.kill.settings import KillSettings
+from benchmarks.kill.target import POLL_S, WHOLE_WITHIN_S, poll
+from benchmarks.kill.transcript import Transcript
+from benchmarks.load.errors import BenchError
+from services.launcher.supervise.process_table import Entry, read_roster
 from shared.client.http import HttpClient, HttpError, HttpRefusal
 
 _BESIDE = 6  # streams in its company

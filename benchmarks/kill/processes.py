@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from random import Random
 
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.kill.full_disk import FullDisk
-from services.launcher.bench.kill.overload import OVERLOADS
-from services.launcher.bench.kill.registers import Registers
-from services.launcher.bench.kill.target import WHOLE_WITHIN_S, Strike, poll
-from services.launcher.bench.kill.victims import Victim
-from services.launcher.roster import Entry, System, read_roster
+from benchmarks.kill.full_disk import FullDisk
+from benchmarks.kill.overload import OVERLOADS
+from benchmarks.kill.registers import Registers
+from benchmarks.kill.target import WHOLE_WITHIN_S, Strike, poll
+from benchmarks.kill.victims import Victim
+from benchmarks.load.errors import BenchError
+from services.launcher.supervise.process_table import Entry, System, read_roster
 from shared.errors import Unavailable
 
 _MISSED_WITHIN_S = 10.0

@@ -5,8 +5,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from shared.keys import Keys
 from shared.queue import connect
+from shared.queue.keys import Keys
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
 

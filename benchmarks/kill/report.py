@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from services.launcher.bench.kill.run import Outcome
-from services.launcher.bench.kill.settings import KillSettings
-from services.launcher.bench.kill.target import Strike
-from services.launcher.bench.kill.transcript import Transcript
+from benchmarks.kill.run import Outcome
+from benchmarks.kill.settings import KillSettings
+from benchmarks.kill.target import Strike
+from benchmarks.kill.transcript import Transcript
 
 _AFTER_S = 15.0  # a gap that begins later is not this kill's
 _MOST_ERRORS = 5

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from services.launcher.bench.kill.settings import KillSettings
-from services.launcher.bench.pictures import PictureMaker
-from services.launcher.bench.words import WordPrompts
+from benchmarks.kill.settings import KillSettings
+from benchmarks.load.pictures import PictureMaker
+from benchmarks.load.words import WordPrompts
 
 PATH = "/v1/chat/completions"
 

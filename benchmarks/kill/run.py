@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.kill.requests import PATH, Request, draw_requests, shares
-from services.launcher.bench.kill.settings import KillSettings
-from services.launcher.bench.kill.target import POLL_S, Strike, Target
-from services.launcher.bench.kill.transcript import Choice, Transcript
-from services.launcher.bench.kill.victims import Victim, order_of_kills
+from benchmarks.kill.requests import PATH, Request, draw_requests, shares
+from benchmarks.kill.settings import KillSettings
+from benchmarks.kill.target import POLL_S, Strike, Target
+from benchmarks.kill.transcript import Choice, Transcript
+from benchmarks.kill.victims import Victim, order_of_kills
+from benchmarks.load.errors import BenchError
 from shared.client import Client, ClientError
 
 _SPREAD = 0.5  # of a round's time: over so much of it its requests come

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from pydantic import AliasChoices, Field, field_validator
 
-from services.launcher.bench.kill.overload import OVERLOADS
-from services.launcher.bench.kill.victims import EVERY_ROOM, Victim
+from benchmarks.kill.overload import OVERLOADS
+from benchmarks.kill.victims import EVERY_ROOM, Victim
 from services.launcher.tls_settings import TlsClientSettings
 from shared.settings import state_home
 

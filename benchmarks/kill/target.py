@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.kill.victims import Victim
+from benchmarks.kill.victims import Victim
+from benchmarks.load.errors import BenchError
 
 WHOLE_WITHIN_S = 120.0
 POLL_S = 0.02

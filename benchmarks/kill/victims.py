@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from services.launcher.bench.kill.overload import OVERLOADS
+from benchmarks.kill.overload import OVERLOADS
 
 # What users say -> room.
 ROOMS = {

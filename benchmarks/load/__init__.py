@@ -1,5 +1,5 @@
 """`tessera bench`: load on an OpenAI-compatible server, Tessera or another, and what a client saw of it."""
 
-from services.launcher.bench.command import main
+from benchmarks.load.command import main
 
 __all__ = ["main"]

@@ -7,15 +7,15 @@ import time
 
 import uvloop
 
-from services.launcher.bench import progress, report
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.kill import command as kill
-from services.launcher.bench.load import Load, Pacing
-from services.launcher.bench.recording import Recording
-from services.launcher.bench.result import Result, summarise
-from services.launcher.bench.server import Server
-from services.launcher.bench.settings import BenchSettings
-from services.launcher.bench.workload import Workload
+from benchmarks.kill import command as kill
+from benchmarks.load import progress, report
+from benchmarks.load.errors import BenchError
+from benchmarks.load.load import Load, Pacing
+from benchmarks.load.recording import Recording
+from benchmarks.load.result import Result, summarise
+from benchmarks.load.server import Server
+from benchmarks.load.settings import BenchSettings
+from benchmarks.load.workload import Workload
 from shared.client.http import HttpClient
 
 _USAGE = (

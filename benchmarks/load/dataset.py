@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.launcher.bench.errors import BenchError
+from benchmarks.load.errors import BenchError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from services.launcher.bench.recording import Recording
+from benchmarks.load.recording import Recording
 
 Ask = Callable[[bytes], Awaitable[Recording]]
 

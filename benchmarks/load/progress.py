@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
-from services.launcher.bench.load import Load
+from benchmarks.load.load import Load
 
 _EVERY_S = 0.5
 _WIDTH = 30

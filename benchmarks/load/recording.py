@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from services.launcher.bench.objective import Objective
+from benchmarks.load.objective import Objective
 
 
 @dataclass(slots=True)

@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.load.errors import BenchError
+from benchmarks.load.recording import Recording
+from benchmarks.load.result import LATENCIES, PERCENTILES, Result
+from benchmarks.load.settings import BenchSettings
 from services.launcher import hardware
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.recording import Recording
-from services.launcher.bench.result import LATENCIES, PERCENTILES, Result
-from services.launcher.bench.settings import BenchSettings
 
 _MOST_ERRORS = 5  # different ones that are printed
 

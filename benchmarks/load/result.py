@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from services.launcher.bench.objective import Objective
-from services.launcher.bench.recording import Recording
+from benchmarks.load.objective import Objective
+from benchmarks.load.recording import Recording
 
 # Name in keys -> what it is. `gap` is ours: what others call ITL is a gap where a server joins tokens in one event.
 LATENCIES = {

@@ -4,9 +4,9 @@ import asyncio
 import json
 import time
 
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.event_reader import EventReader
-from services.launcher.bench.recording import Recording
+from benchmarks.load.errors import BenchError
+from benchmarks.load.event_reader import EventReader
+from benchmarks.load.recording import Recording
 from shared.client.http import HttpClient, HttpError, HttpRefusal
 
 _INVALID = (400, 422)  # OpenAI's and FastAPI's word for a field that is not known

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from services.launcher.bench.objective import Objective
+from benchmarks.load.objective import Objective
 from services.launcher.tls_settings import TlsClientSettings
 
 _SIZE = r"^[1-9]\d{0,3}x[1-9]\d{0,3}$"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from services.launcher.bench.errors import BenchError
-from shared.tokenizer_file import read_tokenizer
+from benchmarks.load.errors import BenchError
+from shared.text.tokenizer_file import read_tokenizer
 
 # English, about one token each in common vocabularies.
 COMMON_WORDS = (

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from services.launcher.bench.dataset import Entry, read_dataset
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.pictures import PictureMaker
-from services.launcher.bench.settings import BenchSettings
-from services.launcher.bench.words import WordPrompts
+from benchmarks.load.dataset import Entry, read_dataset
+from benchmarks.load.errors import BenchError
+from benchmarks.load.pictures import PictureMaker
+from benchmarks.load.settings import BenchSettings
+from benchmarks.load.words import WordPrompts
 
 _LOWEST_ID = 10  # below it many vocabularies have their special tokens
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from shared.demo_model import words
-from shared.demo_model.questions import Turn
+from examples.demo_model import words
+from examples.demo_model.questions import Turn
 
 ANSWERS = {
     "hello": (

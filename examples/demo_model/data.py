@@ -15,10 +15,10 @@ import torch.multiprocessing as mp
 from PIL import Image
 from torch import Tensor
 
-from shared.demo_model import chat
-from shared.demo_model.drawing import INK_SIDE, draw_with_ink
-from shared.demo_model.heads import dense_targets
-from shared.demo_model.model import (
+from examples.demo_model import chat
+from examples.demo_model.drawing import INK_SIDE, draw_with_ink
+from examples.demo_model.heads import dense_targets
+from examples.demo_model.model import (
     ASSISTANT,
     BOS,
     END,
@@ -30,9 +30,9 @@ from shared.demo_model.model import (
     SYSTEM,
     USER,
 )
-from shared.demo_model.questions import WEIGHTS, Questions, Turn, ask
-from shared.demo_model.scenes import Scene, pick_scene
-from shared.demo_model.words import LANGUAGES
+from examples.demo_model.questions import WEIGHTS, Questions, Turn, ask
+from examples.demo_model.scenes import Scene, pick_scene
+from examples.demo_model.words import LANGUAGES
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Measures the shipped model through plain `transformers`: `python -m shared.demo_model.evaluate`.
+"""Measures the shipped model through plain `transformers`: `python -m examples.demo_model.evaluate`.
 
 Two sets of pictures, both of seeds that training never sees: `ours`, drawn as in training, and
 `other`, drawn by `other_renderer.py`. Answers are greedy and judged by their facts.
@@ -19,13 +19,13 @@ from PIL import Image
 from tqdm import tqdm
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-from shared.demo_model import chat
-from shared.demo_model.drawing import draw
-from shared.demo_model.export import CHECKPOINT
-from shared.demo_model.judge import right
-from shared.demo_model.other_renderer import draw_other
-from shared.demo_model.questions import WEIGHTS, Questions, Turn, ask
-from shared.demo_model.words import LANGUAGES
+from examples.demo_model import chat
+from examples.demo_model.drawing import draw
+from examples.demo_model.export import CHECKPOINT
+from examples.demo_model.judge import right
+from examples.demo_model.other_renderer import draw_other
+from examples.demo_model.questions import WEIGHTS, Questions, Turn, ask
+from examples.demo_model.words import LANGUAGES
 
 KINDS = (*WEIGHTS, "follow", "chat", "off topic", "no picture")
 

@@ -1,6 +1,6 @@
 """Writes a checkpoint folder that `transformers` loads unchanged.
 
-`python -m shared.demo_model.export RUN` writes the shipped folder from a run's saved state.
+`python -m examples.demo_model.export RUN` writes the shipped folder from a run's saved state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from shared.demo_model.model import (
+from examples.demo_model.model import (
     ASSISTANT,
     BOS,
     END,
@@ -33,9 +33,9 @@ from shared.demo_model.model import (
     USER,
     build_model,
 )
-from shared.demo_model.tokenizer import CHAT_TEMPLATE, load_tokenizer
+from examples.demo_model.tokenizer import CHAT_TEMPLATE, load_tokenizer
 
-CHECKPOINT = Path(__file__).parent / "checkpoint"
+CHECKPOINT = Path(__file__).parents[2] / "shared" / "demo_model" / "checkpoint"
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:

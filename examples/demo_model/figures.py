@@ -8,11 +8,11 @@ import random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from shared.demo_model import palette
-from shared.demo_model.grounds import to_image
-from shared.demo_model.outlines import Point, corners_of
-from shared.demo_model.palette import RGB
-from shared.demo_model.scenes import Scene, Thing
+from examples.demo_model import palette
+from examples.demo_model.grounds import to_image
+from examples.demo_model.outlines import Point, corners_of
+from examples.demo_model.palette import RGB
+from examples.demo_model.scenes import Scene, Thing
 
 
 def pick_look(rng: random.Random) -> str:

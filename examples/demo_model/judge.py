@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from shared.demo_model.words import COLOUR_WORDS, COUNT_WORDS, SHAPE_WORDS
+from examples.demo_model.words import COLOUR_WORDS, COUNT_WORDS, SHAPE_WORDS
 
 Facts = Counter[tuple[str, ...]]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from shared.demo_model.asking.base import Turn
-from shared.demo_model.asking.follow import Questions
-from shared.demo_model.asking.relations import LARGER, differs, relation_of
-from shared.demo_model.scenes import Scene
+from examples.demo_model.asking.base import Turn
+from examples.demo_model.asking.follow import Questions
+from examples.demo_model.asking.relations import LARGER, differs, relation_of
+from examples.demo_model.scenes import Scene
 
 __all__ = ["KINDS", "LARGER", "WEIGHTS", "Questions", "Turn", "ask", "differs", "relation_of"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from shared.demo_model.data import Pictures, Talk, row_mask
-from shared.demo_model.heads import Heads, dense_loss
-from shared.demo_model.model import normalise, read, see
-from shared.demo_model.optim import Optimiser
-from shared.demo_model.team import Helper
+from examples.demo_model.data import Pictures, Talk, row_mask
+from examples.demo_model.heads import Heads, dense_loss
+from examples.demo_model.model import normalise, read, see
+from examples.demo_model.optim import Optimiser
+from examples.demo_model.team import Helper
 
 
 class Average:

@@ -17,7 +17,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from shared.demo_model.data import Background
+from examples.demo_model.data import Background
 
 
 class Helper:

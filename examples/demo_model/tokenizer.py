@@ -13,11 +13,11 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from shared.demo_model import chat
-from shared.demo_model.drawing import draw
-from shared.demo_model.model import SPECIAL_TOKENS
-from shared.demo_model.questions import KINDS, ask
-from shared.demo_model.words import LANGUAGES
+from examples.demo_model import chat
+from examples.demo_model.drawing import draw
+from examples.demo_model.model import SPECIAL_TOKENS
+from examples.demo_model.questions import KINDS, ask
+from examples.demo_model.words import LANGUAGES
 
 VOCAB_SIZE = 2048
 

@@ -1,4 +1,4 @@
-"""Trains the demo model: `python -m shared.demo_model.train --help`.
+"""Trains the demo model: `python -m examples.demo_model.train --help`.
 
 Two stages. In `see` the tower alone learns what each patch shows, which is quick to learn since
 every patch is told. In `talk` all of it learns to answer, a dozen questions to a picture at once,
@@ -18,20 +18,20 @@ import torch
 from tqdm import tqdm
 from transformers import LlavaForConditionalGeneration
 
-from shared.demo_model.data import (
+from examples.demo_model.data import (
     SMALL_TALK,
     Background,
     Foreground,
     picture_batches,
     talk_batches,
 )
-from shared.demo_model.export import CHECKPOINT, export
-from shared.demo_model.heads import Heads
-from shared.demo_model.model import build_model
-from shared.demo_model.questions import WEIGHTS
-from shared.demo_model.run import Run, scale_at
-from shared.demo_model.team import Helper
-from shared.demo_model.tokenizer import corpus, load_tokenizer, train_tokenizer
+from examples.demo_model.export import CHECKPOINT, export
+from examples.demo_model.heads import Heads
+from examples.demo_model.model import build_model
+from examples.demo_model.questions import WEIGHTS
+from examples.demo_model.run import Run, scale_at
+from examples.demo_model.team import Helper
+from examples.demo_model.tokenizer import corpus, load_tokenizer, train_tokenizer
 
 
 def start(args: argparse.Namespace) -> Run:

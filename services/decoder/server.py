@@ -7,17 +7,17 @@ import sys
 
 import structlog
 
-from services.decoder.executor import Executor
-from services.decoder.loading import Loaded, load
+from services.decoder.loading.load import Loaded, load
 from services.decoder.servicer import DecoderServicer
 from services.decoder.session import PLANS_IN_FLIGHT
 from services.decoder.settings import DecoderSettings
-from shared import rpc
+from services.decoder.worker.executor import Executor
 from shared.cpu_kernels import host_memory
-from shared.keys import Keys, new_instance_id
+from shared.net import rpc
+from shared.net.registry import Announcement
+from shared.net.rpc import RoomServer
 from shared.queue import connect
-from shared.registry import Announcement
-from shared.rpc import RoomServer
+from shared.queue.keys import Keys, new_instance_id
 from tessera.decoder.v1 import decoder_pb2_grpc
 from tessera.decoder.v1.decoder_pb2 import ATTENTION_KIND_CAUSAL, Hello
 

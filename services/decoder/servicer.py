@@ -8,9 +8,9 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from services.decoder.executor import Executor
-from services.decoder.runner import Runner
 from services.decoder.session import Session
+from services.decoder.worker.executor import Executor
+from services.decoder.worker.worker import Runner
 from shared.errors import InvalidRequest, Precondition, Superseded, Unavailable
 from tessera.decoder.v1 import decoder_pb2_grpc
 from tessera.decoder.v1.decoder_pb2 import Hello, Open, StepsRequest, StepsResponse

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import structlog
 
-from services.decoder.executor import Executor
-from services.decoder.plan import Plan, read_plan
-from services.decoder.runner import Runner
+from services.decoder.worker.executor import Executor
+from services.decoder.worker.plan import Plan, read_plan
+from services.decoder.worker.worker import Runner
 from shared.errors import Internal, InvalidRequest, Precondition, ServingError, Unavailable
 from tessera.decoder.v1.decoder_pb2 import (
     Heartbeat,

@@ -4,10 +4,10 @@ import asyncio
 
 from services.gateway.gateway import run_gateway
 from services.gateway.settings import GatewaySettings
-from shared import rpc
+from shared.checkpoint.prepare import prepare_model
 from shared.model_config.check import Parts
-from shared.prepare import prepare_model
-from shared.telemetry import configure_logs
+from shared.net import rpc
+from shared.telemetry.logs import configure_logs
 
 
 def main() -> None:

@@ -7,39 +7,40 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.gateway.admission import Admission, Limits
-from services.gateway.answers import Answers
-from services.gateway.api_keys import ApiKeys
-from services.gateway.app import App
-from services.gateway.body_budget import BodyBudget
-from services.gateway.cancels import Cancels
-from services.gateway.cross_origin import CrossOrigin
-from services.gateway.custody import Custody
-from services.gateway.follower import Follower
-from services.gateway.grpc_chat import ChatServicer
-from services.gateway.grpc_gate import Gate
+from services.gateway.admission.admission import Admission, Limits
+from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.held_requests import Custody
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.admission.request_options import Timeouts
+from services.gateway.admission.tenant_weights import TenantWeights, read_weights
+from services.gateway.api.openai.completions import Answers
+from services.gateway.api.tessera.grpc_chat import ChatServicer
+from services.gateway.api.tessera.grpc_limits import Gate
+from services.gateway.api.tessera.information import Information
+from services.gateway.api.tessera.requests import Requests
+from services.gateway.following.cancels import Cancels
+from services.gateway.following.follower import Follower
+from services.gateway.following.resume import Resumption
 from services.gateway.health import Health
-from services.gateway.hosts import Hosts
-from services.gateway.http import BodyLimits
-from services.gateway.http_protocol import HttpLimits
-from services.gateway.http_server import HttpServer
-from services.gateway.information import Information
-from services.gateway.metrics import Metrics
-from services.gateway.model import ServedModel
-from services.gateway.open_files import connections_within_limits
-from services.gateway.preprocess_pool import PreprocessPool
-from services.gateway.reporter import Reporter
-from services.gateway.requests_door import Requests
-from services.gateway.resume import Resumption
+from services.gateway.http.app import App
+from services.gateway.http.body_budget import BodyBudget
+from services.gateway.http.cross_origin import CrossOrigin
+from services.gateway.http.exchange import BodyLimits
+from services.gateway.http.hosts import Hosts
+from services.gateway.http.open_files import connections_within_limits
+from services.gateway.http.protocol import HttpLimits
+from services.gateway.http.server import HttpServer
 from services.gateway.settings import GatewaySettings
-from services.gateway.tenant_weights import TenantWeights, read_weights
-from services.gateway.terms import Timeouts
-from shared import access, rpc, tasks
-from shared.keys import Keys, new_instance_id
+from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.reporter import Reporter
+from shared import access
+from shared.net import rpc, tasks
+from shared.net.registry import Announcement, Directory
+from shared.net.rpc import RoomServer
+from shared.net.server_tls import ServerTls
 from shared.queue import Queue, TokenChannel, connect
-from shared.registry import Announcement, Directory
-from shared.rpc import RoomServer
-from shared.server_tls import ServerTls
+from shared.queue.keys import Keys, new_instance_id
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
 
 log = structlog.get_logger(__name__)

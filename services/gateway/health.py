@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Self
 
-from shared import background
-from shared.background import Background
 from shared.errors import Unavailable
+from shared.net import supervise
+from shared.net.registry import Directory
+from shared.net.supervise import Background
 from shared.queue import Queue
-from shared.registry import Directory
 
 _PING_S = 1.0
 _PING_TIMEOUT_S = 2.0
@@ -35,7 +35,7 @@ class Health:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await background.end(self._task)
+        await supervise.end(self._task)
 
     def drain(self) -> None:
         """Not ready from now on."""

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher import hardware, redis_check
+from services.launcher import hardware
 from services.launcher.ports import is_free
-from services.launcher.redis_binary import WHEEL, find_redis_server
+from services.launcher.redis import check as redis_check
+from services.launcher.redis.binary import WHEEL, find_redis_server
 from services.launcher.settings import DoctorSettings
+from shared.checkpoint.hub import find_in_cache
 from shared.cpu_kernels import build
 from shared.errors import ServingError
-from shared.hub import find_in_cache
 from shared.model_config.check import require_servable
 from shared.settings import cpu_instructions, hub_name
 

@@ -10,25 +10,25 @@ from typing import TextIO, cast
 import structlog
 
 from services.launcher import hardware
-from services.launcher.child import Child, GaveUp
-from services.launcher.embedded_redis import PRIVATE, EmbeddedRedis
-from services.launcher.folders import Folders
-from services.launcher.invitation import invitation
-from services.launcher.life import Program
-from services.launcher.model_folder import with_model_folder
+from services.launcher.console.banner import invitation
+from services.launcher.console.console import LinesTo, open_screen
 from services.launcher.ports import require_free
-from services.launcher.probe import RedisProbe
-from services.launcher.rooms import KEY_VARIABLES, Rooms, doors
-from services.launcher.roster import Roster, System, waiting
-from services.launcher.screen import LinesTo, open_screen
+from services.launcher.redis.embedded_redis import PRIVATE, EmbeddedRedis
+from services.launcher.service_commands import KEY_VARIABLES, Rooms, doors
 from services.launcher.settings import ServeSettings
-from services.launcher.supervisor import Supervisor
+from services.launcher.state.folders import Folders
+from services.launcher.state.model_folder import with_model_folder
+from services.launcher.supervise.probe import RedisProbe
+from services.launcher.supervise.process import Program
+from services.launcher.supervise.process_table import Roster, System, waiting
+from services.launcher.supervise.supervised_process import Child, GaveUp
+from services.launcher.supervise.supervisor import Supervisor
 from shared import access, processors
 from shared.errors import ServingError
-from shared.lossy_stream import LossyStream
-from shared.server_tls import ServerTls
+from shared.net.server_tls import ServerTls
 from shared.settings import child_environment
-from shared.telemetry import configure_logs, on_loop_error
+from shared.telemetry.logs import configure_logs, on_loop_error
+from shared.telemetry.lossy_stream import LossyStream
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         require_free(settings.host, _ports(settings))
         if queue_url := settings.queue_url:
             # Imported where it is needed: every start waits for the launcher's own.
-            from services.launcher import redis_check
+            from services.launcher.redis import check as redis_check
 
             redis_check.require(queue_url)
         configure_logs("launcher", settings.log_level, settings.log_format)  # for a download

@@ -4,12 +4,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.folders import Folders
-from services.launcher.life import Program
-from services.launcher.probe import HeartbeatProbe
 from services.launcher.settings import ServeSettings
+from services.launcher.state.folders import Folders
+from services.launcher.supervise.probe import HeartbeatProbe
+from services.launcher.supervise.process import Program
 from shared import processors
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.families import has_vision
 from shared.settings import child_environment, python_path
 
@@ -202,7 +202,7 @@ class Rooms:
 
     def _held(self, room: str) -> list[str]:
         """The command of a spare process, where they are wanted."""
-        program = str(Path(__file__).with_name("held.py"))
+        program = str(Path(__file__).with_name("supervise") / "prewarmed_process.py")
         return [sys.executable, "-P", program, f"services.{room}"] if self._settings.spares else []
 
     def _environment(self, room: str, threads: int, **own: str) -> dict[str, str]:

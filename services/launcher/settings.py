@@ -9,7 +9,7 @@ from pydantic_settings import CliPositionalArg
 from services.launcher.tls_settings import TlsClientSettings
 from shared import access
 from shared.errors import InvalidRequest
-from shared.redis_url import with_password
+from shared.net.redis_url import with_password
 from shared.settings import DEMO_MODEL, Settings, default_model_name, state_home
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from services.preprocess.settings import PreprocessSettings
 from shared.settings import set_process_environment
-from shared.telemetry import configure_logs
+from shared.telemetry.logs import configure_logs
 
 
 def main() -> None:
@@ -15,12 +15,12 @@ def main() -> None:
     # fight for the same cores. The image workers are programs of their own and know nothing of this process's gRPC.
     set_process_environment(TOKENIZERS_PARALLELISM="false", GRPC_ENABLE_FORK_SUPPORT="0")
 
-    from shared import rpc
+    from shared.checkpoint.prepare import prepare_model
     from shared.model_config.check import Parts
-    from shared.prepare import prepare_model
+    from shared.net import rpc
 
     settings = prepare_model(settings, Parts.TOKENIZER | Parts.PROCESSOR)
-    from services.preprocess.room import serve
+    from services.preprocess.server import serve
 
     rpc.run(partial(serve, settings), settings.internal_token_file)
 

@@ -6,11 +6,11 @@ from concurrent.futures import Executor
 
 import structlog
 
-from services.preprocess import conversation
-from services.preprocess.prompt_builder import PromptBuilder
+from services.preprocess.prompt import conversation
+from services.preprocess.prompt.builder import PromptBuilder
 from shared.errors import Internal, InvalidRequest, ServingError
-from shared.request_names import names
-from shared.telemetry import Stopwatch
+from shared.telemetry.logs import Stopwatch
+from shared.telemetry.request_names import names
 from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareManyRequest,
     PrepareManyResponse,

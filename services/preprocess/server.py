@@ -7,29 +7,30 @@ from pathlib import Path
 
 import structlog
 
-from services.preprocess.chat_template import ChatTemplate, TemplateRefusal, read_template
-from services.preprocess.image_limits import ImageLimits
-from services.preprocess.media_fetch import FetchPolicy, MediaFetcher
-from services.preprocess.media_intake import IntakeLimits, MediaIntake
+from services.preprocess.media.fetch import FetchPolicy, MediaFetcher
+from services.preprocess.media.image_limits import ImageLimits
+from services.preprocess.media.intake import IntakeLimits, MediaIntake
+from services.preprocess.media.pixel_cache import PixelCache
+from services.preprocess.media.processor_config import read_sampling
 from services.preprocess.models import ImageProcessing, PromptRule, TextRule, find_family
-from services.preprocess.pixel_cache import PixelCache
-from services.preprocess.processor_config import read_sampling
-from services.preprocess.prompt_builder import PromptBuilder
-from services.preprocess.prompt_tokenizer import PromptTokenizer
+from services.preprocess.prompt.builder import PromptBuilder
+from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
+from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.preprocess.servicer import PreprocessServicer
 from services.preprocess.settings import PreprocessSettings
-from services.preprocess.worker_pool import ImageWorkerPool
-from shared import artifacts, rpc
-from shared.artifacts import ArtifactServicer, ArtifactStore, remove_abandoned
-from shared.checkpoint import Checkpoint
+from services.preprocess.worker.pool import ImageWorkerPool
+from shared.artifacts import store as artifacts
+from shared.artifacts.store import ArtifactServicer, ArtifactStore, remove_abandoned
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.keys import Keys, new_instance_id
-from shared.media_store import MediaStore
 from shared.model_config.families import read_decoder_config
+from shared.net import rpc
+from shared.net.registry import Announcement
+from shared.net.rpc import RoomServer
 from shared.queue import connect
-from shared.registry import Announcement
-from shared.rpc import RoomServer
-from shared.telemetry import Stopwatch
+from shared.queue.keys import Keys, new_instance_id
+from shared.queue.media_store import MediaStore
+from shared.telemetry.logs import Stopwatch
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 

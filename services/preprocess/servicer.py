@@ -8,15 +8,16 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from services.preprocess import conversation
-from services.preprocess.media_intake import MediaIntake, TakenMedia
+from services.preprocess.media.intake import MediaIntake, TakenMedia
 from services.preprocess.models import MediaSpan
-from services.preprocess.prompt_builder import Draft, Prompt, PromptBuilder
+from services.preprocess.prompt import conversation
+from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
 from services.preprocess.prompt_stream import prepare_many
-from shared import request_names, tasks
+from shared.artifacts.pixel_scaling import PixelScaling
 from shared.errors import InvalidRequest, Precondition
-from shared.pixel_scaling import PixelScaling
-from shared.telemetry import Stopwatch
+from shared.net import tasks
+from shared.telemetry import request_names
+from shared.telemetry.logs import Stopwatch
 from tessera.common.v1 import media_pb2
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tessera.preprocess.v1 import preprocess_pb2_grpc

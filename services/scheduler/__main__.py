@@ -2,8 +2,8 @@
 
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
-from shared import rpc
-from shared.telemetry import configure_logs
+from shared.net import rpc
+from shared.telemetry.logs import configure_logs
 
 
 def main() -> None:

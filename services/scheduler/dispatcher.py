@@ -8,27 +8,27 @@ from collections.abc import Sequence as Items
 
 import structlog
 
-from services.scheduler.blame import Blame
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.preemption import PreemptionMode
-from services.scheduler.deadlines import Deadlines
-from services.scheduler.decoder_link import DecoderLink
+from services.scheduler.decoders.blame import Blame
+from services.scheduler.decoders.fleet import Fleet
+from services.scheduler.decoders.link import DecoderLink
+from services.scheduler.decoders.relocation import Relocation, Returns
+from services.scheduler.decoders.throughput import Throughput
 from services.scheduler.encoders import Encoders
-from services.scheduler.fleet import Fleet
-from services.scheduler.intake import Intake
-from services.scheduler.ledger import Ledger
-from services.scheduler.log_writer import LogWriter
-from services.scheduler.recovery import Recovery
-from services.scheduler.relocation import Relocation, Returns
-from services.scheduler.request import Request
-from services.scheduler.throughput import Throughput
+from services.scheduler.output.log_writer import LogWriter
+from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.request import Request
+from services.scheduler.requests.deadlines import Deadlines
+from services.scheduler.requests.intake import Intake
+from services.scheduler.requests.recovery import Recovery
 from shared.errors import Unavailable
-from shared.media_store import MediaStore
+from shared.net.registry import Directory, Member
 from shared.queue import ControlChannel, Queue, TakenRequest
-from shared.registry import Directory, Member
-from shared.request_names import names
-from shared.text import TokenBytes
+from shared.queue.media_store import MediaStore
+from shared.telemetry.request_names import names
+from shared.text.text_fold import TokenBytes
 from tessera.decoder.v1 import decoder_pb2
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
-from shared import request_names, tasks
-from shared.channels import Channels
 from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailable
-from shared.registry import Directory, Member
-from shared.rpc import calling
+from shared.net import tasks
+from shared.net.channels import Channels
+from shared.net.registry import Directory, Member
+from shared.net.rpc import calling
+from shared.telemetry import request_names
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.vision_encoder.v1.vision_encoder_pb2 import EncodeRequest, ReleaseRequest

@@ -10,17 +10,17 @@ from services.scheduler.core.policy import POLICIES
 from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.encoders import Encoders
-from services.scheduler.ownership import Ownership
+from services.scheduler.requests.ownership import Ownership
 from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
-from shared import rpc, tasks
 from shared.errors import InvalidRequest
-from shared.keys import Keys, new_instance_id
-from shared.media_store import MediaStore
+from shared.net import rpc, tasks
+from shared.net.registry import Announcement, Directory
+from shared.net.rpc import RoomServer
 from shared.queue import ControlChannel, Queue, connect
-from shared.registry import Announcement, Directory
-from shared.rpc import RoomServer
-from shared.text import TokenBytes
+from shared.queue.keys import Keys, new_instance_id
+from shared.queue.media_store import MediaStore
+from shared.text.text_fold import TokenBytes
 from tessera.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 
 log = structlog.get_logger(__name__)

@@ -3,11 +3,11 @@
 from functools import partial
 
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import rpc
+from shared.checkpoint.prepare import prepare_model
 from shared.model_config.check import Parts
-from shared.prepare import prepare_model
+from shared.net import rpc
 from shared.settings import set_process_environment
-from shared.telemetry import configure_logs
+from shared.telemetry.logs import configure_logs
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     settings = prepare_model(settings, Parts.WEIGHTS, device=settings.device, dtype=settings.dtype)
 
     rpc.load_without_collecting()
-    from services.vision_encoder.room import serve
+    from services.vision_encoder.server import serve
 
     rpc.run(partial(serve, settings), settings.internal_token_file)
 

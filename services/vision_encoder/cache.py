@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.artifacts import ArtifactStore
+from shared.artifacts.store import ArtifactStore
 from shared.errors import Overloaded
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 

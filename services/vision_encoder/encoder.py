@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.vision_encoder.embedding_cache import EmbeddingCache
+from services.vision_encoder.cache import EmbeddingCache
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
 from services.vision_encoder.pixel_source import PixelSource
-from services.vision_encoder.tower_queue import TowerQueue
-from shared.artifact_file import Array
-from shared.artifacts import ArtifactStore
+from services.vision_encoder.queue import TowerQueue
+from shared.artifacts.file import Array
+from shared.artifacts.pixel_scaling import PixelScaling
+from shared.artifacts.store import ArtifactStore
 from shared.errors import Precondition
-from shared.pixel_scaling import PixelScaling
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 

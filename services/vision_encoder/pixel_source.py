@@ -5,12 +5,13 @@ from collections.abc import Callable
 import grpc.aio
 import structlog
 
-from shared import request_names, rpc
-from shared.artifact_file import Array
-from shared.artifacts import ArtifactReader
-from shared.channels import Channels
+from shared.artifacts.file import Array
+from shared.artifacts.store import ArtifactReader
 from shared.errors import NotFound, ServingError, Unavailable
-from shared.registry import Directory, Member
+from shared.net import rpc
+from shared.net.channels import Channels
+from shared.net.registry import Directory, Member
+from shared.telemetry import request_names
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub

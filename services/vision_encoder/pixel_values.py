@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from services.vision_encoder.models.vision_model import VisionItem
-from shared.pixel_scaling import PixelScaling
+from shared.artifacts.pixel_scaling import PixelScaling
 
 
 def squares(items: Sequence[VisionItem], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from services.vision_encoder.models.vision_model import VisionItem, VisionModel, to_array
-from shared import artifact_file
-from shared.artifacts import Reservation, out_of_space
-from shared.background import Background
+from shared.artifacts import file as artifact_file
+from shared.artifacts.store import Reservation, out_of_space
+from shared.net.supervise import Background
 
 
 @dataclass(frozen=True)

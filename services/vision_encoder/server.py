@@ -7,23 +7,25 @@ import structlog
 import torch
 from redis.asyncio import Redis
 
-from services.vision_encoder.embedding_cache import EmbeddingCache
+from services.vision_encoder.cache import EmbeddingCache
 from services.vision_encoder.encoder import Encoder
 from services.vision_encoder.models import load_vision_model
 from services.vision_encoder.models.vision_model import VisionModel
 from services.vision_encoder.pixel_source import PixelSource
+from services.vision_encoder.queue import TowerQueue
 from services.vision_encoder.servicer import VisionEncoderServicer
 from services.vision_encoder.settings import VisionEncoderSettings
-from services.vision_encoder.tower_queue import TowerQueue
-from shared import artifacts, processors, rpc
-from shared.artifacts import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
-from shared.checkpoint import Checkpoint
-from shared.keys import Keys, new_instance_id
+from shared import processors
+from shared.artifacts import store as artifacts
+from shared.artifacts.store import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.check import require_dtype
+from shared.net import rpc
+from shared.net.registry import Announcement, Directory
+from shared.net.rpc import RoomServer
 from shared.queue import connect
-from shared.registry import Announcement, Directory
-from shared.rpc import RoomServer
-from shared.telemetry import Stopwatch
+from shared.queue.keys import Keys, new_instance_id
+from shared.telemetry.logs import Stopwatch
 from shared.torch_device import torch_device
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc

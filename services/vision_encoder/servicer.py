@@ -6,7 +6,7 @@ import grpc.aio
 import structlog
 
 from services.vision_encoder.encoder import Encoder
-from shared.artifact_file import DIGEST_BYTES
+from shared.artifacts.file import DIGEST_BYTES
 from shared.errors import InvalidRequest, Precondition
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 from tessera.vision_encoder.v1.vision_encoder_pb2 import (

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
-from shared.weight_reader import WeightReader
 
 
 def load(

@@ -21,10 +21,11 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from shared import artifact_file, rpc
-from shared.artifact_file import Array, TornFile
-from shared.channels import Channels
+from shared.artifacts import file as artifact_file
+from shared.artifacts.file import Array, TornFile
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
+from shared.net import rpc
+from shared.net.channels import Channels
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import (
     ArtifactLocation,

@@ -4,8 +4,8 @@ from typing import TypeVar
 
 import structlog
 
+from shared.checkpoint.hub import find_on_hub
 from shared.errors import InvalidRequest, NotFound, ServingError
-from shared.hub import find_on_hub
 from shared.model_config.check import Parts, require_computable, require_servable
 from shared.settings import RoomSettings, hub_name
 

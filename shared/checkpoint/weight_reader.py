@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from enum import Flag, auto
 from pathlib import Path
 
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.devices import resolve_device
 from shared.errors import InvalidRequest
 from shared.model_config.decoder import refuse_quantization

@@ -6,7 +6,7 @@ The one list of them: services load what stands here, and refuse everything else
 from collections.abc import Mapping
 from typing import Any
 
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.decoder import DecoderConfig, read_config
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from shared import rpc, tasks
+from shared.net import rpc, tasks
 
 _UNUSED_S = 60.0
 

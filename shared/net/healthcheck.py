@@ -1,4 +1,4 @@
-"""`python -m shared.healthcheck [TARGET]`: exits 0 if a room is ready, else 1.
+"""`python -m shared.net.healthcheck [TARGET]`: exits 0 if a room is ready, else 1.
 
 For containers: HEALTHCHECK runs it beside the room. TARGET is the path of a room's heartbeat (`--heartbeat`), which
 tells of a busy room as well; or the gRPC address of a room (`host:port` or `unix:/path`), or the URL of a page that
@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from shared.heartbeat import Question
+from shared.net.heartbeat import Question
 
 _DEFAULT_TARGET = "127.0.0.1:50051"
 _TIMEOUT_S = 3.0

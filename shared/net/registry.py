@@ -10,12 +10,12 @@ from typing import Self
 import structlog
 from redis.asyncio import Redis
 
-from shared import background
-from shared.background import Background
 from shared.errors import Unavailable
-from shared.keys import Keys
-from shared.redis_line import line_of
-from shared.scripts import Scripts
+from shared.net import supervise
+from shared.net.redis_connection import line_of
+from shared.net.supervise import Background
+from shared.queue.keys import Keys
+from shared.queue.scripts import Scripts
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class _Loop(ABC):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await background.end(self._task)
+        await supervise.end(self._task)
 
     async def _repeat(self) -> None:
         away = False

@@ -21,15 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from shared import (
-    access,
-    diagnostics,
-    errors,
-    internal_token,
-    reflection,
-    request_names,
-    telemetry,
-)
+from shared import access, errors
 from shared.errors import (
     Internal,
     InvalidRequest,
@@ -38,8 +30,11 @@ from shared.errors import (
     ServingError,
     Unavailable,
 )
-from shared.heartbeat import Heartbeat
+from shared.net import internal_token, reflection
+from shared.net.heartbeat import Heartbeat
 from shared.settings import diagnostics_folder
+from shared.telemetry import diagnostics, request_names
+from shared.telemetry import logs as telemetry
 
 log = structlog.get_logger(__name__)
 

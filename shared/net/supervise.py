@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from shared import tasks
+from shared.net import tasks
 
 log = structlog.get_logger(__name__)
 

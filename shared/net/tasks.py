@@ -5,7 +5,7 @@ import contextvars
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
-from shared import request_names
+from shared.telemetry import request_names
 
 _AGAIN_S = 0.2
 

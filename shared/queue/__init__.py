@@ -8,7 +8,7 @@ away or refuses to write.
 from redis.asyncio import Redis
 
 from shared.queue.channels import ControlChannel, TokenChannel
-from shared.queue.gateway import GatewayVerbs
+from shared.queue.gateway_queue import GatewayVerbs
 from shared.queue.messages import (
     Append,
     AppendAnswer,
@@ -23,7 +23,7 @@ from shared.queue.messages import (
     cost_of,
 )
 from shared.queue.recovery import RecoveryVerbs
-from shared.queue.scheduler import SchedulerVerbs
+from shared.queue.scheduler_queue import SchedulerVerbs
 
 __all__ = [
     "Append",

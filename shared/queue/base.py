@@ -7,9 +7,10 @@ from typing import Any
 import hiredis
 from redis.asyncio import Redis
 
-from shared import token_log
 from shared.errors import Unavailable
-from shared.keys import Keys
+from shared.net.redis_connection import Word, line_of
+from shared.queue import token_log
+from shared.queue.keys import Keys
 from shared.queue.messages import (
     CANCELLED,
     FIRST_TOKEN_TIMEOUT,
@@ -17,8 +18,7 @@ from shared.queue.messages import (
     REQUEST_TIMEOUT,
     Lifetimes,
 )
-from shared.redis_line import Word, line_of
-from shared.scripts import Scripts
+from shared.queue.scripts import Scripts
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 

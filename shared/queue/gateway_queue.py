@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from shared import token_log
 from shared.errors import Conflict, InvalidRequest, Overloaded
+from shared.net.redis_connection import Word
+from shared.queue import token_log
 from shared.queue.base import Verbs, ending_or_none, key_digest, pairs, request_words
 from shared.queue.messages import INTERACTIVE, PRIORITIES, LogNews, RequestLog, RequestState
-from shared.redis_line import Word
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 

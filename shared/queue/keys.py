@@ -27,12 +27,12 @@
                                           first_token_timeout_ms, tenant, prio, rank, cost, charged, n, open, stride,
                                           prompt_tokens, media_cost, attempts, deaths (decoders lost with it), idem,
                                           joined, e0 .. e(n-1)
-    t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/token_log.py)
+    t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/queue/token_log.py)
     t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint
     t:{m}:tok                     channel one LogBatch for each append call
     t:{m}:ctl                     channel "q" (work arrived), "c<rid>" (cancelled while running)
-    t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/media_store.py)
+    t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/queue/media_store.py)
     t:{media}:expiry|sizes|total          what the media store holds in all
 
 A request has an owner exactly while its state is `running`. The field `owner` is the only fence: every script that

@@ -23,7 +23,7 @@ from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, RedisError
 
 from shared.errors import NotFound, Overloaded, Unavailable
-from shared.scripts import Scripts
+from shared.queue.scripts import Scripts
 
 DIGEST_BYTES = 32
 PIECE_BYTES = 1 << 20

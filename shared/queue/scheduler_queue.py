@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from shared.log_event import EventWriter
 from shared.queue.base import Verbs, ending_or_none, pairs
+from shared.queue.log_event import EventWriter
 from shared.queue.messages import Append, AppendAnswer, AppendCode, Renewal, TakenRequest
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse

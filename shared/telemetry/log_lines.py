@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from shared.cutting import cut
+from shared.text.cutting import cut
 
 _LONGEST_VALUE = 2_000
 _LONGEST_TRACEBACK = 20_000

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-from shared.log_lines import Lines, as_traceback, bound_values, in_room, to_json, to_text
+from shared.telemetry.log_lines import Lines, as_traceback, bound_values, in_room, to_json, to_text
 
 log = structlog.get_logger(__name__)
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from shared.token_decoder import UnsupportedTokenizer, read_decoder
-from shared.token_normalizer import normalized
-from shared.tokenizer_file import read_tokenizer
+from shared.text.token_decoder import UnsupportedTokenizer, read_decoder
+from shared.text.token_normalizer import normalized
+from shared.text.tokenizer_file import read_tokenizer
 
 __all__ = [
     "ByteStream",

@@ -11,11 +11,11 @@ import torch
 from support.instruction_sets import RUNNABLE, open_kernels
 from support.paged_rows import LENGTHS, ROWS, Cache
 
-from services.decoder.ops import cpu
-from services.decoder.ops.attention_meta import Heads
-from services.decoder.ops.base import BaseOps
-from services.decoder.ops.cpu_torch import TorchCpuOps
-from services.decoder.ops.row_check import rows_are_equal
+from services.decoder.devices.base.attention_meta import Heads
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.row_check import rows_are_equal
+from services.decoder.devices.cpu import ops as cpu
+from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from shared.cpu_kernels import binding, build
 from shared.errors import InvalidRequest
 

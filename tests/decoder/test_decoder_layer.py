@@ -6,10 +6,10 @@ from support.instruction_sets import RUNNABLE, open_kernels
 from support.paged_rows import LENGTHS, ROWS, Cache
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import HeadNorms, Heads
-from services.decoder.ops.base import BaseOps
-from services.decoder.ops.cpu import CpuOps
-from services.decoder.ops.decoder_layer import DecoderLayer
+from services.decoder.devices.base.attention_meta import HeadNorms, Heads
+from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.cpu.ops import CpuOps
 from shared.cpu_kernels import binding
 
 if not RUNNABLE:

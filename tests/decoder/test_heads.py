@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from support.checkpoints import load_reference, make_checkpoint
 
+from services.decoder.devices import load_ops
 from services.decoder.models import model_class
-from services.decoder.ops import load_ops
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 

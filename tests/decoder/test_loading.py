@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints import make_checkpoint
 
-from services.decoder.loading import load
-from services.decoder.memory import cache_budget, count_blocks, kv_bytes, peak_bytes
+from services.decoder.loading.load import load
+from services.decoder.loading.memory import cache_budget, count_blocks, kv_bytes, peak_bytes
 from services.decoder.settings import DecoderSettings
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest, NotFound, ServingError
-from shared.keys import Keys
+from shared.net.registry import Directory
+from shared.net.rpc import channel
 from shared.queue import connect
-from shared.registry import Directory
-from shared.rpc import channel
+from shared.queue.keys import Keys
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_reads_what_it_is_asked_for(tmp_path: Path) -> None:
 
 def test_reading_configurations_needs_no_torch(llama_folder: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from shared.checkpoint import Checkpoint;"
+        "import sys; from pathlib import Path; from shared.checkpoint.folder import Checkpoint;"
         f"Checkpoint(Path({str(llama_folder)!r})).eos_token_ids(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())
@@ -238,7 +238,7 @@ async def test_the_room_starts_announces_itself_and_leaves_when_told(
 
 def test_the_decoder_does_not_import_transformers() -> None:
     code = (
-        "import sys; import services.decoder.room, services.decoder.models.llama;"
-        "import services.decoder.ops.cpu; assert 'transformers' not in sys.modules"
+        "import sys; import services.decoder.server, services.decoder.models.llama;"
+        "import services.decoder.devices.cpu.ops; assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=environment())

@@ -20,8 +20,8 @@ from support.step_stream import (
     running_decoder,
 )
 
-from services.decoder.embeddings import Embeddings
-from shared.artifacts import ArtifactReader, ArtifactStore
+from services.decoder.worker.embeddings import Embeddings
+from shared.artifacts.store import ArtifactReader, ArtifactStore
 from shared.errors import Precondition
 from tessera.artifact.v1.artifact_pb2 import ArtifactLocation, ArtifactRef
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem

@@ -9,12 +9,12 @@ import torch
 from support.instruction_sets import RUNNABLE, open_kernels
 from support.paged_rows import LENGTHS, ROWS, Cache, Row
 
-from services.decoder.ops.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
-from services.decoder.ops.base import BaseOps
-from services.decoder.ops.cpu import CpuOps
-from services.decoder.ops.cpu_torch import TorchCpuOps
-from services.decoder.ops.cuda import CudaOps
-from services.decoder.ops.row_check import rows_are_equal
+from services.decoder.devices.base.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.row_check import rows_are_equal
+from services.decoder.devices.cpu.ops import CpuOps
+from services.decoder.devices.cpu.torch_ops import TorchCpuOps
+from services.decoder.devices.cuda.ops import CudaOps
 from shared.cpu_kernels.build import InstructionSet
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import torch
 from support.checkpoints import load_reference, make_checkpoint
 from support.mrope import Grid, parts_of, published_positions
 
+from services.decoder.devices import load_ops
 from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.ops import load_ops
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 

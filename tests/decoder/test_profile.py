@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support.checkpoints import make_checkpoint
 
-from services.decoder.loading import load
+from services.decoder.loading.load import load
 from services.decoder.models.llama import Llama
-from services.decoder.room import hello
+from services.decoder.server import hello
 from services.decoder.settings import DecoderSettings
 
 ROOT = Path(__file__).parents[2]

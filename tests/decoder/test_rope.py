@@ -9,7 +9,7 @@ import torch
 from support.checkpoints import load_reference, make_checkpoint
 
 from services.decoder.models.rope import rope_table
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.families import read_decoder_config
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from services.decoder.sampler.random_numbers import uniform
-from services.decoder.sampler.sampler import Choices, Sampler
+from services.decoder.sampling.random_numbers import uniform
+from services.decoder.sampling.sampler import Choices, Sampler
 from shared.errors import ServingError
 from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence
 

@@ -13,11 +13,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from services.decoder.sampler.adjustments import Adjustments
-from services.decoder.sampler.candidates import largest
-from services.decoder.sampler.logprobs import log_softmax, scores, top
-from services.decoder.sampler.sampler import Sampler
-from services.decoder.sampler.truncation import Truncation, choose
+from services.decoder.sampling.logprobs import log_softmax, scores, top
+from services.decoder.sampling.processors import Adjustments
+from services.decoder.sampling.sampler import Sampler
+from services.decoder.sampling.top_k import largest
+from services.decoder.sampling.truncation import Truncation, choose
 from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence
 
 NONE = np.empty(0, np.int64)

@@ -5,8 +5,8 @@ import torch
 from support.instruction_sets import RUNNABLE, open_kernels
 from torch import Tensor
 
-from services.decoder.ops import cpu
-from services.decoder.ops.attention_meta import Packed
+from services.decoder.devices.base.attention_meta import Packed
+from services.decoder.devices.cpu import ops as cpu
 from shared.cpu_kernels import binding, shortlist
 
 if not RUNNABLE:

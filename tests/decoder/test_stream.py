@@ -257,7 +257,7 @@ async def test_a_third_unanswered_plan_ends_the_stream(decoder: Decoder) -> None
 
 
 async def test_streams_must_begin_with_open(decoder: Decoder) -> None:
-    from shared.rpc import calling, channel
+    from shared.net.rpc import calling, channel
     from tessera.decoder.v1 import decoder_pb2_grpc
     from tessera.decoder.v1.decoder_pb2 import Heartbeat, StepsRequest
 

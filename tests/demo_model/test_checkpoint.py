@@ -10,10 +10,10 @@ import torch
 from PIL import Image, ImageDraw
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-from shared.demo_model import chat
-from shared.demo_model.evaluate import answer, cases
-from shared.demo_model.export import CHECKPOINT
-from shared.demo_model.judge import right
+from examples.demo_model import chat
+from examples.demo_model.evaluate import answer, cases
+from examples.demo_model.export import CHECKPOINT
+from examples.demo_model.judge import right
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from shared.demo_model import train
-from shared.demo_model.data import REPORTED, row_mask, talk_batches
-from shared.demo_model.export import CHECKPOINT, export
-from shared.demo_model.model import IMAGE, PATCHES, build_model, normalise, read, see
-from shared.demo_model.questions import WEIGHTS
-from shared.demo_model.tokenizer import load_tokenizer
+from examples.demo_model import train
+from examples.demo_model.data import REPORTED, row_mask, talk_batches
+from examples.demo_model.export import CHECKPOINT, export
+from examples.demo_model.model import IMAGE, PATCHES, build_model, normalise, read, see
+from examples.demo_model.questions import WEIGHTS
+from examples.demo_model.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 

@@ -16,8 +16,8 @@ from support.checkpoints import make_checkpoint
 from support.pictures import data_url, png
 from support.system import System
 
-from services.launcher.folders import Folders
-from shared.keys import Keys
+from services.launcher.state.folders import Folders
+from shared.queue.keys import Keys
 
 pytestmark = pytest.mark.timeout(600)
 

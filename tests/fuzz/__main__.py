@@ -17,7 +17,7 @@ from fuzz.health import Health
 from fuzz.reference import Reference
 from fuzz.rest import RestDoor
 from fuzz.run import Door, Found, Run
-from services.launcher.folders import Folders
+from services.launcher.state.folders import Folders
 from tessera.artifact.v1 import artifact_pb2
 from tessera.decoder.v1 import decoder_pb2
 from tessera.gateway.v1 import chat_pb2

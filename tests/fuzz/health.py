@@ -6,7 +6,7 @@ import psutil
 from support.system import System
 
 from fuzz.verdict import Broken
-from services.launcher.roster import read_roster
+from services.launcher.supervise.process_table import read_roster
 
 _MIB = 1 << 20
 

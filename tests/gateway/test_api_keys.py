@@ -8,7 +8,7 @@ import structlog.testing
 from support.gateway_stage import open_stage
 from tokenizers import Tokenizer
 
-from services.gateway.api_keys import ApiKeys
+from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.gateway import open_gateway
 from services.gateway.settings import GatewaySettings
 from shared import access

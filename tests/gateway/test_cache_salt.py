@@ -7,7 +7,7 @@ import pytest
 from support.gateway_stage import Stage, open_stage
 from tokenizers import Tokenizer
 
-from shared import rpc
+from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 

@@ -4,10 +4,10 @@ import asyncio
 
 from support.queue_desk import Desk
 
-from services.gateway.cancels import Cancels
-from services.gateway.custody import Custody, Holding
-from services.gateway.follower import Follower
-from services.gateway.metrics import Metrics
+from services.gateway.admission.held_requests import Custody, Holding
+from services.gateway.following.cancels import Cancels
+from services.gateway.following.follower import Follower
+from services.gateway.telemetry.metrics import Metrics
 from shared.queue import TokenChannel
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 

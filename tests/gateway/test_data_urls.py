@@ -10,7 +10,7 @@ import pytest
 from support.gateway_stage import Stage, open_stage
 from tokenizers import Tokenizer
 
-from services.gateway.data_urls import read_json
+from services.gateway.reading.data_urls import read_json
 
 CHAT = "/v1/chat/completions"
 PICTURE = os.urandom(900_000)

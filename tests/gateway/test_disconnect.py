@@ -9,7 +9,7 @@ import pytest
 from support.gateway_stage import Stage
 from support.neighbours import Played
 
-from services.gateway.http import Exchange
+from services.gateway.http.exchange import Exchange
 from shared.errors import Cancelled
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -122,8 +122,8 @@ async def test_left_requests_are_counted_as_aborted(stage: Stage) -> None:
 
 
 async def test_a_client_that_stops_reading_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.http._BLOCKED_S", 0.05)
-    monkeypatch.setattr("services.gateway.http._CHECK_S", 0.02)
+    monkeypatch.setattr("services.gateway.http.exchange._BLOCKED_S", 0.05)
+    monkeypatch.setattr("services.gateway.http.exchange._CHECK_S", 0.02)
     never = asyncio.Event()
 
     async def receive() -> dict[str, str]:

@@ -11,16 +11,16 @@ import pytest
 from support.gateway_stage import ANSWER, MODEL, Stage
 from tokenizers import Tokenizer
 
-from services.gateway.answer import Answer, AnswerFold
-from services.gateway.choice_log import ChoiceLog, LogLayout
-from services.gateway.follower import Follow, Follower
-from services.gateway.metrics import Metrics
-from services.gateway.openai_replies import EventWriter
+from services.gateway.api.openai.replies import EventWriter
+from services.gateway.following.answer import Answer, AnswerFold
+from services.gateway.following.choice_log import ChoiceLog, LogLayout
+from services.gateway.following.follower import Follow, Follower
+from services.gateway.telemetry.metrics import Metrics
 from shared.errors import Internal, NotFound
-from shared.keys import Keys, new_request_id
 from shared.queue import Append, Queue, TokenChannel, connect
-from shared.text import TokenBytes
-from shared.token_log import encode_logprobs, encode_tokens, stride
+from shared.queue.keys import Keys, new_request_id
+from shared.queue.token_log import encode_logprobs, encode_tokens, stride
+from shared.text.text_fold import TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.scheduler.v1.queue_pb2 import (

@@ -14,8 +14,8 @@ from support.gateway_stage import ANSWER, MODEL, Stage, open_stage
 from support.neighbours import score
 from tokenizers import Tokenizer
 
-from shared import rpc
 from shared.errors import InvalidRequest, NotFound, Overloaded, Unauthenticated
+from shared.net import rpc
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import (
     ChatEvent,

@@ -12,8 +12,8 @@ from support.gateway_stage import Stage, open_stage
 from support.raw_http2 import UnfinishedCall
 from tokenizers import Tokenizer
 
-from shared import rpc
 from shared.errors import InvalidRequest, ServingError, Unauthenticated, Unavailable
+from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import (
     ChatMessage,
     ChatRequest,

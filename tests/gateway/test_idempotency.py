@@ -11,8 +11,8 @@ from support.gateway_stage import ANSWER, Stage, until_ready
 from support.sse import event_ids, events, texts_of, told, with_ids
 
 from services.gateway.gateway import open_gateway
-from shared import rpc
 from shared.errors import Conflict
+from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 

@@ -13,7 +13,7 @@ from support.gateway_stage import ANSWER, MODEL, Stage, open_stage, until_ready
 from tokenizers import Tokenizer
 
 from services.gateway.gateway import open_gateway
-from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 
 
 async def test_models_are_listed(stage: Stage) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway import json_limits
-from services.gateway.fields import parse_body
-from services.gateway.json_limits import check_json
+from services.gateway.reading import json_limits
+from services.gateway.reading.fields import parse_body
+from services.gateway.reading.json_limits import check_json
 from shared.errors import InvalidRequest
 
 TEXTS = st.text(alphabet='[]{},:"\\aé', max_size=12)

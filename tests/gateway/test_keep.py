@@ -12,8 +12,8 @@ from support.neighbours import Played
 from support.sse import ASK_FOR_IDS
 
 from services.gateway.gateway import Gateway, open_gateway
-from shared.keys import Keys
 from shared.queue import connect
+from shared.queue.keys import Keys
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
@@ -135,7 +135,7 @@ async def test_of_two_followers_only_the_last_ones_leaving_counts(
 async def test_followers_are_told_of_again_and_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.custody._RENEW_S", 0.0)
+    monkeypatch.setattr("services.gateway.admission.held_requests._RENEW_S", 0.0)
     endless(stage)
     async with reading(stage.gateway) as rid:
         await stage.scheduler.taken(rid)

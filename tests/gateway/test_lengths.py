@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from support.served_model import model
 
-from services.gateway.model import ServedModel
-from services.gateway.openai_requests import read_chat
-from services.gateway.request import ValidRequest, make_spec
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request import ValidRequest, make_spec
+from services.gateway.api.openai.requests import read_chat
 from shared.errors import InvalidRequest
-from shared.token_log import encode_tokens
+from shared.queue.token_log import encode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
 
 

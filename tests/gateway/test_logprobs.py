@@ -8,9 +8,9 @@ from support.gateway_stage import MODEL, Stage
 from support.neighbours import score
 from support.sse import events, texts_of
 
-from services.gateway.logprobs import LogprobFold, TokenLogprob, prompt_entries
-from services.gateway.openai_logprobs import LogprobsWriter
-from shared.text import TextFold, TokenBytes
+from services.gateway.api.openai.logprobs import LogprobsWriter
+from services.gateway.following.logprobs import LogprobFold, TokenLogprob, prompt_entries
+from shared.text.text_fold import TextFold, TokenBytes
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
 TEXT = "The red 🦊 café 龍"

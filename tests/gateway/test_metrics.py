@@ -11,8 +11,8 @@ from support.gateway_stage import ANSWER, MODEL, Stage
 from support.neighbours import SECOND_DECODER
 
 from services.gateway.gateway import Gateway
-from shared.keys import Keys
 from shared.queue import connect
+from shared.queue.keys import Keys
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
 
 # As vLLM has them, with the labels that its boards filter by.

@@ -10,11 +10,11 @@ from google.protobuf.json_format import MessageToDict
 from support.served_model import model
 from support.tokenizers import byte_level_tokenizer
 
-from services.gateway.data_urls import decode_media
-from services.gateway.fields import parse_body
-from services.gateway.openai_requests import read_chat, read_completion, read_completions
+from services.gateway.api.openai.requests import read_chat, read_completion, read_completions
+from services.gateway.reading.data_urls import decode_media
+from services.gateway.reading.fields import parse_body
 from shared.errors import InvalidRequest, NotFound
-from shared.token_log import decode_tokens
+from shared.queue.token_log import decode_tokens
 
 PIXEL = b"\x89PNG-like bytes"
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()

@@ -8,12 +8,12 @@ import pytest
 from support.gateway_stage import MODEL, Stage
 from support.neighbours import PreprocessPlayer
 
-from services.gateway.preprocess_pool import PreprocessPool
-from shared import tasks
+from services.gateway.admission.preprocess_pool import PreprocessPool
 from shared.errors import Unavailable
-from shared.keys import Keys
+from shared.net import tasks
+from shared.net.registry import Directory, Member
 from shared.queue import connect
-from shared.registry import Directory, Member
+from shared.queue.keys import Keys
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
 
@@ -58,7 +58,7 @@ async def test_the_replica_with_the_least_in_hand_is_asked(stage: Stage, redis_u
 async def test_a_prompt_that_took_long_where_it_was_lost_is_not_sent_on(
     stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.gateway.preprocess_pool._LONG_S", 0.2)
+    monkeypatch.setattr("services.gateway.admission.preprocess_pool._LONG_S", 0.2)
     async with PreprocessPlayer(redis_url, MODEL, stage.tokenizer) as second:
         await both_known(stage, second)
         second.gate.clear()

@@ -9,11 +9,11 @@ from support.gateway_stage import MODEL
 from support.neighbours import PreprocessPlayer
 from tokenizers import Tokenizer
 
-from services.gateway import prompt_stream
-from services.gateway.prompt_stream import PromptStream, is_short
-from shared import rpc
+from services.gateway.admission import prompt_stream
+from services.gateway.admission.prompt_stream import PromptStream, is_short
 from shared.errors import Expired, InvalidRequest, Unavailable
-from shared.token_log import decode_tokens
+from shared.net import rpc
+from shared.queue.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
     Media,

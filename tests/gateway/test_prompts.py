@@ -11,7 +11,7 @@ from support.sse import events, texts_of
 from tokenizers import Tokenizer
 
 from shared.errors import Internal
-from shared.token_log import decode_tokens
+from shared.queue.token_log import decode_tokens
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 PROMPTS = ["The red circle", "A blue square is", "Two"]

@@ -13,7 +13,7 @@ from support.gateway_stage import ANSWER, Stage, open_stage
 from support.sse import ASK_FOR_IDS, events, texts_of
 from tokenizers import Tokenizer
 
-from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is there?"}]}
@@ -72,9 +72,9 @@ async def test_a_frozen_redis_freezes_nobody(
     os.kill(private_redis.pid, signal.SIGSTOP)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("services.gateway.admission._DOOR_S", 0.3)
+            patch.setattr("services.gateway.admission.admission._DOOR_S", 0.3)
             # It is not the connection that gives up.
-            patch.setattr("shared.redis_line._SILENCE_S", 3600.0)
+            patch.setattr("shared.net.redis_connection._SILENCE_S", 3600.0)
             reply = await asyncio.wait_for(kept.chat(), 30)
         assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
     finally:

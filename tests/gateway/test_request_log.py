@@ -12,8 +12,8 @@ from structlog.testing import LogCapture
 from support.gateway_stage import Stage
 
 from services.gateway.gateway import Gateway
-from shared import rpc
 from shared.errors import Internal, InvalidRequest
+from shared.net import rpc
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub

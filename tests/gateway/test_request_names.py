@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.gateway_stage import Stage
 
-from services.gateway.admission import Admission
+from services.gateway.admission.admission import Admission
 
 OWN = "trace-7f3.a:b/c+d=e@f_g"
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from support.gateway_stage import ANSWER, Stage
 
-from shared import rpc
 from shared.errors import Internal, NotFound
+from shared.net import rpc
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import CancelRequestRequest, GetRequestRequest
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub

@@ -14,8 +14,8 @@ from support.gateway_stage import ANSWER, Stage
 from support.sse import ASK_FOR_IDS, event_ids, events, told, with_ids
 
 from services.gateway.gateway import Gateway
-from shared import rpc
 from shared.errors import InvalidRequest, NotFound
+from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import (
     ChatEvent,
     ChatMessage,

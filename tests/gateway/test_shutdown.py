@@ -11,8 +11,8 @@ from support.gateway_stage import MODEL, Stage
 
 from services.gateway.gateway import open_gateway, run_gateway
 from shared.errors import Unavailable
-from shared.keys import Keys
 from shared.queue import connect
+from shared.queue.keys import Keys
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "stream": True}
 

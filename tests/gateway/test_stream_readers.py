@@ -48,8 +48,8 @@ def _is_whole(data: str) -> bool:
 @pytest.fixture
 async def halting(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     """Is silent for so long, before the first token and between others, that comments bridge it."""
-    monkeypatch.setattr("services.gateway.follower.SILENCE_S", 0.05)
-    monkeypatch.setattr("services.gateway.follower._REREAD_S", 0.02)
+    monkeypatch.setattr("services.gateway.following.follower.SILENCE_S", 0.05)
+    monkeypatch.setattr("services.gateway.following.follower._REREAD_S", 0.02)
     await asyncio.sleep(1.0)  # until the follower's own pause, begun before, is over
 
     async def pause(rid: str, index: int) -> None:

@@ -3,12 +3,12 @@
 import pytest
 from support.gateway_stage import MODEL, Stage
 
-from services.gateway.caller import Caller, tenant_of
+from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.admission.tenant_weights import read_weights
 from services.gateway.gateway import open_gateway
-from services.gateway.tenant_weights import read_weights
 from shared.errors import InvalidRequest
-from shared.keys import Keys
 from shared.queue import connect
+from shared.queue.keys import Keys
 
 ALICE, HEAVY = tenant_of(Caller(""), "alice"), tenant_of(Caller("", api_key="sk-heavy"), "")
 

@@ -8,10 +8,10 @@ import pytest
 from support.gateway_stage import Stage, open_stage
 from tokenizers import Tokenizer
 
-from services.gateway.data_urls import read_json
-from services.gateway.terms import Terms, Timeouts, fingerprint, read_terms
-from shared import rpc
+from services.gateway.admission.request_options import Terms, Timeouts, fingerprint, read_terms
+from services.gateway.reading.data_urls import read_json
 from shared.errors import Expired, InvalidRequest
+from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 

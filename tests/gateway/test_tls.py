@@ -16,11 +16,11 @@ from support.gateway_stage import ANSWER, MODEL, Stage
 
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.settings import GatewaySettings
-from shared import healthcheck
 from shared.client import Client
 from shared.client.http import HttpClient, HttpError
 from shared.errors import InvalidRequest
-from shared.server_tls import ServerTls
+from shared.net import healthcheck
+from shared.net.server_tls import ServerTls
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from statistics import mean
 
 import pytest
 
-from services.launcher.bench.event_reader import EventReader
-from services.launcher.bench.load import Pacing
-from services.launcher.bench.objective import Objective
-from services.launcher.bench.recording import Recording
-from services.launcher.bench.report import table
-from services.launcher.bench.result import summarise
+from benchmarks.load.event_reader import EventReader
+from benchmarks.load.load import Pacing
+from benchmarks.load.objective import Objective
+from benchmarks.load.recording import Recording
+from benchmarks.load.report import table
+from benchmarks.load.result import summarise
 
 
 def recording(

@@ -12,8 +12,8 @@ from support.openai_like_server import events, playing
 from benchmarks import compare
 from benchmarks.checkpoints import __main__ as checkpoints
 from benchmarks.checkpoints.words import make_tokenizer, save_tokenizer
-from services.launcher.bench.words import WordPrompts
-from shared.text import TokenBytes
+from benchmarks.load.words import WordPrompts
+from shared.text.text_fold import TokenBytes
 
 
 async def test_a_row_for_each_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,15 +7,15 @@ from random import Random
 
 import pytest
 
+from benchmarks.kill.poison import Poisoned
+from benchmarks.kill.report import judge
+from benchmarks.kill.requests import draw_requests, shares
+from benchmarks.kill.run import Outcome
+from benchmarks.kill.settings import KillSettings
+from benchmarks.kill.target import Strike
+from benchmarks.kill.transcript import Choice, Transcript
+from benchmarks.kill.victims import Victim, order_of_kills
 from services.launcher import cli
-from services.launcher.bench.kill.poison import Poisoned
-from services.launcher.bench.kill.report import judge
-from services.launcher.bench.kill.requests import draw_requests, shares
-from services.launcher.bench.kill.run import Outcome
-from services.launcher.bench.kill.settings import KillSettings
-from services.launcher.bench.kill.target import Strike
-from services.launcher.bench.kill.transcript import Choice, Transcript
-from services.launcher.bench.kill.victims import Victim, order_of_kills
 from shared.client import Event
 
 SETTINGS = KillSettings()

@@ -15,10 +15,10 @@ from support.openai_like_server import Played, events, playing
 from support.tokenizers import byte_level_tokenizer
 from tokenizers import Tokenizer
 
+from benchmarks.load.command import run
+from benchmarks.load.errors import BenchError
+from benchmarks.load.settings import BenchSettings
 from services.launcher import cli
-from services.launcher.bench.command import run
-from services.launcher.bench.errors import BenchError
-from services.launcher.bench.settings import BenchSettings
 
 
 @pytest.fixture

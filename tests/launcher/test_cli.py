@@ -15,7 +15,7 @@ import pytest
 from support.ports import closed_port, free_ports
 
 from services.launcher import cli
-from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.settings import DEMO_MODEL
 
 

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared import healthcheck, rpc
+from shared.net import healthcheck, rpc
 
 
 async def test_a_room_is_ready_once_it_says_so() -> None:

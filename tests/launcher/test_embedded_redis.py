@@ -6,8 +6,8 @@ import psutil
 import pytest
 import redis
 
-from services.launcher.embedded_redis import EmbeddedRedis
-from services.launcher.redis_binary import WHEEL, find_redis_server
+from services.launcher.redis.binary import WHEEL, find_redis_server
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 
 

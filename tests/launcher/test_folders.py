@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.folders import Folders
+from services.launcher.state.folders import Folders
 from shared.errors import Unavailable
 
 

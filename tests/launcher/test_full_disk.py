@@ -14,8 +14,8 @@ import pytest
 import structlog.testing
 from support.system import System
 
-from services.launcher.roster import Roster, waiting
-from services.launcher.roster import System as Told
+from services.launcher.supervise.process_table import Roster, waiting
+from services.launcher.supervise.process_table import System as Told
 
 pytestmark = pytest.mark.timeout(600)
 

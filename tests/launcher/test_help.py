@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from services.launcher.rooms import PASSED_ON
+from services.launcher.service_commands import PASSED_ON
 from services.launcher.settings import ChatSettings, DoctorSettings, ServeSettings
 from shared.settings import RoomSettings, Settings
 

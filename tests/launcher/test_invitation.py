@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher.invitation import invitation
+from services.launcher.console.banner import invitation
 from services.launcher.settings import ServeSettings
 
 

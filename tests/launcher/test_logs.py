@@ -15,7 +15,7 @@ import httpx
 import pytest
 from support.system import System
 
-from services.launcher.folders import Folders
+from services.launcher.state.folders import Folders
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 

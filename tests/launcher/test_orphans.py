@@ -10,11 +10,11 @@ import psutil
 LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
-from services.launcher.child import Child
-from services.launcher.life import Program
-from services.launcher.embedded_redis import EmbeddedRedis
-from services.launcher.probe import RedisProbe
-from services.launcher.supervisor import Supervisor
+from services.launcher.supervise.supervised_process import Child
+from services.launcher.supervise.process import Program
+from services.launcher.redis.embedded_redis import EmbeddedRedis
+from services.launcher.supervise.probe import RedisProbe
+from services.launcher.supervise.supervisor import Supervisor
 from shared.settings import child_environment
 
 async def main(folder):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.folders import Folders
-from services.launcher.life import Program
-from services.launcher.rooms import PASSED_ON, Rooms, doors
+from services.launcher.service_commands import PASSED_ON, Rooms, doors
 from services.launcher.settings import ServeSettings
+from services.launcher.state.folders import Folders
+from services.launcher.supervise.process import Program
 from shared.settings import RoomSettings
 
 REDIS = "unix:///somewhere/redis.sock"

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from support.program import ProgramMaker, make_program
 
-from services.launcher import held
-from services.launcher.child import Child, GaveUp
-from services.launcher.life import Program
-from services.launcher.probe import HeartbeatProbe
-from services.launcher.supervisor import Supervisor
+from services.launcher.supervise import prewarmed_process
+from services.launcher.supervise.probe import HeartbeatProbe
+from services.launcher.supervise.process import Program
+from services.launcher.supervise.supervised_process import Child, GaveUp
+from services.launcher.supervise.supervisor import Supervisor
 from shared.settings import child_environment
 
 
@@ -88,7 +88,7 @@ async def test_a_killed_process_is_started_again(program: ProgramMaker, record: 
 async def test_a_process_that_falls_silent_is_killed(
     program: ProgramMaker, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.launcher.child._SILENCE_S", 1.0)
+    monkeypatch.setattr("services.launcher.supervise.supervised_process._SILENCE_S", 1.0)
     child = record.child(program("encoder"))
     async with running(Supervisor([[child]])):
         first = child.pid
@@ -104,7 +104,7 @@ async def test_a_process_that_falls_silent_is_killed(
 TURNING = """
 import asyncio, sys, time
 from pathlib import Path
-from shared.heartbeat import Heartbeat
+from shared.net.heartbeat import Heartbeat
 
 async def main():
     Heartbeat(Path(sys.argv[1]), lambda: True).start()
@@ -120,7 +120,7 @@ asyncio.run(main())
 async def test_a_busy_event_loop_is_left_alone_and_one_that_stands_still_is_not(
     record: Record, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.launcher.child._SILENCE_S", 2.0)
+    monkeypatch.setattr("services.launcher.supervise.supervised_process._SILENCE_S", 2.0)
     beat, still = short_tmp / "beat", short_tmp / "beat.still"
     child = record.child(
         Program(
@@ -244,7 +244,7 @@ async def test_what_a_process_started_itself_ends_with_it(
 async def test_a_spare_process_takes_the_place_of_a_dead_one(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.launcher.child._SPARE_AFTER_S", 0.0)
+    monkeypatch.setattr("services.launcher.supervise.supervised_process._SPARE_AFTER_S", 0.0)
     room = tmp_path / "roomlike"
     room.mkdir()
     (room / "__init__.py").touch()
@@ -266,7 +266,7 @@ async def test_a_spare_process_takes_the_place_of_a_dead_one(
         [sys.executable, "-m", "roomlike"],
         child_environment(PYTHONPATH=str(tmp_path)),
         make_program(tmp_path, "decoder").probe,
-        held_command=[sys.executable, held.__file__, "roomlike"],
+        held_command=[sys.executable, prewarmed_process.__file__, "roomlike"],
     )
     child = record.child(program)
     async with running(Supervisor([[child]])):

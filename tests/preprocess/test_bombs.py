@@ -15,12 +15,12 @@ import pytest
 import structlog
 from support.preprocess_room import file_of, picture
 
-from services.preprocess.film import open_film
-from services.preprocess.image_decoder import decode
-from services.preprocess.image_limits import ImageLimits, UnreadableImage
-from services.preprocess.sampling import Sampling
-from services.preprocess.worker_pool import ImageWorkerPool
-from shared.artifacts import ArtifactStore, Reservation
+from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.image_decoder import decode
+from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.media.video import open_film
+from services.preprocess.worker.pool import ImageWorkerPool
+from shared.artifacts.store import ArtifactStore, Reservation
 from shared.errors import InvalidRequest, Overloaded
 
 LIMITS = ImageLimits(max_pixels=50_000_000, max_video_pixels=400_000_000)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.preprocess import seccomp, system_calls
-from services.preprocess.seccomp import ALLOW, KILL, REFUSE, worker_filter
-from services.preprocess.system_calls import MACHINES
+from services.preprocess.worker import seccomp, system_calls
+from services.preprocess.worker.seccomp import ALLOW, KILL, REFUSE, worker_filter
+from services.preprocess.worker.system_calls import MACHINES
 from shared.settings import child_environment
 
 

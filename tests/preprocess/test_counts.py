@@ -8,10 +8,10 @@ import PIL.Image
 import pytest
 from support.checkpoints import make_checkpoint, reference_inputs
 
-from services.preprocess.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.media.processor_config import read_processor_config
 from services.preprocess.models import ImageProcessing, PromptRule, find_family
-from services.preprocess.processor_config import read_processor_config
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
 LIMITS = ImageLimits(max_pixels=50_000_000)

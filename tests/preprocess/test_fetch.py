@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from support.preprocess_room import RoomMaker, file_of, image_at, picture, turn
 
-from services.preprocess.address_policy import is_public
-from services.preprocess.media_fetch import FetchPolicy, MediaFetcher
+from services.preprocess.media.address_policy import is_public
+from services.preprocess.media.fetch import FetchPolicy, MediaFetcher
 from shared.errors import InvalidRequest
-from shared.media_store import media_digest
+from shared.queue.media_store import media_digest
 
 PNG = file_of(picture(60, 60))
 
@@ -331,7 +331,7 @@ async def test_redirects_are_checked_like_addresses(
 ) -> None:
     # The first host is held for public; it redirects to one that is not.
     monkeypatch.setattr(
-        "services.preprocess.media_fetch.is_public", lambda address: address == "127.0.0.1"
+        "services.preprocess.media.fetch.is_public", lambda address: address == "127.0.0.1"
     )
     policy = private(allow_private=False)
     here = f"http://127.0.0.1:{site.port}"

@@ -12,11 +12,11 @@ from support.checkpoints import make_checkpoint
 from support.pictures import animation, png
 from support.preprocess_room import Room, RoomMaker, file_of, ids_of, picture, text, turn
 
-from services.preprocess.film import open_film
-from services.preprocess.image_limits import ImageLimits
-from services.preprocess.processor_config import read_sampling
-from services.preprocess.sampling import Sampling
-from shared.artifacts import ArtifactReader
+from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.image_limits import ImageLimits
+from services.preprocess.media.processor_config import read_sampling
+from services.preprocess.media.video import open_film
+from shared.artifacts.store import ArtifactReader
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import (

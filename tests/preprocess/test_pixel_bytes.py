@@ -21,10 +21,10 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from services.preprocess import early_resize
-from services.preprocess.processor_config import read_processor_config
-from shared.artifacts import ArtifactReader
-from shared.pixel_scaling import PixelScaling
+from services.preprocess.media import early_resize
+from services.preprocess.media.processor_config import read_processor_config
+from shared.artifacts.pixel_scaling import PixelScaling
+from shared.artifacts.store import ArtifactReader
 
 # Sides that divide evenly and sides that do not, up and down, wide and tall.
 SIZES = [(336, 336), (56, 56), (61, 97), (97, 61), (640, 48), (20, 300), (1001, 747), (57, 113)]

@@ -12,8 +12,8 @@ from pathlib import Path
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.preprocess_room import Room, RoomMaker, file_of, image, picture, text, turn
 
-from shared import rpc
-from shared.artifacts import ArtifactReader, remove_abandoned
+from shared.artifacts.store import ArtifactReader, remove_abandoned
+from shared.net import rpc
 from shared.settings import child_environment
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub

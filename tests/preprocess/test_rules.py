@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.preprocess.chat_template import ChatTemplate, TemplateRefusal, read_template
 from services.preprocess.models import ImageProcessing, find_family
+from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
 from services.preprocess.settings import parse_image_limit
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
 CLIP = {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}

@@ -7,7 +7,7 @@ import pytest
 from support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.preprocess.prompt_tokenizer import GUARD, PromptTokenizer
+from services.preprocess.prompt.tokenizer import GUARD, PromptTokenizer
 
 TEXTS = [
     "The red circle stands left of the blue square.",

@@ -9,8 +9,8 @@ from support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenize
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
-from services.preprocess.prompt_tokenizer import PromptTokenizer
-from shared.text import TokenBytes
+from services.preprocess.prompt.tokenizer import PromptTokenizer
+from shared.text.text_fold import TokenBytes
 
 TEXTS = [
     "the the  is",

@@ -22,12 +22,12 @@ from support.step_stream import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from services.preprocess import frames
-from services.preprocess.processor_config import read_processor_config
+from services.preprocess.media import frames
+from services.preprocess.media.processor_config import read_processor_config
 from services.vision_encoder.models import load_vision_model
 from services.vision_encoder.models.vision_model import VisionItem
-from shared.artifacts import ArtifactStore
-from shared.checkpoint import Checkpoint
+from shared.artifacts.store import ArtifactStore
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support.scheduler_bench import Bench, generate
 
-from services.scheduler import ledger
-from services.scheduler.choice import Choice
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.deadlines import Deadlines
-from services.scheduler.request import Request
+from services.scheduler.output import output_tracker
+from services.scheduler.output.choice import Choice
+from services.scheduler.output.request import Request
+from services.scheduler.requests.deadlines import Deadlines
 from tessera.decoder.v1 import decoder_pb2
 
 PROMPT = [1, 2, 3]
@@ -59,7 +59,7 @@ async def test_deadlines_of_those_who_have_ended_are_forgotten() -> None:
 async def test_ended_requests_do_not_wait_for_the_garbage_collector(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "_REMEMBERED_S", 0.0)
+    monkeypatch.setattr(output_tracker, "_REMEMBERED_S", 0.0)
     await bench.decoder()
     bench.scheduler()
     await bench.answer(await bench.ask(PROMPT))

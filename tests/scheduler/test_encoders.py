@@ -10,9 +10,9 @@ from support.scheduler_bench import Bench
 
 from services.scheduler.encoders import Encoders
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
-from shared.keys import new_instance_id
-from shared.registry import Announcement, Directory
-from shared.rpc import RoomServer
+from shared.net.registry import Announcement, Directory
+from shared.net.rpc import RoomServer
+from shared.queue.keys import new_instance_id
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc

@@ -5,7 +5,7 @@ from collections import Counter
 
 from support.scheduler_bench import Bench, PlayedDecoder, generate
 
-from shared.token_log import stride
+from shared.queue.token_log import stride
 
 PROMPT = [1, 2, 3]
 

@@ -7,7 +7,7 @@ import pytest
 from support.listening import listening
 from support.scheduler_bench import Bench, generate, logprob_of
 
-from shared.token_log import decode_tokens, stride
+from shared.queue.token_log import decode_tokens, stride
 from tessera.common.v1 import ending_pb2
 
 LENGTH = ending_pb2.FINISH_REASON_LENGTH

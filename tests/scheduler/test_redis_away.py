@@ -12,8 +12,8 @@ from support.lost_tail import written
 from support.scheduler_bench import Bench, PlayedDecoder, generate
 from support.tokenizers import byte_level_tokenizer, save
 
-from services.launcher.embedded_redis import EmbeddedRedis
-from shared.redis_line import line_of
+from services.launcher.redis.embedded_redis import EmbeddedRedis
+from shared.net.redis_connection import line_of
 
 PROMPT = [1, 2, 3]
 LENGTH = 150

@@ -15,8 +15,8 @@ from support.scheduler_bench import Bench
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import Unavailable
-from shared.rpc import channel
-from shared.token_log import decode_tokens, stride
+from shared.net.rpc import channel
+from shared.queue.token_log import decode_tokens, stride
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 

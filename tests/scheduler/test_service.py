@@ -10,10 +10,10 @@ from support.listening import listening
 from support.scheduler_bench import Bench, generate
 
 from services.scheduler.server import FENCED
-from shared import token_log
-from shared.keys import new_instance_id
-from shared.rpc import channel
-from shared.text import TokenBytes
+from shared.net.rpc import channel
+from shared.queue import token_log
+from shared.queue.keys import new_instance_id
+from shared.text.text_fold import TokenBytes
 from tessera.common.v1 import ending_pb2
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, GetLoadResponse
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub

@@ -12,7 +12,7 @@ from support.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from support.scheduler_bench import Bench
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from shared.token_log import decode_tokens, stride
+from shared.queue.token_log import decode_tokens, stride
 from tessera.common.v1 import ending_pb2
 
 PROMPTS = [np.random.default_rng(i).integers(0, 400, 3 + 11 * i).tolist() for i in range(4)]

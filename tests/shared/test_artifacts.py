@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared import artifact_file, artifacts
-from shared.artifacts import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
+from shared.artifacts import file as artifact_file
+from shared.artifacts import store as artifacts
+from shared.artifacts.store import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.errors import NotFound, Unavailable
-from shared.rpc import RoomServer
+from shared.net.rpc import RoomServer
 from shared.settings import child_environment
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
@@ -25,7 +26,7 @@ PRODUCER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from shared.artifacts import ArtifactStore
+from shared.artifacts.store import ArtifactStore
 store = ArtifactStore(Path(sys.argv[1]), "producer", "")
 ref = store.put(b"0123456789abcdef", np.arange(24, dtype=np.float32).reshape(2, 3, 4))
 sys.stdout.write(ref.SerializeToString().hex() + "\\n")

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 
-from shared import background
-from shared.background import Background
+from shared.net import supervise
+from shared.net.supervise import Background
 
 _HOPELESS = """
 import asyncio
@@ -16,8 +16,8 @@ async def fail():
     raise ValueError("no")
 
 async def main():
-    background.FIRST_PAUSE_S = 0.001
-    background.Background("hopeless", fail)
+    supervise.FIRST_PAUSE_S = 0.001
+    supervise.Background("hopeless", fail)
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -39,7 +39,7 @@ async def test_it_begins_again_and_is_counted() -> None:
     task = Background("a test's", body)
     async with asyncio.timeout(30):
         await works.wait()
-    assert begun == 3 and background.failures["a test's"] == 2
+    assert begun == 3 and supervise.failures["a test's"] == 2
     await task.end()
 
 
@@ -55,8 +55,8 @@ async def test_what_returns_is_over_and_what_ends_stays_ended() -> None:
 
     done, running = Background("once", once), Background("long", long)
     await asyncio.sleep(0)
-    await background.end(done, running, None)
-    await asyncio.sleep(2 * background.FIRST_PAUSE_S)
+    await supervise.end(done, running, None)
+    await asyncio.sleep(2 * supervise.FIRST_PAUSE_S)
     assert begun == ["once", "long"]
 
 

@@ -5,8 +5,8 @@ import asyncio
 import grpc.aio
 import pytest
 
-from shared import channels, rpc
-from shared.channels import Channels
+from shared.net import channels, rpc
+from shared.net.channels import Channels
 
 
 async def test_those_of_gone_peers_are_closed_and_those_in_use_stay(

@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from shared import diagnostics
+from shared.telemetry import diagnostics
 
 
 class Kept:

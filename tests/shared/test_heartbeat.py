@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shared import healthcheck
-from shared.heartbeat import Beat, Heartbeat, Question
-from shared.rpc import RoomServer
+from shared.net import healthcheck
+from shared.net.heartbeat import Beat, Heartbeat, Question
+from shared.net.rpc import RoomServer
 
 
 def ask(path: Path) -> Beat:

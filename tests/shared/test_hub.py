@@ -18,7 +18,7 @@ NAME = "Example/Tiny-VL-1.5"
 FIND = """
 import sys
 from shared.errors import ServingError
-from shared.hub import find_on_hub
+from shared.checkpoint.hub import find_on_hub
 try:
     print(find_on_hub(*sys.argv[1:]))
 except ServingError as error:

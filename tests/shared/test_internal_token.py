@@ -11,9 +11,9 @@ import pytest
 import structlog.testing
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from shared import healthcheck, internal_token, rpc
-from shared.artifacts import SERVICE_NAME, ArtifactServicer, ArtifactStore
+from shared.artifacts.store import SERVICE_NAME, ArtifactServicer, ArtifactStore
 from shared.errors import InvalidRequest
+from shared.net import healthcheck, internal_token, rpc
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import FetchArtifactRequest
 

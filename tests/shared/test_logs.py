@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.api_keys import ApiKeys
-from services.gateway.caller import Caller
+from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.caller import Caller
 from services.gateway.settings import GatewaySettings
-from shared import request_names
 from shared.errors import NotFound, from_failure
 from shared.settings import child_environment, python_path
+from shared.telemetry import request_names
 
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import asyncio, gc, logging, sys, threading, warnings
 import structlog
-from shared.telemetry import configure_logs, on_loop_error
+from shared.telemetry.logs import configure_logs, on_loop_error
 
 configure_logs("gateway", "debug", sys.argv[1], quotes_errors=sys.argv[2] == "quotes")
 log = structlog.get_logger("program")
@@ -107,7 +107,7 @@ def test_tracebacks_have_places_and_no_values(style: str) -> None:
 
 def test_a_full_disk_costs_the_line_and_nothing_else() -> None:
     program = (
-        "import structlog; from shared.telemetry import configure_logs\n"
+        "import structlog; from shared.telemetry.logs import configure_logs\n"
         "configure_logs('gateway', stream=open('/dev/full', 'w'))\n"
         "structlog.get_logger().warning('nobody reads this')\n"
         "import logging; logging.getLogger('x').warning('nor this')\n"

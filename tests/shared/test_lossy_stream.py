@@ -8,9 +8,9 @@ from typing import TextIO
 import pytest
 import structlog
 
-from services.launcher.screen import PlainScreen
-from shared.lossy_stream import LossyStream
-from shared.telemetry import configure_logs
+from services.launcher.console.console import PlainScreen
+from shared.telemetry.logs import configure_logs
+from shared.telemetry.lossy_stream import LossyStream
 
 
 @pytest.fixture

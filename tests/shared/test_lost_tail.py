@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from support.lost_tail import written
 from support.queue_desk import STOP, Desk
 
-from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.queue import Held, TakenRequest
-from shared.token_log import encode_tokens
+from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 

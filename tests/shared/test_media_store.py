@@ -8,11 +8,10 @@ import pytest
 from redis.asyncio import Redis
 from support.lost_tail import go_back_to, keep_copy
 
-from services.launcher.embedded_redis import EmbeddedRedis
-from shared import media_store
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import NotFound, Overloaded, Unavailable
-from shared.media_store import MediaStore, media_digest
-from shared.queue import connect
+from shared.queue import connect, media_store
+from shared.queue.media_store import MediaStore, media_digest
 
 
 @pytest.fixture

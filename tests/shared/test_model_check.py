@@ -15,7 +15,7 @@ from services.decoder.models import _MODELS as DECODERS
 from services.preprocess.models import FAMILIES as PREPROCESS_FAMILIES
 from services.vision_encoder.models import FAMILIES as TOWERS
 from shared import devices
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.check import Parts, require_servable
 from shared.model_config.families import ARCHITECTURES, TEXT, VISION, decoder_family
@@ -181,7 +181,7 @@ def test_a_service_alone_refuses_in_one_line_and_says_that_it_is_no_use_to_try_a
 def test_the_check_needs_neither_torch_nor_transformers() -> None:
     source = (
         "import sys; from shared.model_config.check import require_servable;"
-        "from shared.hub import find_on_hub; from shared.settings import DEMO_MODEL;"
+        "from shared.checkpoint.hub import find_on_hub; from shared.settings import DEMO_MODEL;"
         "require_servable(DEMO_MODEL, device='auto');"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )

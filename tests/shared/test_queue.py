@@ -7,10 +7,9 @@ import pytest
 from support.listening import listening
 from support.queue_desk import NO_LOAD, STOP, Desk
 
-from shared import token_log
 from shared.errors import Conflict, Overloaded
-from shared.queue import Append, AppendCode, ControlChannel
-from shared.registry import Announcement, Directory
+from shared.net.registry import Announcement, Directory
+from shared.queue import Append, AppendCode, ControlChannel, token_log
 from tessera.common.v1 import ending_pb2
 
 

@@ -10,12 +10,12 @@ import pytest
 from support.lost_tail import go_back_to, keep_copy
 from support.queue_desk import NO_LOAD, STOP, Desk
 
-from services.launcher.embedded_redis import EmbeddedRedis
-from shared import tasks
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
+from shared.net import tasks
+from shared.net.registry import Announcement, Directory
 from shared.queue import AppendCode, Held, TakenRequest, TokenChannel
-from shared.registry import Announcement, Directory
-from shared.token_log import encode_tokens
+from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
 
 

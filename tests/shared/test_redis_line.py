@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from services.launcher.embedded_redis import EmbeddedRedis
-from shared import redis_line
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.keys import Keys
+from shared.net import redis_connection
+from shared.net.redis_connection import ErrorReply, Subscription, line_of
 from shared.queue import connect
-from shared.redis_line import ErrorReply, Subscription, line_of
-from shared.scripts import Scripts
+from shared.queue.keys import Keys
+from shared.queue.scripts import Scripts
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def test_a_frozen_redis_is_taken_for_dead(
 ) -> None:
     line = line_of(redis)
     with monkeypatch.context() as patch:  # a new connection has the time that it always has
-        patch.setattr(redis_line, "_SILENCE_S", 0.5)
+        patch.setattr(redis_connection, "_SILENCE_S", 0.5)
         await line.call("SET", "k", "v")
         os.kill(private_redis.pid, signal.SIGSTOP)
         try:

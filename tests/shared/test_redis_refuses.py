@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.queue_desk import STOP, Desk
 
-from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.redis_line import line_of
+from shared.net.redis_connection import line_of
 
 
 class FillableRedis(EmbeddedRedis):

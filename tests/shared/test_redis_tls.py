@@ -13,12 +13,12 @@ import pytest
 from redis.asyncio import Redis
 from support.certificates import Certificates, make_certificates
 
-from services.launcher import redis_check
-from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.redis import check as redis_check
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.keys import Keys
+from shared.net.redis_connection import Subscription, line_of
 from shared.queue import Queue, connect
-from shared.redis_line import Subscription, line_of
+from shared.queue.keys import Keys
 
 USER, PASSWORD = "tess:era", "p@ss/w:rd#%"
 LARGE = b"x" * (3 << 20)  # many TLS records

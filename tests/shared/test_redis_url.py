@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from services.launcher import redis_check
-from services.launcher.embedded_redis import EmbeddedRedis
+from services.launcher.redis import check as redis_check
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import InvalidRequest, Unavailable
+from shared.net.redis_url import with_password, without_password
 from shared.queue import connect
-from shared.redis_url import with_password, without_password
 
 PASSWORD = "p@ss/w:rd#%"
 

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from shared import rpc
 from shared.errors import Internal, InvalidRequest, Unavailable
-from shared.rpc import RoomServer, calling, channel
+from shared.net import rpc
+from shared.net.rpc import RoomServer, calling, channel
 from tessera.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 

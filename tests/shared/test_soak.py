@@ -6,12 +6,12 @@ import random
 from support.listening import listening
 from support.queue_desk import NO_LOAD, STOP, Desk
 
-from shared import tasks
 from shared.errors import Conflict, Overloaded
-from shared.keys import new_request_id
+from shared.net import tasks
 from shared.queue import Append, AppendCode, TakenRequest
-from shared.scripts import Scripts
-from shared.token_log import encode_tokens
+from shared.queue.keys import new_request_id
+from shared.queue.scripts import Scripts
+from shared.queue.token_log import encode_tokens
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Ending
 

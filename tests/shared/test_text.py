@@ -1,4 +1,4 @@
-"""The folds of shared/text.py against the `tokenizers` library and against plain string search."""
+"""The folds of shared/text/text_fold.py against the `tokenizers` library and against plain string search."""
 
 import tempfile
 from functools import cache
@@ -17,7 +17,7 @@ from support.tokenizers import (
 )
 from tokenizers import Tokenizer, decoders
 
-from shared.text import StopFinder, StopMatch, TextFold, TokenBytes, UnsupportedTokenizer
+from shared.text.text_fold import StopFinder, StopMatch, TextFold, TokenBytes, UnsupportedTokenizer
 
 
 def table_of(tokenizer: Tokenizer) -> TokenBytes:

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 from structlog.testing import capture_logs
 
-from shared import weight_reader
-from shared.checkpoint import Checkpoint
-from shared.weight_reader import WeightReader
+from shared.checkpoint import weight_reader
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.weight_reader import WeightReader
 
 
 def test_progress_counts_what_this_room_reads(

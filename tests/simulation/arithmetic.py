@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from services.decoder.embeddings import Embeddings
-from services.decoder.plan import Ints, Limits, Plan
-from services.decoder.sealed_blocks import SealedBlocks
-from services.decoder.slots import ANY_START, SlotTable
-from shared.artifacts import ArtifactReader
+from services.decoder.worker.embeddings import Embeddings
+from services.decoder.worker.plan import Ints, Limits, Plan
+from services.decoder.worker.sealed_blocks import SealedBlocks
+from services.decoder.worker.slots import ANY_START, SlotTable
+from shared.artifacts.store import ArtifactReader
 from shared.block_hash import block_names, root_name
 from shared.errors import Precondition, ServingError
 from tessera.decoder.v1.decoder_pb2 import FailedRow, StepResult, StepTimes
@@ -87,7 +87,7 @@ def _columns(*arrays: Ints) -> Iterator[tuple[int, ...]]:
 
 
 class ArithmeticRunner:
-    """Stands for `services.decoder.runner.Runner`, on the real table of slots and the real names of blocks.
+    """Stands for `services.decoder.worker.worker.Runner`, on the real table of slots and the real names of blocks.
 
     `broken` hears of what no plan may do.
     """

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from services.gateway.cache_salt import salt_of
-from services.gateway.caller import Caller, tenant_of
-from shared.rpc import channel
+from services.gateway.admission.cache_salt import salt_of
+from services.gateway.admission.caller import Caller, tenant_of
+from shared.net.rpc import channel
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import (
     ChatEvent,

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Callable
 
-from shared.log_event import EventWriter
-from shared.token_log import encode_tokens
+from shared.queue.log_event import EventWriter
+from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 
 Call = tuple[str, list[str]]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from shared.keys import Keys
+from shared.queue.keys import Keys
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 from tests.simulation.redis_model import Hash, Reply
 from tests.simulation.rooms import MODEL_NAME

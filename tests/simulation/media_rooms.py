@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import NotFound, Overloaded
-from shared.keys import Keys, new_instance_id
+from shared.net.registry import Announcement
+from shared.net.rpc import RoomServer
 from shared.queue import connect
-from shared.registry import Announcement
-from shared.rpc import RoomServer
-from shared.token_log import encode_tokens
+from shared.queue.keys import Keys, new_instance_id
+from shared.queue.token_log import encode_tokens
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import (
     ArtifactLocation,

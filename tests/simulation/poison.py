@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from services.decoder.plan import Plan
+from services.decoder.worker.plan import Plan
 from shared.errors import Internal
 from tests.simulation.arithmetic import MODEL, ArithmeticRunner, Deliver
 from tests.simulation.client import DEADLY, RESUMES, Wish

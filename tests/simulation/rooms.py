@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from services.decoder import room as decoder_room
-from services.decoder.plan import Limits
+from services.decoder import server as decoder_room
 from services.decoder.settings import DecoderSettings
+from services.decoder.worker.plan import Limits
 from services.gateway.gateway import run_gateway
 from services.gateway.settings import GatewaySettings
 from services.scheduler import server as scheduler_server

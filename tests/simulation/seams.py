@@ -22,17 +22,17 @@ import redis.asyncio
 import structlog
 from support.tokenizers import byte_level_tokenizer
 
-import services.decoder.room
+import services.decoder.server
 import services.gateway.gateway
-import services.scheduler.decoder_link
+import services.scheduler.decoders.link
 import services.scheduler.server
-import shared.rpc
-from services.decoder.profile_run import Profile
-from services.gateway.model import ServedModel
-from services.scheduler.decoder_link import DecoderLink
+import shared.net.rpc
+from services.decoder.loading.profile_run import Profile
+from services.gateway.admission.model import ServedModel
+from services.scheduler.decoders.fleet import Fleet
+from services.scheduler.decoders.link import DecoderLink
 from services.scheduler.dispatcher import Dispatcher
-from services.scheduler.fleet import Fleet
-from services.scheduler.ledger import Ledger
+from services.scheduler.output.output_tracker import Ledger
 from tests.simulation.arithmetic import MODEL, VirtualExecutor
 from tests.simulation.redis_room import SimulatedRedis
 from tests.simulation.rpc import SimulatedChannel, SimulatedServer
@@ -124,10 +124,10 @@ def seams(world: Any) -> Iterator[None]:
         patch(services.gateway.gateway, "HttpServer", _NoHttp)
         patch(ServedModel, "load", _load_model)
         patch(services.scheduler.server, "_read_table", _read_table)
-        patch(services.scheduler.decoder_link, "Scheduler", world.core_class)
-        patch(services.decoder.room, "Executor", lambda: _executor(loop, world))
-        patch(services.decoder.room, "load", lambda settings: world.load_decoder())
-        patch(shared.rpc, "settle", lambda: None)
+        patch(services.scheduler.decoders.link, "Scheduler", world.core_class)
+        patch(services.decoder.server, "Executor", lambda: _executor(loop, world))
+        patch(services.decoder.server, "load", lambda settings: world.load_decoder())
+        patch(shared.net.rpc, "settle", lambda: None)
         patch(sys, "setswitchinterval", lambda _: None)
         stack.enter_context(_logging_to(world))
         stack.enter_context(_without_garbage_collection())
@@ -148,7 +148,7 @@ def _executor(loop: asyncio.AbstractEventLoop, world: Any) -> VirtualExecutor:
 
 
 def loaded(runner: Any, step_us: float, token_us: float) -> Any:
-    """What `services.decoder.loading.load` returns."""
+    """What `services.decoder.loading.load.load` returns."""
     return SimpleNamespace(
         runner=runner,
         fingerprint=b"arithmetic-model",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from shared.scripts import source
+from shared.queue.scripts import source
 from tests.simulation.drawn_calls import PREFIX, Call, Draw
 from tests.simulation.redis_model import RedisError, RedisModel, Reply
 from tests.simulation.redis_room import resp

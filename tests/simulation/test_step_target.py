@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from services.decoder.plan import Limits
+from services.decoder.worker.plan import Limits
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import rooms
 from tests.simulation.arithmetic import BLOCK_SIZE, MODEL, ArithmeticRunner

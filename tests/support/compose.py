@@ -10,7 +10,7 @@ from typing import Any, Self
 import redis
 from support.ports import free_ports
 
-from shared.keys import Keys
+from shared.queue.keys import Keys
 from tessera.scheduler.v1 import scheduler_pb2
 
 _ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.vision_encoder.room import serve
+from services.vision_encoder.server import serve
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import rpc
-from shared.artifacts import ArtifactReader
+from shared.artifacts.store import ArtifactReader
+from shared.net import rpc
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.vision_encoder.v1.vision_encoder_pb2 import (
     EncodeRequest,

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from services.preprocess.confinement import confine
+from services.preprocess.worker.confinement import confine
 
 
 def attempts(folder: Path, parent: int, port: int, held: int) -> dict[str, Callable[[], object]]:

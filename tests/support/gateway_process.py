@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 from support.gateway_stage import MODEL, Stage, until_ready
 
-from shared.keys import Keys
+from shared.net.registry import Directory
 from shared.queue import connect
-from shared.registry import Directory
+from shared.queue.keys import Keys
 from shared.settings import child_environment, python_path
 
 _ROOT = Path(__file__).parents[2]

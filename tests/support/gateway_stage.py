@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.settings import GatewaySettings
-from shared.keys import Keys
 from shared.queue import connect
-from shared.text import TokenBytes
+from shared.queue.keys import Keys
+from shared.text.text_fold import TokenBytes
 
 MODEL = "tiny-vl"
 MAX_MODEL_LEN = 512

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 from redis.asyncio import Redis
 
-from shared import tasks
-from shared.keys import Keys
+from shared.net import tasks
 from shared.queue import TokenChannel
+from shared.queue.keys import Keys
 from tessera.scheduler.v1.queue_pb2 import LogBatch, LogEvent
 
 NOTHING = LogBatch().SerializeToString()  # a message that says nothing about any request

@@ -13,14 +13,14 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from shared import tasks
 from shared.errors import InvalidRequest, ServingError, Unavailable
-from shared.keys import Keys, new_instance_id
+from shared.net import tasks
+from shared.net.registry import Announcement
+from shared.net.rpc import RoomServer
 from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
-from shared.registry import Announcement
-from shared.rpc import RoomServer
-from shared.text import StopFinder, TokenBytes
-from shared.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
+from shared.queue.keys import Keys, new_instance_id
+from shared.queue.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
+from shared.text.text_fold import StopFinder, TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, Failure, FinishReason
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1 import preprocess_pb2_grpc

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import AttnMeta, Heads, KVSpec
-from services.decoder.ops.base import BaseOps
+from services.decoder.devices.base.attention_meta import AttnMeta, Heads, KVSpec
+from services.decoder.devices.base.ops import BaseOps
 
 BLOCKS = 200
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.artifacts import ArtifactReader
+from shared.artifacts.store import ArtifactReader
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 
 _MOMENTS = 2  # of a patch, in the families that have grids

@@ -13,9 +13,9 @@ import numpy as np
 import PIL.Image
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.preprocess.room import serve
+from services.preprocess.server import serve
 from services.preprocess.settings import PreprocessSettings
-from shared import rpc
+from shared.net import rpc
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
     Media,

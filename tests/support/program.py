@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from services.launcher.life import Program
-from services.launcher.probe import Condition
+from services.launcher.supervise.probe import Condition
+from services.launcher.supervise.process import Program
 from shared.settings import child_environment
 
 ProgramMaker = Callable[..., Program]

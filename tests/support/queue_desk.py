@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from shared import token_log
-from shared.keys import Keys, new_request_id
-from shared.queue import Append, AppendCode, Lifetimes, Queue, connect
+from shared.queue import Append, AppendCode, Lifetimes, Queue, connect, token_log
+from shared.queue.keys import Keys, new_request_id
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.common.v1.sampling_pb2 import SamplingParams

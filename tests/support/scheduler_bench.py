@@ -15,13 +15,12 @@ from support.step_stream import DECODER_ID, running_decoder
 
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
-from shared import token_log
 from shared.errors import Superseded, Unavailable
-from shared.keys import Keys, new_instance_id, new_request_id
-from shared.log_event import PROMPT
-from shared.queue import Queue, connect
-from shared.registry import Announcement
-from shared.rpc import RoomServer
+from shared.net.registry import Announcement
+from shared.net.rpc import RoomServer
+from shared.queue import Queue, connect, token_log
+from shared.queue.keys import Keys, new_instance_id, new_request_id
+from shared.queue.log_event import PROMPT
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1 import decoder_pb2

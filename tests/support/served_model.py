@@ -2,8 +2,8 @@
 
 from support.tokenizers import byte_level_tokenizer
 
-from services.gateway.model import ServedModel
-from shared.text import TokenBytes
+from services.gateway.admission.model import ServedModel
+from shared.text.text_fold import TokenBytes
 
 
 def model(**defaults: float) -> ServedModel:

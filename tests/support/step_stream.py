@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from services.decoder.executor import Executor
-from services.decoder.loading import Loaded, load
-from services.decoder.room import hello
+from services.decoder.loading.load import Loaded, load
+from services.decoder.server import hello
 from services.decoder.servicer import DecoderServicer
 from services.decoder.settings import DecoderSettings
-from shared.rpc import RoomServer, calling, channel
+from services.decoder.worker.executor import Executor
+from shared.net.rpc import RoomServer, calling, channel
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1 import decoder_pb2_grpc

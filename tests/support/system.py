@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 from support.ports import free_ports
 
-from services.launcher.folders import Folders
+from services.launcher.state.folders import Folders
 
 _ROOT = Path(__file__).parents[2]
 

@@ -14,14 +14,14 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from services.preprocess.processor_config import read_processor_config
+from services.preprocess.media.processor_config import read_processor_config
 from services.vision_encoder import models
 from services.vision_encoder.models import load_vision_model
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
-from shared.checkpoint import Checkpoint
+from shared.artifacts.pixel_scaling import PixelScaling
+from shared.checkpoint.folder import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
-from shared.pixel_scaling import PixelScaling
 
 SIZES = [(64, 48), (56, 56), (300, 20), (4, 800), (800, 4), (113, 400), (57, 112), (500, 375)]
 PLAIN = PixelScaling(1 / 255, (0.5,) * 3, (0.5,) * 3)

@@ -18,7 +18,7 @@ from transformers import LlavaConfig as TransformersConfig
 from services.vision_encoder import models
 from services.vision_encoder.models import load_vision_model
 from services.vision_encoder.models.vision_model import VisionItem
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.llava import LlavaConfig, TowerConfig
 from shared.settings import child_environment
@@ -108,7 +108,7 @@ def test_llava_is_loaded_without_transformers_and_compilers(tmp_path: Path) -> N
     script = (
         "import sys, torch; from pathlib import Path\n"
         "from services.vision_encoder.models import load_vision_model\n"
-        "from shared.checkpoint import Checkpoint\n"
+        "from shared.checkpoint.folder import Checkpoint\n"
         "model = load_vision_model(Checkpoint(Path(sys.argv[1])), torch.device('cpu'), torch.float32)\n"
         "print(len(model.encode([model.sample()])), {'transformers', 'torch._dynamo', 'sympy'} & set(sys.modules))"
     )

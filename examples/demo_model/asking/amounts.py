@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shared.demo_model import words
-from shared.demo_model.asking.base import Asker, Turn, alternatives
-from shared.demo_model.asking.relations import differs
-from shared.demo_model.palette import COLOURS
-from shared.demo_model.scenes import SHAPES
+from examples.demo_model import words
+from examples.demo_model.asking.base import Asker, Turn, alternatives
+from examples.demo_model.asking.relations import differs
+from examples.demo_model.palette import COLOURS
+from examples.demo_model.scenes import SHAPES
 
 
 class Amounts(Asker):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from shared.demo_model import words
-from shared.demo_model.scenes import Scene, Thing
-from shared.demo_model.words import COLOUR_WORDS, PLACE, SHAPE_WORDS
+from examples.demo_model import words
+from examples.demo_model.scenes import Scene, Thing
+from examples.demo_model.words import COLOUR_WORDS, PLACE, SHAPE_WORDS
 
 
 @dataclass(slots=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from shared.demo_model import words
-from shared.demo_model.asking.amounts import Amounts
-from shared.demo_model.asking.base import Turn, alternatives
-from shared.demo_model.asking.places import Places
-from shared.demo_model.asking.things import Things
-from shared.demo_model.asking.yes_no import YesNo
-from shared.demo_model.scenes import Thing
+from examples.demo_model import words
+from examples.demo_model.asking.amounts import Amounts
+from examples.demo_model.asking.base import Turn, alternatives
+from examples.demo_model.asking.places import Places
+from examples.demo_model.asking.things import Things
+from examples.demo_model.asking.yes_no import YesNo
+from examples.demo_model.scenes import Thing
 
 
 class Questions(Things, Places, Amounts, YesNo):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shared.demo_model import words
-from shared.demo_model.asking.base import Asker, Turn, alternatives
-from shared.demo_model.asking.relations import relation_of
-from shared.demo_model.scenes import CELLS, SHAPES, Thing
-from shared.demo_model.words import PLACE, PLACE_ASKED, RELATION
+from examples.demo_model import words
+from examples.demo_model.asking.base import Asker, Turn, alternatives
+from examples.demo_model.asking.relations import relation_of
+from examples.demo_model.scenes import CELLS, SHAPES, Thing
+from examples.demo_model.words import PLACE, PLACE_ASKED, RELATION
 
 
 class Places(Asker):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shared.demo_model import words
-from shared.demo_model.asking.base import Asker, Turn, alternatives
-from shared.demo_model.scenes import SHAPES, Thing
-from shared.demo_model.words import PLACE
+from examples.demo_model import words
+from examples.demo_model.asking.base import Asker, Turn, alternatives
+from examples.demo_model.scenes import SHAPES, Thing
+from examples.demo_model.words import PLACE
 
 
 class Things(Asker):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shared.demo_model import words
-from shared.demo_model.asking.base import Asker, Turn, alternatives
-from shared.demo_model.asking.relations import differs, relation_of
-from shared.demo_model.palette import COLOURS
-from shared.demo_model.scenes import CELLS, SHAPES, Thing
-from shared.demo_model.words import COUNT_WORDS, PLACE_ASKED, RELATION, RELATION_ASKED
+from examples.demo_model import words
+from examples.demo_model.asking.base import Asker, Turn, alternatives
+from examples.demo_model.asking.relations import differs, relation_of
+from examples.demo_model.palette import COLOURS
+from examples.demo_model.scenes import CELLS, SHAPES, Thing
+from examples.demo_model.words import COUNT_WORDS, PLACE_ASKED, RELATION, RELATION_ASKED
 
 
 class YesNo(Asker):

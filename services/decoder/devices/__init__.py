@@ -4,12 +4,12 @@ import importlib
 
 import torch
 
-from services.decoder.ops.base import BaseOps
+from services.decoder.devices.base.ops import BaseOps
 
 # Device -> module and what there makes its ops of (dtype, threads, block_size).
 _DEVICES = {
-    "cpu": ("services.decoder.ops.cpu", "make_ops"),
-    "cuda": ("services.decoder.ops.cuda", "make_ops"),
+    "cpu": ("services.decoder.devices.cpu.ops", "make_ops"),
+    "cuda": ("services.decoder.devices.cuda.ops", "make_ops"),
 }
 
 

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from services.decoder.embeddings import Embeddings
-from services.decoder.memory import (
+from services.decoder.devices import load_ops
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.row_check import rows_are_equal
+from services.decoder.loading.memory import (
     cache_budget,
     count_blocks,
     kv_bytes,
     swap_blocks,
 )
+from services.decoder.loading.profile_run import Profile, profile
+from services.decoder.loading.warm_up import warm_up
 from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.ops import load_ops
-from services.decoder.ops.base import BaseOps
-from services.decoder.ops.row_check import rows_are_equal
-from services.decoder.plan import Limits
-from services.decoder.profile_run import Profile, profile
-from services.decoder.runner import Runner
 from services.decoder.settings import DecoderSettings
-from services.decoder.warm_up import warm_up
-from shared.artifacts import ArtifactReader
-from shared.checkpoint import Checkpoint
+from services.decoder.worker.embeddings import Embeddings
+from services.decoder.worker.plan import Limits
+from services.decoder.worker.worker import Runner
+from shared.artifacts.store import ArtifactReader
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.check import require_dtype
 from shared.model_config.families import read_decoder_config
 from shared.torch_device import torch_device

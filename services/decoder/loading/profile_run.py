@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.decoder.memory import peak_bytes
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.loading.memory import peak_bytes
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.ops.base import BaseOps
 
 _TIMED_TOKENS = 48  # on the CPU: enough for the products to be what takes the time
 _LOGIT_BYTES = 4

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from services.decoder.plan import Limits, read_plan
-from services.decoder.runner import Runner
+from services.decoder.worker.plan import Limits, read_plan
+from services.decoder.worker.worker import Runner
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
-from shared.weight_reader import WeightReader
 
 # Composite checkpoints spell the same tensor in several ways, by age:
 # language_model.model.X, model.language_model.X (and lm_head in both); plain ones say model.X.

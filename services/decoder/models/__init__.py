@@ -3,7 +3,7 @@
 import importlib
 
 from services.decoder.models.decoder_model import DecoderModel
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.families import decoder_family
 
 _MODELS = {

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import AttnMeta, KVSpec, PagedKV
-from services.decoder.ops.base import BaseOps
-from shared.checkpoint import Checkpoint
+from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, PagedKV
+from services.decoder.devices.base.ops import BaseOps
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import DecoderConfig
 from tessera.common.v1.media_pb2 import MediaItem
 

@@ -7,10 +7,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.rope import rope_table
-from services.decoder.models.weights import LanguageWeights
-from services.decoder.ops.attention_meta import (
+from services.decoder.devices.base.attention_meta import (
     AttnMeta,
     HeadNorms,
     Heads,
@@ -18,9 +15,12 @@ from services.decoder.ops.attention_meta import (
     Packed,
     PagedKV,
 )
-from services.decoder.ops.base import BaseOps
-from services.decoder.ops.decoder_layer import DecoderLayer
-from shared.checkpoint import Checkpoint
+from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.loading.weights import LanguageWeights
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.rope import rope_table
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import DecoderConfig
 from shared.model_config.families import read_decoder_config
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.llama import Llama
-from services.decoder.ops.base import BaseOps
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.decoder import DecoderConfig
 from tessera.common.v1.media_pb2 import MediaItem, Modality

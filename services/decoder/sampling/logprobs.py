@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.decoder.sampler.candidates import largest
+from services.decoder.sampling.top_k import largest
 
 Floats = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]

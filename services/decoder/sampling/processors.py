@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from services.decoder.sampler.bad_words import BadWords
-from services.decoder.sampler.token_counts import TokenCounts
+from services.decoder.sampling.bad_words import BadWords
+from services.decoder.sampling.token_counts import TokenCounts
 from shared.errors import InvalidRequest
 from tessera.common.v1.sampling_pb2 import SamplingParams
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.decoder.sampler.adjustments import Adjustments, needs_adjustment
-from services.decoder.sampler.logprobs import scores
-from services.decoder.sampler.parameters import COLD, check_params
-from services.decoder.sampler.random_numbers import uniform
-from services.decoder.sampler.token_masks import TokenMasks, TokenMatcher
-from services.decoder.sampler.truncation import Truncation, choose
+from services.decoder.sampling.logprobs import scores
+from services.decoder.sampling.parameters import COLD, check_params
+from services.decoder.sampling.processors import Adjustments, needs_adjustment
+from services.decoder.sampling.random_numbers import uniform
+from services.decoder.sampling.token_masks import TokenMasks, TokenMatcher
+from services.decoder.sampling.truncation import Truncation, choose
 from shared.errors import Internal, InvalidRequest, ServingError
 from tessera.common.v1.sampling_pb2 import SamplingParams
 

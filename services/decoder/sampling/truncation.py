@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.decoder.sampler.candidates import largest
+from services.decoder.sampling.top_k import largest
 
 Floats = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 Doubles = np.ndarray[tuple[int, int], np.dtype[np.float64]]

@@ -10,7 +10,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from shared.artifacts import ArtifactReader
+from shared.artifacts.store import ArtifactReader
 from shared.errors import Precondition
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.media_spans import MediaSpan, contiguous_runs
-from services.decoder.ops.attention_meta import AttnMeta
-from services.decoder.ops.base import BaseOps
-from services.decoder.slots import SlotTable
+from services.decoder.devices.base.attention_meta import AttnMeta
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.worker.media_spans import MediaSpan, contiguous_runs
+from services.decoder.worker.slots import SlotTable
 
 Longs = np.ndarray[tuple[int], np.dtype[np.int64]]
 # Rows [first, last) of a span's embedding.

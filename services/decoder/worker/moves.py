@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from services.decoder.ops.attention_meta import PagedKV
-from services.decoder.ops.base import BaseOps
-from services.decoder.plan import Ints, Plan
+from services.decoder.devices.base.attention_meta import PagedKV
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.worker.plan import Ints, Plan
 
 
 def apply_moves(

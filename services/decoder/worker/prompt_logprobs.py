@@ -4,8 +4,8 @@ import numpy as np
 from torch import Tensor
 
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.sampler.logprobs import log_softmax, top
-from services.decoder.slots import SlotTable
+from services.decoder.sampling.logprobs import log_softmax, top
+from services.decoder.worker.slots import SlotTable
 from shared.errors import Precondition
 from tessera.decoder.v1 import decoder_pb2
 

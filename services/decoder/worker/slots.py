@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from services.decoder.media_spans import MediaSpan, embed_positions, read_spans
-from services.decoder.plan import Plan, bad_plan
+from services.decoder.worker.media_spans import MediaSpan, embed_positions, read_spans
+from services.decoder.worker.plan import Plan, bad_plan
 from shared.errors import InvalidRequest, ServingError
-from shared.request_names import names
+from shared.telemetry.request_names import names
 from tessera.decoder.v1.decoder_pb2 import NewSequence
 
 Ints = np.ndarray[tuple[int], np.dtype[np.int32]]

@@ -9,20 +9,20 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.batch import Batch, Rows, build_batch, order_rows, spans_of
-from services.decoder.embeddings import Embeddings
-from services.decoder.media_spans import MediaSpan
+from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.moves import apply_moves
-from services.decoder.ops.base import BaseOps
-from services.decoder.plan import Limits, Plan
-from services.decoder.prompt_logprobs import PromptLogprobs
-from services.decoder.sampler.sampler import Sampler, nan_logits
-from services.decoder.sealed_blocks import SealedBlocks
-from services.decoder.slots import ANY_START, SlotTable
+from services.decoder.sampling.sampler import Sampler, nan_logits
+from services.decoder.worker.embeddings import Embeddings
+from services.decoder.worker.inputs import Batch, Rows, build_batch, order_rows, spans_of
+from services.decoder.worker.media_spans import MediaSpan
+from services.decoder.worker.moves import apply_moves
+from services.decoder.worker.plan import Limits, Plan
+from services.decoder.worker.prompt_logprobs import PromptLogprobs
+from services.decoder.worker.sealed_blocks import SealedBlocks
+from services.decoder.worker.slots import ANY_START, SlotTable
 from shared.errors import Precondition, ServingError
-from shared.request_names import names
-from shared.telemetry import Stopwatch
+from shared.telemetry.logs import Stopwatch
+from shared.telemetry.request_names import names
 from tessera.decoder.v1.decoder_pb2 import FailedRow, NewSequence, StepResult, StepTimes
 
 log = structlog.get_logger(__name__)

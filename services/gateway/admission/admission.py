@@ -10,21 +10,20 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.gateway.answer import Answer
-from services.gateway.caller import Caller, tenant_of
-from services.gateway.cancels import Cancels
-from services.gateway.choice_log import LogLayout
-from services.gateway.custody import Custody, Holding, follow_ms
-from services.gateway.data_urls import decode_media
-from services.gateway.follower import Follower
-from services.gateway.metrics import Metrics
-from services.gateway.model import ServedModel
-from services.gateway.preprocess_pool import PreprocessPool
+from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.admission.held_requests import Custody, Holding, follow_ms
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.admission.request import ValidRequest, make_spec
+from services.gateway.admission.request_options import NO_TERMS, Terms
+from services.gateway.following.answer import Answer
+from services.gateway.following.cancels import Cancels
+from services.gateway.following.choice_log import LogLayout
+from services.gateway.following.follower import Follower
+from services.gateway.following.resume import Resumption, shows_prompt_ids
+from services.gateway.reading.data_urls import decode_media
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
-from services.gateway.request import ValidRequest, make_spec
-from services.gateway.resume import Resumption, shows_prompt_ids
-from services.gateway.terms import NO_TERMS, Terms
-from shared import tasks
+from services.gateway.telemetry.metrics import Metrics
 from shared.errors import (
     Conflict,
     InvalidRequest,
@@ -32,9 +31,10 @@ from shared.errors import (
     Overloaded,
     ServingError,
 )
+from shared.net import tasks
 from shared.queue import Queue
-from shared.request_names import names
-from shared.token_log import decode_tokens
+from shared.queue.token_log import decode_tokens
+from shared.telemetry.request_names import names
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 

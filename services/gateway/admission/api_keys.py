@@ -5,7 +5,7 @@ import hmac
 import time
 from collections.abc import Sequence
 
-from services.gateway.caller import Caller
+from services.gateway.admission.caller import Caller
 from shared.errors import Unauthenticated
 
 

@@ -6,7 +6,7 @@ guess, what stands in it.
 
 import hashlib
 
-from services.gateway.fields import Fields
+from services.gateway.reading.fields import Fields
 
 _SALT_BYTES = 16
 _LONGEST = 512

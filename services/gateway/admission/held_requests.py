@@ -11,14 +11,14 @@ from typing import Self
 
 import structlog
 
-from services.gateway.cancels import Cancels
-from services.gateway.choice_log import ChoiceLog
-from services.gateway.follower import Follow, Follower
-from services.gateway.metrics import Metrics
-from services.gateway.terms import KEEP_S, Timeouts
-from shared import background
-from shared.background import Background
+from services.gateway.admission.request_options import KEEP_S, Timeouts
+from services.gateway.following.cancels import Cancels
+from services.gateway.following.choice_log import ChoiceLog
+from services.gateway.following.follower import Follow, Follower
+from services.gateway.telemetry.metrics import Metrics
 from shared.errors import Unavailable
+from shared.net import supervise
+from shared.net.supervise import Background
 from shared.queue import Held, Queue
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
@@ -97,7 +97,7 @@ class Custody:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await background.end(*self._work)
+        await supervise.end(*self._work)
         with contextlib.suppress(Unavailable):
             await self._tell()
 

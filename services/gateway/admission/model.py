@@ -8,11 +8,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import NotFound, Precondition
 from shared.model_config.families import has_vision, read_decoder_config
-from shared.text import TokenBytes
-from shared.tokenizer_file import read_tokenizer
+from shared.text.text_fold import TokenBytes
+from shared.text.tokenizer_file import read_tokenizer
 
 # The fields of generation_config.json that are defaults here, under the same names.
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

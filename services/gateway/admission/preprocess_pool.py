@@ -8,11 +8,11 @@ from collections import Counter
 import grpc
 import structlog
 
-from services.gateway.openai_errors import BodyTooLarge
-from services.gateway.prompt_stream import PromptStream, is_short
-from shared import rpc
+from services.gateway.admission.prompt_stream import PromptStream, is_short
+from services.gateway.api.openai.errors import BodyTooLarge
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
-from shared.registry import Directory, Member
+from shared.net import rpc
+from shared.net.registry import Directory, Member
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
 

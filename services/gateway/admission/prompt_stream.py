@@ -7,9 +7,9 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from shared import tasks
 from shared.errors import Expired, Internal, ServingError, Unavailable, from_failure
-from shared.rpc import calling
+from shared.net import tasks
+from shared.net.rpc import calling
 from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareManyRequest,
     PrepareRequest,

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from services.gateway.cache_salt import salt_of
-from services.gateway.data_urls import Luggage
-from services.gateway.model import ServedModel
-from services.gateway.terms import NO_TERMS, Terms
+from services.gateway.admission.cache_salt import salt_of
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request_options import NO_TERMS, Terms
+from services.gateway.reading.data_urls import Luggage
 from shared.errors import InvalidRequest
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse

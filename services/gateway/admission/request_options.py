@@ -12,8 +12,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from services.gateway.data_urls import Luggage
-from services.gateway.fields import Fields
+from services.gateway.reading.data_urls import Luggage
+from services.gateway.reading.fields import Fields
 from shared.errors import InvalidRequest
 
 # The name in lower case to its value, "" if absent.

@@ -5,10 +5,10 @@ from typing import Self
 
 import structlog
 
-from services.gateway.caller import Caller, tenant_of
-from shared import background
-from shared.background import Background
+from services.gateway.admission.caller import Caller, tenant_of
 from shared.errors import InvalidRequest, Unavailable
+from shared.net import supervise
+from shared.net.supervise import Background
 from shared.queue import Queue
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class TenantWeights:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await background.end(*self._work)
+        await supervise.end(*self._work)
 
     async def _tell(self) -> None:
         while True:

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.gateway.choice_log import PROMPT, News
-from services.gateway.event_id import OPEN, TEXT_TOLD, Progress
-from services.gateway.follower import Follow
-from services.gateway.logprobs import LogprobFold, Scores, TokenLogprob, read_scores
-from services.gateway.metrics import Metrics
-from services.gateway.request_log import log_end
-from services.gateway.timeline import Timeline
+from services.gateway.following.choice_log import PROMPT, News
+from services.gateway.following.event_id import OPEN, TEXT_TOLD, Progress
+from services.gateway.following.follower import Follow
+from services.gateway.following.logprobs import LogprobFold, Scores, TokenLogprob, read_scores
+from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.request_log import log_end
+from services.gateway.telemetry.timeline import Timeline
 from shared import errors
 from shared.errors import Cancelled, Internal, ServingError
-from shared.request_names import names
-from shared.text import TextFold, TokenBytes
-from shared.token_log import stride
+from shared.queue.token_log import stride
+from shared.telemetry.request_names import names
+from shared.text.text_fold import TextFold, TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 

@@ -5,8 +5,8 @@ import time
 
 import structlog
 
-from shared import tasks
 from shared.errors import Unavailable
+from shared.net import tasks
 from shared.queue import Queue
 
 log = structlog.get_logger(__name__)

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared import token_log
+from shared.queue import token_log
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.common.v1.sampling_pb2 import SamplingParams
 

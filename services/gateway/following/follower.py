@@ -15,10 +15,10 @@ from typing import Self
 
 import structlog
 
-from services.gateway.choice_log import PROMPT, ChoiceLog, LogLayout, News
-from shared import background
-from shared.background import Background
+from services.gateway.following.choice_log import PROMPT, ChoiceLog, LogLayout, News
 from shared.errors import Internal, NotFound, ServingError, Unavailable
+from shared.net import supervise
+from shared.net.supervise import Background
 from shared.queue import LogNews, Queue, TokenChannel
 from tessera.scheduler.v1.queue_pb2 import LogEvent
 
@@ -194,7 +194,7 @@ class Follower:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await background.end(*self._tasks)
+        await supervise.end(*self._tasks)
 
     def __len__(self) -> int:
         return sum(map(len, self._follows.values()))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.text import ByteStream, TokenBytes
+from shared.text.text_fold import ByteStream, TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ Scores = tuple[float, list[tuple[int, float]]]
 
 
 def read_scores(records: bytes, stride: int) -> list[Scores]:
-    """The log-probabilities in consecutive log records (`shared/token_log.py`) of `stride` bytes:
+    """The log-probabilities in consecutive log records (`shared/queue/token_log.py`) of `stride` bytes:
     each token's own, and the top ones. Where a vocabulary has too few ids the rest is left out.
     """
     pairs = np.frombuffer(records, np.uint8).reshape(-1, stride)[:, 4:]

@@ -5,18 +5,18 @@ gateway.
 import re
 import time
 
-from services.gateway.answer import Answer
-from services.gateway.choice_log import LogLayout
-from services.gateway.custody import Custody
-from services.gateway.event_id import check_progress, read_event_id
-from services.gateway.follower import Follower
-from services.gateway.metrics import Metrics
-from services.gateway.model import ServedModel
+from services.gateway.admission.held_requests import Custody
+from services.gateway.admission.model import ServedModel
+from services.gateway.following.answer import Answer
+from services.gateway.following.choice_log import LogLayout
+from services.gateway.following.event_id import check_progress, read_event_id
+from services.gateway.following.follower import Follower
 from services.gateway.redis_calls import until_recovered
+from services.gateway.telemetry.metrics import Metrics
 from shared.errors import NotFound
-from shared.keys import model_tag
 from shared.queue import Queue, RequestState
-from shared.token_log import decode_tokens
+from shared.queue.keys import model_tag
+from shared.queue.token_log import decode_tokens
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
 
 # Also as the `id` of its answer, which is what most clients keep of it.

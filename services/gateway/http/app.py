@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import structlog
 
-from services.gateway.answers import Answers
-from services.gateway.api_keys import ApiKeys
-from services.gateway.caller import Caller
-from services.gateway.cross_origin import CrossOrigin
-from services.gateway.hosts import Hosts
-from services.gateway.http import Exchange, Receive, Scope, Send
-from services.gateway.information import Information
-from services.gateway.openai_errors import MethodNotAllowed, NoRoute, error_event
-from services.gateway.request_log import log_refusal
-from services.gateway.requests_door import Requests
-from shared import request_names
+from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.caller import Caller
+from services.gateway.api.openai.completions import Answers
+from services.gateway.api.openai.errors import MethodNotAllowed, NoRoute, error_event
+from services.gateway.api.tessera.information import Information
+from services.gateway.api.tessera.requests import Requests
+from services.gateway.http.cross_origin import CrossOrigin
+from services.gateway.http.exchange import Exchange, Receive, Scope, Send
+from services.gateway.http.hosts import Hosts
+from services.gateway.telemetry.request_log import log_refusal
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
-from shared.keys import new_request_id
+from shared.queue.keys import new_request_id
+from shared.telemetry import request_names
 
 log = structlog.get_logger(__name__)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from services.gateway.http import Exchange
+from services.gateway.http.exchange import Exchange
 
 # Clients of a browser read these beside what every page may read.
 _EXPOSED = b"x-request-id, x-tessera-request-id, retry-after"

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
-from services.gateway.body_budget import BodyBudget
-from services.gateway.openai_errors import (
+from services.gateway.api.openai.errors import (
     BodyTooLarge,
     TooSlow,
     WrongMediaType,
     error_body,
     error_headers,
 )
+from services.gateway.http.body_budget import BodyBudget
 from shared.errors import Cancelled, ServingError, Unavailable
-from shared.request_names import clients_name
+from shared.telemetry.request_names import clients_name
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -8,8 +8,8 @@ without asking first.
 import functools
 from collections.abc import Collection
 
-from services.gateway.http import Exchange
-from services.gateway.openai_errors import Forbidden
+from services.gateway.api.openai.errors import Forbidden
+from services.gateway.http.exchange import Exchange
 from shared.access import is_loopback
 
 

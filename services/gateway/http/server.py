@@ -13,10 +13,10 @@ from typing import cast
 
 import uvicorn
 
-from services.gateway.app import App
-from services.gateway.http_protocol import BoundedProtocol, HttpLimits
+from services.gateway.http.app import App
+from services.gateway.http.protocol import BoundedProtocol, HttpLimits
 from shared.errors import Unavailable
-from shared.server_tls import ServerTls
+from shared.net.server_tls import ServerTls
 
 _BACKLOG = 2048
 _TICK_S = 1.0

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from services.gateway.answer import Answer, Piece
-from services.gateway.http import Exchange
-from services.gateway.openai_replies import (
+from services.gateway.api.openai.replies import (
     DONE,
     EventWriter,
     event_writers,
     whole_body,
     whole_body_of_all,
 )
-from shared import tasks
+from services.gateway.following.answer import Answer, Piece
+from services.gateway.http.exchange import Exchange
+from shared.net import tasks
 
 
 async def write_stream(exchange: Exchange, answer: Answer, *, with_ids: bool) -> None:

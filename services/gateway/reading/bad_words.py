@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer
 
-from services.gateway.fields import Fields
+from services.gateway.reading.fields import Fields
 from tessera.common.v1.sampling_pb2 import TokenSequence
 
 _MOST_WORDS = 256

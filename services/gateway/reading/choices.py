@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.fields import Fields
+from services.gateway.reading.fields import Fields
 
 # What a beam search would have to ignore, with the values that ask for nothing: beams are ranked by
 # the model's own probabilities, undistorted.

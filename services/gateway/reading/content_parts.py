@@ -1,8 +1,8 @@
 """The parts of a message: text, images, videos."""
 
-from services.gateway.fields import Fields
-from services.gateway.list_limits import MOST_FRAMES
-from services.gateway.media import (
+from services.gateway.reading.fields import Fields
+from services.gateway.reading.list_limits import MOST_FRAMES
+from services.gateway.reading.media import (
     read_image_bytes,
     read_image_url,
     read_video_bytes,

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from services.gateway.fields import parse_body
-from services.gateway.list_limits import MOST_FRAMES
-from services.gateway.media import (
+from services.gateway.reading.fields import parse_body
+from services.gateway.reading.list_limits import MOST_FRAMES
+from services.gateway.reading.media import (
     FRAME_KINDS,
     data_url_head,
     is_data_url,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from services.gateway.json_limits import check_json
+from services.gateway.reading.json_limits import check_json
 from shared.errors import InvalidRequest
 
 # A millisecond of work.

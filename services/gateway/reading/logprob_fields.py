@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.fields import Fields
+from services.gateway.reading.fields import Fields
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 
 

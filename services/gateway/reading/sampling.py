@@ -5,12 +5,12 @@ default any more.
 import secrets
 from collections.abc import Mapping
 
-from services.gateway.bad_words import read_bad_words
-from services.gateway.candidates import read_candidates
-from services.gateway.fields import Fields
-from services.gateway.list_limits import MOST_IDS, MOST_STOP_IDS
-from services.gateway.logprob_fields import Logprobs
-from services.gateway.model import ServedModel
+from services.gateway.admission.model import ServedModel
+from services.gateway.reading.bad_words import read_bad_words
+from services.gateway.reading.choices import read_candidates
+from services.gateway.reading.fields import Fields
+from services.gateway.reading.list_limits import MOST_IDS, MOST_STOP_IDS
+from services.gateway.reading.logprob_fields import Logprobs
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 _INT32_MAX = (1 << 31) - 1

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.fields import Fields
+from services.gateway.reading.fields import Fields
 
 # Each with the values that mean "off": they are what many clients send anyway.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {

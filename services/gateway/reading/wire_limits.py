@@ -4,7 +4,7 @@ a hundred in memory.
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from services.gateway.json_limits import MOST_VALUES
+from services.gateway.reading.json_limits import MOST_VALUES
 from shared.errors import InvalidRequest
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

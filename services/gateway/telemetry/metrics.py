@@ -18,9 +18,9 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.scheduler_load import SchedulerLoad
-from services.gateway.timeline import Timeline
-from shared.background import failures
+from services.gateway.telemetry.scheduler_load import SchedulerLoad
+from services.gateway.telemetry.timeline import Timeline
+from shared.net.supervise import failures
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 
 _LABELS = ("model_name", "engine")

@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import Self
 
-from services.gateway.scheduler_load import SchedulerLoad
-from shared import background
-from shared.background import Background
+from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from shared.errors import Unavailable
+from shared.net import supervise
+from shared.net.supervise import Background
 from shared.queue import Queue
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
 
@@ -35,7 +35,7 @@ class Reporter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await background.end(self._work)
+        await supervise.end(self._work)
         self._load.leave_out()
         with contextlib.suppress(Unavailable):
             await self._queue.report(self._instance_id, 0)

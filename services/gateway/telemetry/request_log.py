@@ -5,10 +5,10 @@ from typing import Any
 
 import structlog
 
-from services.gateway.metrics import finish_reason
-from services.gateway.timeline import Timeline
+from services.gateway.telemetry.metrics import finish_reason
+from services.gateway.telemetry.timeline import Timeline
 from shared.errors import Cancelled, ServingError, from_failure
-from shared.request_names import names
+from shared.telemetry.request_names import names
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from services.launcher.rooms import Door, doors
+from services.launcher.service_commands import Door, doors
 from services.launcher.settings import ServeSettings
 
 # A red circle, a blue square and a green triangle: every command shown works as it stands.

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shared.lossy_stream import LossyStream
+from shared.telemetry.lossy_stream import LossyStream
 
 _COLOURS = {
     "starting": "yellow",

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from services.launcher.state_folder import make_private
+from services.launcher.state.state_folder import make_private
 from shared.errors import Unavailable
 from shared.settings import temporary_folder
 

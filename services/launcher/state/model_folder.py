@@ -1,8 +1,8 @@
 """The model that is to be served: where it is, and whether it can be."""
 
 from services.launcher.settings import ServeSettings
+from shared.checkpoint.hub import find_on_hub
 from shared.errors import InvalidRequest
-from shared.hub import find_on_hub
 from shared.model_config.check import require_computable, require_servable
 from shared.model_config.families import has_vision
 from shared.settings import hub_name

@@ -5,7 +5,7 @@ import enum
 from pathlib import Path
 from typing import Protocol
 
-from shared.heartbeat import Question
+from shared.net.heartbeat import Question
 
 _TIMEOUT_S = 1.0
 

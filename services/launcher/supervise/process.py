@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from services.launcher.die_with_parent import die_with_parent
-from services.launcher.held import READY
-from services.launcher.probe import Probe
+from services.launcher.supervise.die_with_parent import die_with_parent
+from services.launcher.supervise.prewarmed_process import READY
+from services.launcher.supervise.probe import Probe
 
 _LONGEST_LINE = 1 << 20
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from services.launcher.life import Life, Program, Spare
-from services.launcher.probe import Condition
+from services.launcher.supervise.probe import Condition
+from services.launcher.supervise.process import Life, Program, Spare
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from services.launcher.child import Child
+from services.launcher.supervise.supervised_process import Child
 
 _STOP_WITHIN_S = 3.5  # the drain not counted
 _FOUNDATION_S = 1.0  # Redis writes its file out

@@ -22,7 +22,7 @@ The pace, which positions may depend on, and the choice of frames are part of th
 import struct
 from collections.abc import Sequence
 
-from services.preprocess.sampling import Sampling
+from services.preprocess.media.frame_selection import Sampling
 
 _FRAMES = b"TSRFRMS\x01"
 _FILM = b"TSRFILM\x01"

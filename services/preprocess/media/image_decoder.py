@@ -14,8 +14,8 @@ import PIL.PngImagePlugin
 import PIL.TiffImagePlugin
 import PIL.WebPImagePlugin
 
-from services.preprocess.image_header import check_header
-from services.preprocess.image_limits import ImageLimits, NeedsMoreMemory, UnreadableImage
+from services.preprocess.media.image_header import check_header
+from services.preprocess.media.image_limits import ImageLimits, NeedsMoreMemory, UnreadableImage
 
 # Pillow's other decoders are not loaded: each is one more that a stranger's file could reach.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")

@@ -8,7 +8,7 @@ sense pass here; what is wrong with them is for the decoder to say.
 import re
 import struct
 
-from services.preprocess.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
 
 _MOST_PARTS = 1 << 16  # chunks, segments or blocks, which cost time of their own however small
 _MOST_BLOCKS = 1 << 20  # GIF has at most 255 bytes in each

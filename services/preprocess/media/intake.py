@@ -5,15 +5,15 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.preprocess import frames
-from services.preprocess.data_url import decode_data_url, is_data_url
-from services.preprocess.media_fetch import MediaFetcher
-from services.preprocess.pixel_cache import PixelCache, Pixels
-from services.preprocess.sampling import Sampling
+from services.preprocess.media import frames
+from services.preprocess.media.data_url import decode_data_url, is_data_url
+from services.preprocess.media.fetch import MediaFetcher
+from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.pixel_cache import PixelCache, Pixels
+from shared.artifacts.pixel_scaling import PixelScaling
 from shared.errors import InvalidRequest, Precondition
-from shared.media_store import MediaStore, media_digest
-from shared.pixel_scaling import PixelScaling
-from shared.telemetry import Stopwatch
+from shared.queue.media_store import MediaStore, media_digest
+from shared.telemetry.logs import Stopwatch
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video
 

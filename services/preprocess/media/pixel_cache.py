@@ -6,9 +6,9 @@ import json
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
 
-from services.preprocess.worker_pool import ImageWorkerPool, PictureSize, ProcessorInfo
-from shared.artifact_file import DIGEST_BYTES
-from shared.artifacts import ArtifactStore
+from services.preprocess.worker.pool import ImageWorkerPool, PictureSize, ProcessorInfo
+from shared.artifacts.file import DIGEST_BYTES
+from shared.artifacts.store import ArtifactStore
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 
 

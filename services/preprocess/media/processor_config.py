@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.preprocess.sampling import Sampling
+from services.preprocess.media.frame_selection import Sampling
 from shared.errors import InvalidRequest
 
 # Names in released checkpoints that transformers no longer has.

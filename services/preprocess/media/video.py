@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import PIL.Image
 
-from services.preprocess.image_decoder import bytes_per_pixel, rgb
-from services.preprocess.image_header import check_animation
-from services.preprocess.image_limits import ImageLimits, NeedsMoreMemory, UnreadableImage
-from services.preprocess.sampling import Sampling
+from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.image_decoder import bytes_per_pixel, rgb
+from services.preprocess.media.image_header import check_animation
+from services.preprocess.media.image_limits import ImageLimits, NeedsMoreMemory, UnreadableImage
 
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
 # FFmpeg's demuxers by the place and the bytes that tell them. One is named, never left to guesses:
@@ -92,13 +92,13 @@ def _frames(image: PIL.Image.Image, places: Sequence[int]) -> Iterator[PIL.Image
 def _container(data: bytes, demuxer: str, sampling: Sampling, limits: ImageLimits) -> Film:
     try:
         # Where it is not installed nothing else is lost, and elsewhere only those who need it wait for it.
-        from services.preprocess import film_container
+        from services.preprocess.media import video_container
     except ImportError as error:
         raise UnreadableImage(
             "VIDEO_FORMAT",
             f"this server does not read MP4, WebM and the like (it lacks PyAV): {_ACCEPTED}",
         ) from error
-    reader = film_container.Reader(data, demuxer, limits)
+    reader = video_container.Reader(data, demuxer, limits)
     chosen = sampling.choose(reader.total, reader.seconds)
     limits.check_frames(len(chosen), *reader.size)
     return Film(reader.frames(chosen), len(chosen), (reader.seconds or 0.0) / len(chosen))

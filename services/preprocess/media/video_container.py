@@ -8,7 +8,7 @@ import av
 import av.error
 import PIL.Image
 
-from services.preprocess.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
 
 # Nothing that a file names is opened: it has all of its bytes in itself.
 _OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from services.preprocess.models import llava, llava_next, qwen2_vl
 from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan, PromptRule
 from services.preprocess.models.text import TextRule
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.families import has_vision
 
 

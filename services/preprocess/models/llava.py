@@ -8,7 +8,7 @@ The patch size is taken from the tower, not from the processor: old processor fi
 from typing import Any
 
 from services.preprocess.models.prompt_rule import ImageProcessing, ImagesOnly, MediaSpan
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
 # model_type of the tower -> class tokens, and transformers' defaults for what config.json leaves

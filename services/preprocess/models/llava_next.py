@@ -14,7 +14,7 @@ from typing import Any
 
 from services.preprocess.models.llava import DEFAULT_VISION, image_token_id, tower_rows
 from services.preprocess.models.prompt_rule import ImageProcessing, ImagesOnly, MediaSpan
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
 _DEFAULT_RESOLUTIONS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.preprocess.models.prompt_rule import ImageProcessing, MediaSpan
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
 _DEFAULT_IMAGE_TOKEN = 151_655

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.preprocess import conversation as conversations
-from services.preprocess.chat_template import ChatTemplate, TemplateRefusal, refused
 from services.preprocess.models import MediaSpan, PromptRule
-from services.preprocess.prompt_tokenizer import GUARD, Ids, PromptTokenizer
+from services.preprocess.prompt import conversation as conversations
+from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, refused
+from services.preprocess.prompt.tokenizer import GUARD, Ids, PromptTokenizer
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
 

@@ -17,7 +17,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from services.preprocess.time_limit import TimeIsUp, at_most
+from services.preprocess.prompt.time_limit import TimeIsUp, at_most
 from shared.errors import InvalidRequest
 
 ROLES = ("system", "user", "assistant", "tool", "developer")

@@ -5,8 +5,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from services.preprocess.chat_template import ROLES, ChatTemplate
-from services.preprocess.prompt_tokenizer import PromptTokenizer
+from services.preprocess.prompt.chat_template import ROLES, ChatTemplate
+from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message, Video
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidRequest
-from shared.tokenizer_file import read_tokenizer
+from shared.text.tokenizer_file import read_tokenizer
 
 Ids = npt.NDArray[np.int32]
 

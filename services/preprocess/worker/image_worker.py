@@ -5,7 +5,7 @@ The pixel values do not come back by the pipe: with each job comes the artifact'
 socket, and the worker writes it. It opens nothing itself, and could not (`confinement`). It ends when
 its input ends.
 
-`python -m services.preprocess.image_worker <processor class> <its settings as JSON> <limits as JSON>
+`python -m services.preprocess.worker.image_worker <processor class> <its settings as JSON> <limits as JSON>
 <sizes of a video's frames as JSON> <number of the socket>`
 """
 
@@ -25,18 +25,18 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 import numpy as np  # noqa: E402
 import PIL.Image  # noqa: E402
 
-from services.preprocess import early_resize, frames  # noqa: E402
-from services.preprocess.confinement import confine  # noqa: E402
-from services.preprocess.film import Film, open_film  # noqa: E402
-from services.preprocess.image_decoder import decode  # noqa: E402
-from services.preprocess.image_limits import (  # noqa: E402
+from services.preprocess.media import early_resize, frames  # noqa: E402
+from services.preprocess.media.image_decoder import decode  # noqa: E402
+from services.preprocess.media.image_limits import (  # noqa: E402
     ImageLimits,
     NeedsMoreMemory,
     UnreadableImage,
 )
-from services.preprocess.rehearsal import rehearse  # noqa: E402
-from shared import artifact_file  # noqa: E402
-from shared.pixel_scaling import PixelScaling  # noqa: E402
+from services.preprocess.media.video import Film, open_film  # noqa: E402
+from services.preprocess.worker.confinement import confine  # noqa: E402
+from services.preprocess.worker.warm_up import rehearse  # noqa: E402
+from shared.artifacts import file as artifact_file  # noqa: E402
+from shared.artifacts.pixel_scaling import PixelScaling  # noqa: E402
 
 _LENGTH = struct.Struct("<I")
 _CHANNELS = 3

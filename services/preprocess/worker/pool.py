@@ -12,18 +12,18 @@ from typing import Any, Self
 
 import structlog
 
-from services.preprocess.decode_turns import DecodeBudget, DecodeTurns
-from services.preprocess.image_limits import ImageLimits
-from services.preprocess.processor_config import (
+from services.preprocess.media.image_limits import ImageLimits
+from services.preprocess.media.processor_config import (
     processor_class_name,
     read_processor_config,
     read_video_size,
 )
-from services.preprocess.worker_process import WorkerDied, WorkerProcess
-from shared import artifact_file
-from shared.artifacts import Reservation, out_of_space
+from services.preprocess.worker.decode_turns import DecodeBudget, DecodeTurns
+from services.preprocess.worker.process import WorkerDied, WorkerProcess
+from shared.artifacts import file as artifact_file
+from shared.artifacts.pixel_scaling import PixelScaling
+from shared.artifacts.store import Reservation, out_of_space
 from shared.errors import InvalidRequest, Unavailable
-from shared.pixel_scaling import PixelScaling
 
 log = structlog.get_logger(__name__)
 

@@ -47,7 +47,7 @@ class WorkerProcess:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "services.preprocess.image_worker",
+                "services.preprocess.worker.image_worker",
                 *arguments,
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.PIPE,

@@ -10,7 +10,7 @@ import os
 import platform
 import struct
 
-from services.preprocess.system_calls import MACHINES, Machine
+from services.preprocess.worker.system_calls import MACHINES, Machine
 
 # Classic BPF, as the kernel takes it: code, jumps if true and if false, operand.
 Program = list[tuple[int, int, int, int]]

@@ -15,11 +15,11 @@ import pkgutil
 
 import PIL.Image
 
-from services.preprocess import image_decoder
-from services.preprocess.film import open_film
-from services.preprocess.image_decoder import FORMATS
-from services.preprocess.image_limits import ImageLimits, UnreadableImage
-from services.preprocess.sampling import Sampling
+from services.preprocess.media import image_decoder
+from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.image_decoder import FORMATS
+from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
+from services.preprocess.media.video import open_film
 
 # Loaded by Pillow's JPEG reader for files of two pictures, as telephones write them.
 _LATE = ("PIL.MpoImagePlugin",)
@@ -56,7 +56,7 @@ def _load_pyav() -> None:
     """All of it: its modules import each other when they first meet a kind of stream."""
     import av
 
-    importlib.import_module("services.preprocess.film_container")
+    importlib.import_module("services.preprocess.media.video_container")
     for module in pkgutil.walk_packages(av.__path__, "av."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

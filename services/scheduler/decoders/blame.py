@@ -5,7 +5,7 @@ from collections.abc import Callable
 import structlog
 
 from services.scheduler.core.sequence import INTERNAL, Ending, EndReason, Error
-from services.scheduler.request import Request
+from services.scheduler.output.request import Request
 
 log = structlog.get_logger(__name__)
 

@@ -10,13 +10,13 @@ from services.scheduler.core.block_hash import root_of
 from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.scheduler import Capacity
 from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence
-from services.scheduler.logprobs import StepLogprobs
+from services.scheduler.output.logprobs import StepLogprobs
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Failure
 from tessera.decoder.v1 import decoder_pb2
 
 if TYPE_CHECKING:
-    from services.scheduler.request import Request
+    from services.scheduler.output.request import Request
 
 _ARRAYS = (
     "drop",

@@ -9,12 +9,12 @@ from functools import partial
 import structlog
 
 from services.scheduler.core.router import Router
-from services.scheduler.decoder_link import DecoderLink
-from shared import background
-from shared.background import Background
+from services.scheduler.decoders.link import DecoderLink
 from shared.errors import ServingError, Superseded, Unavailable
+from shared.net import supervise
+from shared.net.registry import Directory, Member
+from shared.net.supervise import Background
 from shared.queue import Queue
-from shared.registry import Directory, Member
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +74,7 @@ class Fleet:
     async def close(self) -> None:
         """Ends all links."""
         self._closing = True
-        await background.end(*self._keepers.values())
+        await supervise.end(*self._keepers.values())
 
     async def share(self, others: Collection[str]) -> None:
         """Where another live scheduler has no decoder and this one has the most, the least loaded one is given away:

@@ -11,27 +11,28 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import structlog
 
-from services.scheduler import convert
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.core.policy import Policy
 from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Error, MediaSpan
+from services.scheduler.decoders import convert
+from services.scheduler.decoders.move_timer import MoveTimer
+from services.scheduler.decoders.step_durations import StepDurations
+from services.scheduler.decoders.step_tokens import StepTokens
+from services.scheduler.decoders.step_totals import StepTotals
 from services.scheduler.encoders import Encoders
-from services.scheduler.move_timer import MoveTimer
-from services.scheduler.step_durations import StepDurations
-from services.scheduler.step_tokens import StepTokens
-from services.scheduler.step_totals import StepTotals
-from shared import request_names, tasks
 from shared.errors import Internal, ServingError, Superseded, Unavailable, status_number
-from shared.registry import Member
-from shared.rpc import calling, channel
+from shared.net import tasks
+from shared.net.registry import Member
+from shared.net.rpc import calling, channel
+from shared.telemetry import request_names
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceStub
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
 
 if TYPE_CHECKING:
-    from services.scheduler.request import Request
+    from services.scheduler.output.request import Request
 
 log = structlog.get_logger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import Collection
 import structlog
 
 from services.scheduler.core.sequence import SequenceStatus
-from services.scheduler.decoder_link import DecoderLink
-from services.scheduler.fleet import Fleet
-from services.scheduler.ledger import Ledger
-from services.scheduler.log_writer import LogWriter
-from services.scheduler.recovery import Recovery
-from services.scheduler.request import Request
+from services.scheduler.decoders.fleet import Fleet
+from services.scheduler.decoders.link import DecoderLink
+from services.scheduler.output.log_writer import LogWriter
+from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.request import Request
+from services.scheduler.requests.recovery import Recovery
 from shared.errors import Unavailable
 from shared.queue import Queue
 

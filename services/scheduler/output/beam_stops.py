@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.scheduler.core.beam_search import Step
-from shared.text import ByteStream, TokenBytes
+from shared.text.text_fold import ByteStream, TokenBytes
 
 
 class BeamStops:

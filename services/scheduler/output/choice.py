@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from shared.log_event import EventWriter
-from shared.token_log import decode_tokens, encode_tokens, stride
+from shared.queue.log_event import EventWriter
+from shared.queue.token_log import decode_tokens, encode_tokens, stride
 from tessera.common.v1.ending_pb2 import Ending
 
 if TYPE_CHECKING:

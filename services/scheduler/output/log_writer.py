@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from services.scheduler.choice import Choice
+from services.scheduler.output.choice import Choice
 from shared.errors import Unavailable
 from shared.queue import AppendAnswer, AppendCode, Queue
 

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
-from shared.token_log import encode_records
+from shared.queue.token_log import encode_records
 from tessera.decoder.v1 import decoder_pb2
 
 Floats = npt.NDArray[np.float32]

@@ -7,18 +7,18 @@ from itertools import chain, compress
 
 import structlog
 
-from services.scheduler.choice import Choice
-from services.scheduler.convert import ending_message
 from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.plan import Progress, StepPlan, StepProgress
 from services.scheduler.core.sequence import INVALID_ARGUMENT, Ending, EndReason, Error, Sequence
-from services.scheduler.decoder_link import DecoderLink
-from services.scheduler.log_writer import LogWriter
-from services.scheduler.logprobs import StepLogprobs, prompt_records
-from services.scheduler.request import Request, Unreadable
-from shared.log_event import token_middle
+from services.scheduler.decoders.convert import ending_message
+from services.scheduler.decoders.link import DecoderLink
+from services.scheduler.output.choice import Choice
+from services.scheduler.output.log_writer import LogWriter
+from services.scheduler.output.logprobs import StepLogprobs, prompt_records
+from services.scheduler.output.request import Request, Unreadable
 from shared.queue import TakenRequest
-from shared.token_log import encode_tokens
+from shared.queue.log_event import token_middle
+from shared.queue.token_log import encode_tokens
 from tessera.decoder.v1 import decoder_pb2
 
 log = structlog.get_logger(__name__)

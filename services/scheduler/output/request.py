@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.scheduler.beam_stops import BeamStops
-from services.scheduler.candidates import Candidates
-from services.scheduler.choice import Choice
 from services.scheduler.core.beam_search import BeamSearch, Step
 from services.scheduler.core.sequence import (
     INVALID_ARGUMENT,
@@ -17,12 +14,15 @@ from services.scheduler.core.sequence import (
     MediaSpan,
     Sequence,
 )
-from services.scheduler.logprobs import Floats, Ids
-from shared.log_event import PROMPT
+from services.scheduler.output.beam_stops import BeamStops
+from services.scheduler.output.choice import Choice
+from services.scheduler.output.logprobs import Floats, Ids
+from services.scheduler.output.ranking import Candidates
 from shared.queue import TakenRequest
-from shared.request_names import names
-from shared.text import StopFinder, TokenBytes
-from shared.token_log import encode_records, encode_tokens
+from shared.queue.log_event import PROMPT
+from shared.queue.token_log import encode_records, encode_tokens
+from shared.telemetry.request_names import names
+from shared.text.text_fold import StopFinder, TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 _PRIORITIES = {"interactive": 0, "batch": 1}

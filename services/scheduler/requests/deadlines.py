@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Callable, Iterator
 
 from services.scheduler.core.sequence import Ending, EndReason, Error
-from services.scheduler.request import Request
+from services.scheduler.output.request import Request
 
 _SMALL = 256
 DEADLINE_EXCEEDED = 4  # number of gRPC

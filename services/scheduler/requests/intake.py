@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from services.scheduler.decoder_link import DecoderLink
+from services.scheduler.decoders.link import DecoderLink
 from shared.queue import TakenRequest
 
 _START_WITHIN_S = 2.0  # of work that waits at a decoder

@@ -4,8 +4,8 @@ import asyncio
 
 import structlog
 
-from services.scheduler.ledger import Ledger
-from services.scheduler.request import Request
+from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.request import Request
 from shared.errors import Unavailable
 from shared.queue import Held, Queue
 

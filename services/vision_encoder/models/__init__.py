@@ -4,9 +4,9 @@ import importlib
 
 import torch
 
-from services.vision_encoder.cpu.ops import TowerOps
+from services.vision_encoder.devices.cpu import TowerOps
 from services.vision_encoder.models.vision_model import VisionModel
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
 from shared.model_config.families import has_vision

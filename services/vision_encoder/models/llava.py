@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from services.vision_encoder import pixel_values, weights
-from services.vision_encoder.cpu.llava_tower import LlavaTower
-from services.vision_encoder.cpu.ops import TowerOps
+from services.vision_encoder.devices.cpu import TowerOps
 from services.vision_encoder.models.llava_network import LlavaNetwork
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem
-from shared.checkpoint import Checkpoint
+from services.vision_encoder.towers.llava_tower import LlavaTower
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import LlavaConfig
 
 # Old checkpoints have `vision_tower.vision_model.`, new ones may have `model.` before everything.

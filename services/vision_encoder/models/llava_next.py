@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from services.vision_encoder.cpu.ops import TowerOps
+from services.vision_encoder.devices.cpu import TowerOps
 from services.vision_encoder.models.llava import LlavaVision
 from services.vision_encoder.models.llava_network import LlavaNetwork
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem
-from shared.checkpoint import Checkpoint
+from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import LlavaConfig
 
 # Height and width in pixels, for a config.json that names none.

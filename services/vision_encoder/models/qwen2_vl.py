@@ -20,10 +20,10 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
 from services.vision_encoder import pixel_values, weights
-from services.vision_encoder.cpu.ops import TowerOps
-from services.vision_encoder.cpu.qwen_tower import QwenTower
+from services.vision_encoder.devices.cpu import TowerOps
 from services.vision_encoder.models.vision_model import BadPixels, VisionItem
-from shared.checkpoint import Checkpoint
+from services.vision_encoder.towers.qwen_tower import QwenTower
+from shared.checkpoint.folder import Checkpoint
 
 # Checkpoints have `visual.`; the module tree of newer versions `model.visual.`.
 _NAME = re.compile(r"(?:model\.)?visual\.(.+)")

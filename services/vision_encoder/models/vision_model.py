@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.pixel_scaling import PixelScaling
+from shared.artifacts.pixel_scaling import PixelScaling
 
 PixelArray = npt.NDArray[np.generic]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.vision_encoder.cpu.ops import Norm, Rotation, Segments, TowerOps
+from services.vision_encoder.devices.cpu import Norm, Rotation, Segments, TowerOps
 from shared.cpu_kernels.packed_linear import PackedLinear
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.vision_encoder.cpu.blocks import Block, run_blocks
-from services.vision_encoder.cpu.ops import ACTIVATIONS, Norm, TowerOps
+from services.vision_encoder.devices.cpu import ACTIVATIONS, Norm, TowerOps
+from services.vision_encoder.towers.blocks import Block, run_blocks
 from shared.model_config.llava import LlavaConfig
 
 

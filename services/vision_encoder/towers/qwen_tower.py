@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from services.vision_encoder.cpu.blocks import Block, run_blocks
-from services.vision_encoder.cpu.llava_tower import norm_of
-from services.vision_encoder.cpu.ops import ACTIVATIONS, Rotation, TowerOps
+from services.vision_encoder.devices.cpu import ACTIVATIONS, Rotation, TowerOps
+from services.vision_encoder.towers.blocks import Block, run_blocks
+from services.vision_encoder.towers.llava_tower import norm_of
 from shared.cpu_kernels import binding
 
 Grid = tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""The Lua scripts that are the only writers of the queue, the registry and the token log; keys in `shared/keys.py`."""
+"""The Lua scripts that are the only writers of the queue, the registry and the token log; keys in `keys.py`."""
 
 import hashlib
 from functools import cache
@@ -8,7 +8,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from shared.errors import Unavailable
-from shared.redis_line import ErrorReply, line_of
+from shared.net.redis_connection import ErrorReply, line_of
 
 _FOLDER = Path(__file__).parent
 

@@ -23,7 +23,7 @@ local function read_event(at, stop)
 end
 
 -- The same for what nearly every event is, one token of the first choice: a fixed form (token_middle in
--- shared/log_event.py), read at once. Returns nothing for any other event.
+-- shared/queue/log_event.py), read at once. Returns nothing for any other event.
 local function read_token(at, stop)
   local tag, length = string.byte(batch, at, at + 1)
   if tag ~= 10 or stop - at ~= length + 13 then return end

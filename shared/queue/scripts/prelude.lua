@@ -1,5 +1,5 @@
 -- Stands before every script. KEYS[1] is the model's prefix "t:{m}"; all other keys share its hash tag, so they are in
--- its slot. See shared/keys.py for the legend.
+-- its slot. See shared/queue/keys.py for the legend.
 local P = KEYS[1]
 
 local function now_us()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from shared.scripts import __file__ as _lua_package
-from shared.scripts import source
+from shared.queue.scripts import __file__ as _lua_package
+from shared.queue.scripts import source
 from tests.simulation.redis_model import RedisError, RedisModel, Reply
 from tests.simulation.scripts.prelude import Prelude
 

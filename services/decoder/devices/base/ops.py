@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import (
+from services.decoder.devices.base.attention_meta import (
     AttnMeta,
     HeadNorms,
     Heads,
@@ -19,7 +19,7 @@ from services.decoder.ops.attention_meta import (
     Packed,
     PagedKV,
 )
-from services.decoder.ops.decoder_layer import DecoderLayer
+from services.decoder.devices.base.decoder_layer import DecoderLayer
 
 
 class BaseOps:

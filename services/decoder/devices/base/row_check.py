@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import KVSpec
-from services.decoder.ops.base import BaseOps
+from services.decoder.devices.base.attention_meta import KVSpec
+from services.decoder.devices.base.ops import BaseOps
 
 _SIZES = ((256, 320), (896, 512))  # inputs and outputs of linear layers
 _ROWS = (1, 2, 5, 8, 13, 16, 37)

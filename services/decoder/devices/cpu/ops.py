@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import (
+from services.decoder.devices.base.attention_meta import (
     AttnMeta,
     HeadNorms,
     Heads,
@@ -22,10 +22,10 @@ from services.decoder.ops.attention_meta import (
     Packed,
     PagedKV,
 )
-from services.decoder.ops.base import BaseOps
-from services.decoder.ops.cpu_layer import LayerCall, make_call, make_step
-from services.decoder.ops.cpu_torch import TorchCpuOps
-from services.decoder.ops.decoder_layer import DecoderLayer
+from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
+from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from shared import processors
 from shared.cpu_kernels import binding, packed_linear, shortlist
 from shared.cpu_kernels.binding import Kernels

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import (
+from services.decoder.devices.base.attention_meta import (
     AttnMeta,
     HeadNorms,
     Heads,
@@ -23,8 +23,8 @@ from services.decoder.ops.attention_meta import (
     Packed,
     PagedKV,
 )
-from services.decoder.ops.base import BaseOps
-from services.decoder.ops.row_groups import RowGroup, group_rows
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.row_groups import RowGroup, group_rows
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 
 # Keys of one partial sum over values: GEMM cuts longer sums (from 193 on, measured) by their length.

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.ops.attention_meta import AttnMeta, KVSpec, PagedKV
-from services.decoder.ops.base import BaseOps, hidden_keys
+from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, PagedKV
+from services.decoder.devices.base.ops import BaseOps, hidden_keys
 
 
 def make_ops(dtype: torch.dtype, threads: int, block_size: int) -> BaseOps:

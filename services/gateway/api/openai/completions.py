@@ -5,20 +5,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from services.gateway.admission import Admission
-from services.gateway.answer import Answer
-from services.gateway.caller import Caller, tenant_of
-from services.gateway.data_urls import read_json
-from services.gateway.fields import off_the_loop
-from services.gateway.http import BodyLimits, Exchange
-from services.gateway.metrics import Metrics
-from services.gateway.model import ServedModel
-from services.gateway.openai_requests import read_chat, read_completions
-from services.gateway.request import ValidRequest
-from services.gateway.terms import Terms, Timeouts, read_terms
-from services.gateway.writing import write_stream, write_streams, write_whole, write_wholes
+from services.gateway.admission.admission import Admission
+from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request import ValidRequest
+from services.gateway.admission.request_options import Terms, Timeouts, read_terms
+from services.gateway.api.openai.requests import read_chat, read_completions
+from services.gateway.following.answer import Answer
+from services.gateway.http.exchange import BodyLimits, Exchange
+from services.gateway.http.sse import write_stream, write_streams, write_whole, write_wholes
+from services.gateway.reading.data_urls import read_json
+from services.gateway.reading.fields import off_the_loop
+from services.gateway.telemetry.metrics import Metrics
 from shared.errors import InvalidRequest, ServingError
-from shared.keys import model_tag, new_request_id
+from shared.queue.keys import model_tag, new_request_id
 
 Reader = Callable[[Mapping[str, Any], ServedModel], Sequence[ValidRequest]]
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.logprobs import Scores, TokenLogprob
-from shared.text import TokenBytes
+from services.gateway.following.logprobs import Scores, TokenLogprob
+from shared.text.text_fold import TokenBytes
 
 # JSON has no infinity; vLLM's clients know this number.
 _LOWEST = -9999.0

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from services.gateway.answer import Answer, Piece
-from services.gateway.logprobs import TokenLogprob, prompt_entries
-from services.gateway.openai_logprobs import LogprobsWriter
-from services.gateway.openai_usage import stop_reason, usage_object
+from services.gateway.api.openai.logprobs import LogprobsWriter
+from services.gateway.api.openai.usage import stop_reason, usage_object
+from services.gateway.following.answer import Answer, Piece
+from services.gateway.following.logprobs import TokenLogprob, prompt_entries
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 

@@ -8,20 +8,20 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.gateway.cache_salt import read_cache_salt
-from services.gateway.content_parts import read_part
-from services.gateway.fields import Fields
-from services.gateway.list_limits import (
+from services.gateway.admission.cache_salt import read_cache_salt
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request import ValidRequest
+from services.gateway.reading.content_parts import read_part
+from services.gateway.reading.fields import Fields
+from services.gateway.reading.list_limits import (
     LONGEST_TEMPLATE_KWARGS,
     MOST_MESSAGES,
     MOST_PARTS,
 )
-from services.gateway.logprob_fields import read_logprobs
-from services.gateway.model import ServedModel
-from services.gateway.request import ValidRequest
-from services.gateway.sampling import read_sampling, scores_prompt_only
-from services.gateway.unsupported import NO_TOOLS, refuse_unsupported
-from shared.token_log import encode_tokens, stride
+from services.gateway.reading.logprob_fields import read_logprobs
+from services.gateway.reading.sampling import read_sampling, scores_prompt_only
+from services.gateway.reading.unsupported import NO_TOOLS, refuse_unsupported
+from shared.queue.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
     Message,

@@ -9,23 +9,23 @@ from typing import Any
 
 import grpc
 
-from services.gateway.admission import Admission
-from services.gateway.answer import Answer
-from services.gateway.api_keys import ApiKeys
-from services.gateway.caller import tenant_of
-from services.gateway.grpc_events import events
-from services.gateway.list_limits import MOST_IDS, MOST_MESSAGES, MOST_PARTS
-from services.gateway.metrics import Metrics
-from services.gateway.model import ServedModel
-from services.gateway.openai_requests import read_chat, read_completion
-from services.gateway.request import ValidRequest
-from services.gateway.request_log import log_refusal
-from services.gateway.request_status import status_message
-from services.gateway.resume import Resumption
-from services.gateway.terms import Terms, Timeouts, read_terms
-from shared import request_names
+from services.gateway.admission.admission import Admission
+from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.caller import tenant_of
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request import ValidRequest
+from services.gateway.admission.request_options import Terms, Timeouts, read_terms
+from services.gateway.api.openai.requests import read_chat, read_completion
+from services.gateway.api.tessera.grpc_events import events
+from services.gateway.following.answer import Answer
+from services.gateway.following.request_status import status_message
+from services.gateway.following.resume import Resumption
+from services.gateway.reading.list_limits import MOST_IDS, MOST_MESSAGES, MOST_PARTS
+from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.request_log import log_refusal
 from shared.errors import InvalidRequest, ServingError
-from shared.keys import model_tag, new_request_id
+from shared.queue.keys import model_tag, new_request_id
+from shared.telemetry import request_names
 from tessera.gateway.v1 import chat_pb2_grpc
 from tessera.gateway.v1.chat_pb2 import (
     CancelRequestRequest,

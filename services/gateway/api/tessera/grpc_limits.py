@@ -16,12 +16,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from services.gateway.api_keys import ApiKeys
-from services.gateway.body_budget import BodyBudget
-from services.gateway.fields import off_the_loop
-from services.gateway.openai_errors import TooSlow
-from services.gateway.request_log import log_refusal
-from services.gateway.wire_limits import check_message, malformed
+from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.api.openai.errors import TooSlow
+from services.gateway.http.body_budget import BodyBudget
+from services.gateway.reading.fields import off_the_loop
+from services.gateway.reading.wire_limits import check_message, malformed
+from services.gateway.telemetry.request_log import log_refusal
 from shared.errors import InvalidRequest, Overloaded, Unauthenticated
 
 _ROOM_S = 10.0

@@ -7,18 +7,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from services.gateway.caller import Caller, tenant_of
-from services.gateway.data_urls import decode_media
-from services.gateway.fields import Fields, off_the_loop, parse_body
+from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.api.openai.requests import check_model, read_conversation
 from services.gateway.health import Health
-from services.gateway.http import BodyLimits, Exchange
-from services.gateway.metrics import Metrics
-from services.gateway.model import ServedModel
-from services.gateway.openai_requests import check_model, read_conversation
-from services.gateway.preprocess_pool import PreprocessPool
-from services.gateway.reporter import Reporter
-from services.gateway.unsupported import refuse_unsupported
-from shared.token_log import decode_tokens
+from services.gateway.http.exchange import BodyLimits, Exchange
+from services.gateway.reading.data_urls import decode_media
+from services.gateway.reading.fields import Fields, off_the_loop, parse_body
+from services.gateway.reading.unsupported import refuse_unsupported
+from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.reporter import Reporter
+from shared.queue.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
 _PAGE = Path(__file__).with_name("page.html")

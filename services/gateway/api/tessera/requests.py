@@ -1,10 +1,10 @@
 """/v1/requests/{id}: what has become of a request, going on with its stream, and its end."""
 
-from services.gateway.caller import Caller, tenant_of
-from services.gateway.http import Exchange
-from services.gateway.request_status import status_body
-from services.gateway.resume import Resumption
-from services.gateway.writing import write_stream
+from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.following.request_status import status_body
+from services.gateway.following.resume import Resumption
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.sse import write_stream
 from shared.errors import InvalidRequest
 
 

@@ -1,0 +1,1 @@
+"""Examples: how things that ship with Tessera were made."""

@@ -1,0 +1,1 @@
+"""The demo model: drawn scenes, questions about them, training and export."""

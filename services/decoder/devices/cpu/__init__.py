@@ -1,0 +1,1 @@
+"""The CPU device: our own kernels, or torch where they cannot be compiled."""

@@ -1,0 +1,1 @@
+"""Applies step plans: slots, input tensors, block moves, embeddings."""

@@ -1,0 +1,1 @@
+"""From a validated request to an accepted one."""

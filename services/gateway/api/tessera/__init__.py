@@ -1,0 +1,1 @@
+"""Tessera's own API: gRPC, `/v1/requests`, health, metrics, and the page for people."""

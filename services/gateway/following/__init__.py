@@ -1,0 +1,1 @@
+"""From the token logs to pieces of text."""

@@ -1,0 +1,1 @@
+"""HTTP: the ASGI application, its server, and what holds for every exchange."""

@@ -1,0 +1,1 @@
+"""Folders: state, sockets, artifacts, and the model."""

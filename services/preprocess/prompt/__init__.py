@@ -1,0 +1,1 @@
+"""Prompts: chat templates, tokenization, placeholders."""

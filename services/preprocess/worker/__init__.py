@@ -1,0 +1,1 @@
+"""Image workers: confined child processes that decode what strangers send."""

@@ -1,0 +1,1 @@
+"""What requests have generated: choices, records of the token log, and its writer."""

@@ -1,0 +1,1 @@
+"""The scheduler and the queue: intake, ownership, recovery, deadlines."""

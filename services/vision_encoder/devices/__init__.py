@@ -1,0 +1,1 @@
+"""The operations of vision towers, for each device."""

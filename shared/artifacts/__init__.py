@@ -1,0 +1,1 @@
+"""Artifacts: immutable tensors beside the messages that name them."""

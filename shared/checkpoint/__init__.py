@@ -1,0 +1,1 @@
+"""Checkpoint folders: finding, checking and reading them."""

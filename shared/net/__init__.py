@@ -1,0 +1,1 @@
+"""Between processes: gRPC, Redis connections, the registry, health, and supervised tasks."""

@@ -1,0 +1,1 @@
+"""Text and tokens: tokenizer files, and the fold from tokens to text."""
