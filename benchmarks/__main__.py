@@ -17,6 +17,7 @@ MEASUREMENTS = {
     "pixels": "an image before the tower: decoding, resizing, bytes against float32",
     "compare": "one server's figures over a table of workloads: Tessera, vLLM, llama.cpp",
     "path": "processor time of each process for each token and request, on any checkpoint",
+    "gateway_request": "processor time of the gateway alone for each chat request, of several checkouts in turn",
     "leaks": "whether a process grows with the number of requests that it has served",
     "simulator": "the real core and router against simulated decoders: a thousand of them, a million requests",
 }
