@@ -1,4 +1,4 @@
-"""The same model called in process: the decoder's own runner in a plain loop, without any service around it."""
+"""The same model called in process: the decoder's own worker in a plain loop, without any service around it."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 def generate(model: Path, prompt: int, count: int, repeats: int) -> tuple[list[float], list[float]]:
     """Greedy generation of one sequence. Returns seconds to the first token, and between tokens, of every repeat."""
     loaded = load(DecoderSettings(model=model, kv_cache_memory_bytes=256 << 20))
-    limits = loaded.runner.limits
+    limits = loaded.worker.limits
     blocks = -(-(prompt + count) // limits.block_size)
     greedy = SamplingParams(repetition_penalty=1, top_p=1, max_tokens=count)
     tokens = _ints(*[(7 * i) % 200 + 2 for i in range(prompt)])
@@ -35,10 +35,10 @@ def generate(model: Path, prompt: int, count: int, repeats: int) -> tuple[list[f
             start, rows = (0, prompt) if step == 0 else (prompt + step - 1, 1)
             plan.row_slot, plan.row_start, plan.row_count = _ints(0), _ints(start), _ints(rows)
             plan.sample_row, plan.sample_slot = _ints(0), _ints(0)
-            loaded.runner.step(read_plan(plan, limits), results.append)
+            loaded.worker.step(read_plan(plan, limits), results.append)
             stamps.append(time.perf_counter())
         assert not any(result.failed for result in results)
-        loaded.runner.reset()
+        loaded.worker.reset()
         gaps = np.diff(stamps).tolist()
         first.append(gaps[0])
         between += gaps[1:]

@@ -14,7 +14,7 @@ from services.decoder.loading.load import load
 from services.decoder.models.llama import Llama
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
-from services.decoder.worker.worker import Runner
+from services.decoder.worker.worker import Worker
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 
@@ -32,10 +32,10 @@ def main(arguments: list[str]) -> None:
     settings = DecoderSettings(
         model=told.model, dtype=told.dtype, kv_cache_memory_bytes=256 << 20, max_model_len=2048
     )
-    runner = load(settings).runner
+    worker = load(settings).worker
     print(f"{'rows':>4}  {'way':<22}{'quartile':>10}{'median':>10}{'ratio':>8}   (ms)")
     for rows in told.rows:
-        times = _measure(runner, rows, told.steps)
+        times = _measure(worker, rows, told.steps)
         slowest = statistics.quantiles(times["neither"], n=4)[0]
         for way, taken in times.items():
             low, middle, _ = statistics.quantiles(taken, n=4)
@@ -61,23 +61,23 @@ def _ways(model: Llama) -> dict[str, Callable[[], None]]:
     }
 
 
-def _measure(runner: Runner, rows: int, steps: int) -> dict[str, list[float]]:
-    assert isinstance(runner._model, Llama)
-    ways = _ways(runner._model)
+def _measure(worker: Worker, rows: int, steps: int) -> dict[str, list[float]]:
+    assert isinstance(worker._model, Llama)
+    ways = _ways(worker._model)
     times: dict[str, list[float]] = {way: [] for way in ways}
     results: list[StepResult] = []
-    plans = _plans(rows, 1 + steps // len(ways) * len(ways), runner.limits.block_size)
+    plans = _plans(rows, 1 + steps // len(ways) * len(ways), worker.limits.block_size)
     for number, plan in enumerate(plans, 1):
         plan.step = number
         way = list(ways)[number % len(ways)]
         ways[way]()
         began = time.perf_counter()
-        runner.step(read_plan(plan, runner.limits), results.append)
+        worker.step(read_plan(plan, worker.limits), results.append)
         if number > rows + 1:
             times[way].append(time.perf_counter() - began)
     ways["both"]()
     assert not any(result.failed for result in results)
-    runner.reset()
+    worker.reset()
     return {way: taken[: steps // len(ways)] for way, taken in times.items()}
 
 

@@ -42,7 +42,7 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
         if not loading.done():
             os._exit(0)  # no other way to leave the compute thread inside a library's code
         loaded = await loading
-        servicer = DecoderServicer(hello(decoder_id, loaded), loaded.runner, executor)
+        servicer = DecoderServicer(hello(decoder_id, loaded), loaded.worker, executor)
         server.add(_SERVICE_NAME, decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
         await server.ready()
         redis = connect(settings.queue_url)
@@ -56,7 +56,7 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
             await server.not_ready()
             await announcement.withdraw()
             await servicer.drain(settings.shutdown_timeout)
-        await loaded.runner.embeddings.close()
+        await loaded.worker.embeddings.close()
         await redis.aclose()
         executor.stop()
     return 0
@@ -64,7 +64,7 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
 
 def hello(decoder_id: str, loaded: Loaded) -> Hello:
     """What this decoder is."""
-    limits = loaded.runner.limits
+    limits = loaded.worker.limits
     return Hello(
         decoder_id=decoder_id,
         model_fingerprint=loaded.fingerprint,

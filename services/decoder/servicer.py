@@ -10,7 +10,7 @@ import structlog
 
 from services.decoder.session import Session
 from services.decoder.worker.executor import Executor
-from services.decoder.worker.worker import Runner
+from services.decoder.worker.worker import Worker
 from shared.errors import InvalidRequest, Precondition, Superseded, Unavailable
 from tessera.decoder.v1 import decoder_pb2_grpc
 from tessera.decoder.v1.decoder_pb2 import Hello, Open, StepsRequest, StepsResponse
@@ -26,9 +26,9 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
     """Binds the decoder to the scheduler with the largest lease seen; `hello` is what never
     changes about the decoder."""
 
-    def __init__(self, hello: Hello, runner: Runner, executor: Executor) -> None:
+    def __init__(self, hello: Hello, worker: Worker, executor: Executor) -> None:
         self._hello = hello
-        self._runner = runner
+        self._worker = worker
         self._executor = executor
         self._largest_lease = 0
         self._session: Session | None = None
@@ -78,7 +78,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
         empty_since = loop.time()
         while self._session is not None and loop.time() - empty_since < _EMPTY_S:
             await asyncio.sleep(_DRAIN_POLL_S)
-            if not self._runner.slots.empty:
+            if not self._worker.slots.empty:
                 empty_since = loop.time()
 
     async def _bind(self, opening: Open) -> tuple[Session, Hello]:
@@ -97,7 +97,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
                     f"lease {opening.lease} is not larger than {self._largest_lease}",
                 )
             self._largest_lease = opening.lease
-            session = Session(opening.lease, self._runner, self._executor)
+            session = Session(opening.lease, self._worker, self._executor)
             older, self._session = self._session, session
             if older is not None:
                 older.end(Superseded("NEWER_LEASE", f"lease {opening.lease} took over"))
@@ -113,12 +113,12 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
         if self._session is session:
             self._session = None
             # Nobody can go on with these sequences: a new stream introduces them again.
-            self._executor.submit(self._runner.reset)
+            self._executor.submit(self._worker.reset)
             log.info("scheduler unbound", lease=session.lease)
 
     def _start_over(self) -> tuple[bytes, bytes]:
-        self._runner.reset()
-        return self._runner.sealed.list()
+        self._worker.reset()
+        return self._worker.sealed.list()
 
 
 async def _read_open(requests: Any) -> Open:

@@ -8,7 +8,7 @@ import structlog
 
 from services.decoder.worker.executor import Executor
 from services.decoder.worker.plan import Plan, read_plan
-from services.decoder.worker.worker import Runner
+from services.decoder.worker.worker import Worker
 from shared.errors import Internal, InvalidRequest, Precondition, ServingError, Unavailable
 from tessera.decoder.v1.decoder_pb2 import (
     Heartbeat,
@@ -28,10 +28,10 @@ _SILENCE_S = 2.0
 class Session:
     """Lives as long as its stream. Everything but `_run` is called on the event loop."""
 
-    def __init__(self, lease: int, runner: Runner, executor: Executor) -> None:
+    def __init__(self, lease: int, worker: Worker, executor: Executor) -> None:
         self.lease = lease
         self.draining = False
-        self._runner = runner
+        self._worker = worker
         self._executor = executor
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[StepsResponse | ServingError] = asyncio.Queue()
@@ -39,7 +39,7 @@ class Session:
         self._last_step = 0
         self._unanswered = 0
         self._heard = self._loop.time()
-        runner.embeddings.listen(self._report_artifacts)
+        worker.embeddings.listen(self._report_artifacts)
 
     def end(self, error: ServingError) -> None:
         """Ends the stream with an error; plans that have not begun are not run."""
@@ -101,9 +101,9 @@ class Session:
             )
         self._last_step += 1
         self._unanswered += 1
-        plan = read_plan(message, self._runner.limits)
+        plan = read_plan(message, self._worker.limits)
         for ref in plan.fetch:
-            self._runner.embeddings.start(ref)
+            self._worker.embeddings.start(ref)
         arrived = time.perf_counter_ns()
         self._executor.submit(lambda: self._run(plan, arrived))
 
@@ -113,11 +113,11 @@ class Session:
             return
         try:
             queued_us = (time.perf_counter_ns() - arrived) // 1000
-            self._runner.step(plan, self._deliver, queued_us)
+            self._worker.step(plan, self._deliver, queued_us)
         except ServingError as error:
             self._fail(error)
         except Exception as error:
-            known = self._runner.slots.names
+            known = self._worker.slots.names
             who = [known[slot] for slot in plan.row_slot.tolist() if slot in known]
             log.exception("a step failed", step=plan.step, requests=who)
             self._fail(Internal("STEP_FAILED", f"step {plan.step} failed: {error}"))
@@ -136,7 +136,7 @@ class Session:
         """Says at once what became of artifacts: the scheduler may have no step to run until it hears."""
         if self._ended:
             return
-        ready, lost = self._runner.embeddings.report()
+        ready, lost = self._worker.embeddings.report()
         if ready or lost:
             news = StepResult(lease=self.lease, artifacts_ready=ready, artifacts_lost=lost)
             self._outbox.put_nowait(StepsResponse(result=news))

@@ -165,7 +165,7 @@ def test_settings_that_cannot_be_served(
 
 def test_what_is_chosen_by_itself(llama_folder: Path) -> None:
     loaded = load(settings(llama_folder, block_size=32, max_model_len=100))
-    limits = loaded.runner.limits
+    limits = loaded.worker.limits
     assert (limits.block_size, limits.max_model_len, limits.max_batched_tokens) == (32, 100, 272)
     assert str(loaded.ops.dtype) == "torch.float32"
     other = load(settings(llama_folder, dtype="bfloat16"))

@@ -239,7 +239,7 @@ async def test_embeddings_are_held_until_released_and_then_while_there_is_room(
         running_decoder(llava_folder, short_tmp / "s", embedding_cache_bytes=2 * size) as decoder,
         StepStream.open(decoder.address) as stream,
     ):
-        cache = decoder.loaded.runner.embeddings
+        cache = decoder.loaded.worker.embeddings
         await fetched(stream, *(store.put(digest, embedding()) for digest in digests))
         assert len(cache._tensors) == 4  # all are waited for
         await stream.run(make_plan(release=digests[:1]))

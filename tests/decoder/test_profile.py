@@ -67,7 +67,7 @@ def test_a_start_computes_less_than_one_step_of_the_largest_size(
     monkeypatch.setattr(Llama, "forward", counted_forward)
     monkeypatch.setattr(Llama, "logits", counted_logits)
     loaded = load(DecoderSettings(model=llama_folder, device="cpu", threads=1))
-    assert 0 < sum(tokens_in_layers) < loaded.runner.limits.max_batched_tokens * 2  # of 2 layers
+    assert 0 < sum(tokens_in_layers) < loaded.worker.limits.max_batched_tokens * 2  # of 2 layers
     assert sum(rows_of_logits) < 8
 
 

@@ -91,11 +91,11 @@ async def test_a_larger_lease_ends_the_older_stream_and_forgets_its_sequences(
 ) -> None:
     async with StepStream.open(decoder.address, lease=1) as old:
         await old.run(make_plan(**first_plan()))
-        assert not decoder.loaded.runner.slots.empty
+        assert not decoder.loaded.worker.slots.empty
         async with StepStream.open(decoder.address, lease=2) as new:
             with pytest.raises(Superseded):
                 await old.result()
-            assert decoder.loaded.runner.slots.empty
+            assert decoder.loaded.worker.slots.empty
             result = await new.run(make_plan(**first_plan()))
             assert not result.failed
 
@@ -104,7 +104,7 @@ async def test_a_cut_stream_empties_the_table(decoder: Decoder) -> None:
     async with StepStream.open(decoder.address) as stream:
         await stream.run(make_plan(**first_plan()))
     async with asyncio.timeout(30):
-        while not decoder.loaded.runner.slots.empty:
+        while not decoder.loaded.worker.slots.empty:
             await asyncio.sleep(0.01)
     await still_works(decoder, 2)
 
@@ -360,7 +360,7 @@ async def test_an_error_in_a_step_ends_the_stream_not_the_process(
 
     async with StepStream.open(decoder.address) as stream:
         with monkeypatch.context() as patch:
-            patch.setattr(decoder.loaded.runner._model, "embed", broken)
+            patch.setattr(decoder.loaded.worker._model, "embed", broken)
             with pytest.raises(ServingError, match="out of something"):
                 await stream.run(make_plan(**first_plan()))
     await still_works(decoder, 2)
@@ -378,4 +378,4 @@ async def test_many_sequences_come_and_go(decoder: Decoder) -> None:
             await scheduler.generate(texts, 6, chunk=2)
             await stream.run(make_plan(drop=list(range(12))))
             assert all(text.output == alone.output for text in texts)
-        assert decoder.loaded.runner.slots.empty
+        assert decoder.loaded.worker.slots.empty

@@ -54,7 +54,7 @@ async def check(
         running_decoder(folder, socket, **settings) as decoder,
         StepStream.open(decoder.address) as stream,
     ):
-        vocabulary = decoder.loaded.runner._model.config.vocab_size
+        vocabulary = decoder.loaded.worker._model.config.vocab_size
         found = [
             Text(slot, prompt, greedy()) for slot, prompt in enumerate(prompts(texts, vocabulary))
         ]

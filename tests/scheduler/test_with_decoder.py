@@ -201,7 +201,7 @@ async def test_preempted_sequences_go_on_as_if_nothing_had_been(
         num_host_blocks=64,
         max_model_len=96,
     )
-    blocks = decoder.loaded.runner.limits.num_blocks
+    blocks = decoder.loaded.worker.limits.num_blocks
     bench.scheduler(preemption_mode=mode)
     rids = [await bench.ask(prompt, max_tokens=40, n=2) for prompt in PROMPTS]
     for rid, prompt in zip(rids, PROMPTS, strict=True):

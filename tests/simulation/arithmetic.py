@@ -86,8 +86,8 @@ def _columns(*arrays: Ints) -> Iterator[tuple[int, ...]]:
     return zip(*(array.tolist() for array in arrays), strict=True)
 
 
-class ArithmeticRunner:
-    """Stands for `services.decoder.worker.worker.Runner`, on the real table of slots and the real names of blocks.
+class ArithmeticWorker:
+    """Stands for `services.decoder.worker.worker.Worker`, on the real table of slots and the real names of blocks.
 
     `broken` hears of what no plan may do.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from services.decoder.worker.plan import Plan
 from shared.errors import Internal
-from tests.simulation.arithmetic import MODEL, ArithmeticRunner, Deliver
+from tests.simulation.arithmetic import MODEL, ArithmeticWorker, Deliver
 from tests.simulation.client import DEADLY, RESUMES, Wish
 
 _DIES, _FAILS = 1, 2
@@ -26,7 +26,7 @@ def poison(*, dies: bool, after: int, key: str = "") -> Wish:
     return replace(Wish.plain(prompt, 40, key), kind=RESUMES)
 
 
-class MortalRunner(ArithmeticRunner):
+class MortalWorker(ArithmeticWorker):
     """Dies of some requests: `strike(dies)` hears of it, and ends the process where that dies."""
 
     def __init__(self, strike: Callable[[bool], None], *args: Any) -> None:

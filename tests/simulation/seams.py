@@ -147,10 +147,10 @@ def _executor(loop: asyncio.AbstractEventLoop, world: Any) -> VirtualExecutor:
     return executor
 
 
-def loaded(runner: Any, step_us: float, token_us: float) -> Any:
+def loaded(worker: Any, step_us: float, token_us: float) -> Any:
     """What `services.decoder.loading.load.load` returns."""
     return SimpleNamespace(
-        runner=runner,
+        worker=worker,
         fingerprint=b"arithmetic-model",
         row_invariant=True,
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),

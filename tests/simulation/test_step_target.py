@@ -7,7 +7,7 @@ from typing import Any
 from services.decoder.worker.plan import Limits
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import rooms
-from tests.simulation.arithmetic import BLOCK_SIZE, MODEL, ArithmeticRunner
+from tests.simulation.arithmetic import BLOCK_SIZE, MODEL, ArithmeticWorker
 from tests.simulation.client import Client, Wish
 from tests.simulation.rooms import Room
 from tests.simulation.seams import loaded
@@ -55,8 +55,8 @@ class SlowWorld(World):
 
     def load_decoder(self) -> Any:
         executor = self.executors[self.process()]
-        runner = ArithmeticRunner(LIMITS, executor, seconds, self.broken)
-        return loaded(runner, 1e6 * STEP_S, 1e6 * TOKEN_S * self._announced)
+        worker = ArithmeticWorker(LIMITS, executor, seconds, self.broken)
+        return loaded(worker, 1e6 * STEP_S, 1e6 * TOKEN_S * self._announced)
 
     def planned(self, plan: StepPlan) -> None:
         if plan.row_slot:

@@ -20,7 +20,7 @@ from tests.simulation.client import Client
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Watch, leftovers
 from tests.simulation.network import Network
-from tests.simulation.poison import MortalRunner, draw_poison
+from tests.simulation.poison import MortalWorker, draw_poison
 from tests.simulation.redis_room import RedisHost
 from tests.simulation.rooms import Room
 from tests.simulation.seams import loaded, model_folder, seams
@@ -210,14 +210,14 @@ class World:
         assert process is not None
         rng = random.Random(f"{self.seed}/{process.name}")
         slow = rng.choice([0.004, 0.01, 0.02])
-        runner = MortalRunner(
+        worker = MortalWorker(
             lambda dies: self.poisoned(process, dies),
             rooms.LIMITS,
             self.executors[process],
             lambda tokens: slow * (0.8 + 0.4 * rng.random()) + 0.0002 * tokens,
             lambda what: self.broken(f"{process}: {what}"),
         )
-        return loaded(runner, 1e6 * slow, 200)
+        return loaded(worker, 1e6 * slow, 200)
 
     def planned(self, plan: StepPlan) -> None:
         """A scheduler has made a plan."""

@@ -18,13 +18,13 @@ from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 def main(folder: str, options: str) -> None:
     """Every slot has a prompt and samples from its end with a temperature, the first of them taking what is left."""
     loaded = load(DecoderSettings.model_validate({"model": Path(folder), **json.loads(options)}))
-    limits = loaded.runner.limits
+    limits = loaded.worker.limits
     counts = [1] * limits.max_slots
     counts[0] += limits.max_batched_tokens - limits.max_slots
     plan = read_plan(_plan(counts, limits.block_size), limits)
     results: list[StepResult] = []
     time.sleep(1)  # until the cache's pages are there
-    took = peak_bytes(lambda: loaded.runner.step(plan, results.append), loaded.ops.device)
+    took = peak_bytes(lambda: loaded.worker.step(plan, results.append), loaded.ops.device)
     assert not results[0].failed, results[0].failed
     print(json.dumps({"predicted": loaded.profile.step_bytes, "took": took}))
 

@@ -73,7 +73,7 @@ async def running_decoder(folder: Path, listen: Path, **settings: Any) -> AsyncI
     chosen = DecoderSettings.model_validate({"model": folder, **defaults, **settings})
     loaded = load(chosen)
     executor = Executor()
-    servicer = DecoderServicer(hello(DECODER_ID, loaded), loaded.runner, executor)
+    servicer = DecoderServicer(hello(DECODER_ID, loaded), loaded.worker, executor)
     async with RoomServer(f"unix:{listen}", grace_s=0.1) as server:
         server.add(
             "tessera.decoder.v1.DecoderService",
@@ -82,7 +82,7 @@ async def running_decoder(folder: Path, listen: Path, **settings: Any) -> AsyncI
         )
         await server.ready()
         yield Decoder(server.address, loaded, servicer)
-    await loaded.runner.embeddings.close()
+    await loaded.worker.embeddings.close()
     executor.stop()
 
 

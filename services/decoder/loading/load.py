@@ -1,4 +1,4 @@
-"""From a checkpoint folder to a runner that has made its first steps."""
+"""From a checkpoint folder to a worker that has made its first steps."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
-from services.decoder.worker.worker import Runner
+from services.decoder.worker.worker import Worker
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.check import require_dtype
@@ -42,7 +42,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Loaded:
     """What the server needs of a loaded model."""
 
-    runner: Runner
+    worker: Worker
     ops: BaseOps
     fingerprint: bytes
     row_invariant: bool
@@ -73,8 +73,8 @@ def load(settings: DecoderSettings) -> Loaded:
     measured = profile(model, ops, tokens, settings.max_num_seqs, longest)
     limits = _limits(settings, model, ops, longest, tokens, measured, checkpoint.is_small)
     embeddings = Embeddings(ArtifactReader(), ops.device, ops.dtype, settings.embedding_cache_bytes)
-    runner = Runner(model, ops, limits, embeddings)
-    warm_up(runner)
+    worker = Worker(model, ops, limits, embeddings)
+    warm_up(worker)
     log.info(
         "warmed up",
         seconds=round(time.perf_counter() - began, 2),
@@ -82,7 +82,7 @@ def load(settings: DecoderSettings) -> Loaded:
         token_ms=round(measured.token_us / 1000, 3),
     )
     equal = _promises_equal_rows(ops)
-    return Loaded(runner, ops, fingerprint(checkpoint, dtype), equal, measured)
+    return Loaded(worker, ops, fingerprint(checkpoint, dtype), equal, measured)
 
 
 def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype) -> bytes:

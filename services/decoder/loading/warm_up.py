@@ -3,25 +3,25 @@
 import numpy as np
 
 from services.decoder.worker.plan import Limits, read_plan
-from services.decoder.worker.worker import Runner
+from services.decoder.worker.worker import Worker
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 
 _PROMPT = 16  # tokens
 
 
-def warm_up(runner: Runner) -> None:
+def warm_up(worker: Worker) -> None:
     """Runs a short prompt and a token of one sequence, then forgets it. Block contents change."""
-    limits = runner.limits
+    limits = worker.limits
     prompt = min(_PROMPT, limits.max_batched_tokens, limits.max_model_len - 1)
     results: list[StepResult] = []
     for step, plan in enumerate(_plans(prompt, limits), 1):
         plan.step = step
-        runner.step(read_plan(plan, limits), results.append)
+        worker.step(read_plan(plan, limits), results.append)
     for result in results:
         for failed in result.failed:
             raise RuntimeError(f"warm-up failed: {failed.failure.message}")
-    runner.reset()
+    worker.reset()
 
 
 def _plans(prompt: int, limits: Limits) -> list[StepPlan]:

@@ -1,4 +1,4 @@
-"""What the runner asks of a decoder, whatever its architecture."""
+"""What the worker asks of a decoder, whatever its architecture."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

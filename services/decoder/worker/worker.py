@@ -43,7 +43,7 @@ class _Step:
         self.tokens = np.full(len(self.plan.sample_row), -1, np.int32)
 
 
-class Runner:
+class Worker:
     """The decoder's whole state: slots, sampler, cache; one object for each process."""
 
     def __init__(
