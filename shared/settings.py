@@ -1,8 +1,9 @@
 """Settings: read once at start from the environment and the command line, then handed down in narrow pieces.
 
-Each room has one frozen subclass of `RoomSettings` in its `settings.py`. A field `max_num_seqs` of the decoder is the
-flag `--max-num-seqs` and the variable `TESSERA_DECODER_MAX_NUM_SEQS`; fields of `RoomSettings` are also read from
-`TESSERA_<FIELD>`, so that one variable sets them for all rooms. Nothing else in the project reads the environment.
+Each service has one frozen subclass of `ServiceSettings` in its `settings.py`. A field `max_num_seqs` of the decoder is
+the flag `--max-num-seqs` and the variable `TESSERA_DECODER_MAX_NUM_SEQS`; fields of `ServiceSettings` are also read
+from `TESSERA_<FIELD>`, so that one variable sets them for all services. Nothing else in the project reads the
+environment.
 """
 
 import argparse
@@ -82,7 +83,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments first, then each environment prefix, the room's own before the common one."""
+        """Arguments first, then each environment prefix, the service's own before the common one."""
         environment = [
             EnvSettingsSource(settings_cls, env_prefix=prefix, env_ignore_empty=True)
             for prefix in cls.ENV_PREFIXES
@@ -115,8 +116,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return text
 
 
-class RoomSettings(Settings):
-    """What every room needs to know."""
+class ServiceSettings(Settings):
+    """The settings that every service has."""
 
     model: Path = Field(
         DEMO_MODEL, description="Hugging Face checkpoint folder, or a model's name on the hub."
@@ -220,9 +221,9 @@ def set_process_environment(**values: str) -> None:
 
 
 def diagnostics_folder() -> Path | None:
-    """Where services write what they hold when asked (`telemetry/diagnostics.py`): `TESSERA_DIAGNOSTICS_DIR`.
+    """Where services write their diagnostics when asked (`telemetry/diagnostics.py`): `TESSERA_DIAGNOSTICS_DIR`.
 
-    None is never. No field of the rooms' settings: it is for tools that start a system.
+    None is never. No field of the services' settings: it is for tools that start a system.
     """
     folder = os.environ.get("TESSERA_DIAGNOSTICS_DIR", "")
     return Path(folder) if folder else None
@@ -231,7 +232,7 @@ def diagnostics_folder() -> Path | None:
 def cpu_instructions() -> str:
     """Which instruction set the CPU kernels are to use, `TESSERA_CPU_INSTRUCTIONS`; empty is the machine's best.
 
-    No field of the rooms' settings: tests, measurements and tools go by it as well.
+    No field of the services' settings: tests, measurements and tools go by it as well.
     """
     return os.environ.get("TESSERA_CPU_INSTRUCTIONS", "")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.kill.full_disk import small_disk
 from benchmarks.load.errors import BenchError
 from services.launcher.ports import is_free
-from services.launcher.supervise.process_table import read_roster
+from services.launcher.supervise.process_table import read_process_table
 from shared.errors import Unavailable
 
 _READY_WITHIN_S = 300.0
@@ -67,7 +67,7 @@ def _wait(process: subprocess.Popen[bytes], state: Path, log: Path) -> None:
 
 def _is_ready(state: Path) -> bool:
     try:
-        entries = read_roster(state).entries.values()
+        entries = read_process_table(state).entries.values()
     except Unavailable:
         return False
     return all(entry.state == "ready" for entry in entries)

@@ -23,7 +23,7 @@ from benchmarks.kill.settings import KillSettings
 from benchmarks.kill.target import POLL_S, WHOLE_WITHIN_S, poll
 from benchmarks.kill.transcript import Transcript
 from benchmarks.load.errors import BenchError
-from services.launcher.supervise.process_table import Entry, read_roster
+from services.launcher.supervise.process_table import Entry, read_process_table
 from shared.client.http import HttpClient, HttpError, HttpRefusal
 
 _BESIDE = 6  # streams in its company
@@ -82,7 +82,7 @@ class PoisonRun:
         self._settings = settings.model_copy(update={"num_requests": _BESIDE})
         self._state = state
         self._run = run
-        system = read_roster(state)
+        system = read_process_table(state)
         self._model = system.model
         self._registers = Registers(system.redis_url, system.model)
         self._server = HttpClient(system.urls[0], settings.api_key)
@@ -155,14 +155,16 @@ class PoisonRun:
 
     async def _kill(self) -> None:
         """Kills all decoders at once, and waits until they are back."""
-        hit = read_roster(self._state).of_room("decoder")
+        hit = read_process_table(self._state).of_service("decoder")
         for entry in hit:
             if entry.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(entry.pid, signal.SIGKILL)
 
         async def is_back() -> bool:
-            now = {entry.name: entry for entry in read_roster(self._state).of_room("decoder")}
+            now = {
+                entry.name: entry for entry in read_process_table(self._state).of_service("decoder")
+            }
             return all(_is_new(now[entry.name], entry) for entry in hit)
 
         await poll(is_back, WHOLE_WITHIN_S, "starting the decoders again")

@@ -14,7 +14,7 @@ from benchmarks.kill.registers import Registers
 from benchmarks.kill.target import WHOLE_WITHIN_S, Strike, poll
 from benchmarks.kill.victims import Victim
 from benchmarks.load.errors import BenchError
-from services.launcher.supervise.process_table import Entry, System, read_roster
+from services.launcher.supervise.process_table import Entry, System, read_process_table
 from shared.errors import Unavailable
 
 _MISSED_WITHIN_S = 10.0
@@ -43,7 +43,7 @@ class Processes:
     async def strike(self, victim: Victim, draw: Random) -> Strike:
         """Signals one process of each room. What a load does begins with `follow`."""
         entries = [self._drawn(room, draw) for room in victim.rooms]
-        hit = [(e, await self._registers.instance(e.room, e.name)) for e in entries]
+        hit = [(e, await self._registers.instance(e.service, e.name)) for e in entries]
         number = _SIGNALS.get(victim.how, signal.SIGKILL)
         deaths = {entry.name: entry.deaths for entry in self._read().entries.values()}
         if victim.needs_full_disk:
@@ -88,12 +88,12 @@ class Processes:
 
     def _read(self) -> System:
         try:
-            return read_roster(self._state)
+            return read_process_table(self._state)
         except Unavailable as error:
             raise BenchError(f"{error.message}: give --state-dir, --port or --launch") from None
 
     def _drawn(self, room: str, draw: Random) -> Entry:
-        ready = [entry for entry in self._read().of_room(room) if entry.state == "ready"]
+        ready = [entry for entry in self._read().of_service(room) if entry.state == "ready"]
         if not ready:
             raise BenchError(f"this system has no {room} that could be killed")
         return draw.choice(ready)
@@ -108,7 +108,9 @@ class Processes:
     async def _missed(self, strike: Strike, entry: Entry, instance: str) -> None:
         with contextlib.suppress(BenchError):  # it came back before anybody noticed
             await poll(
-                lambda: self._registers.misses(entry.room, instance), _MISSED_WITHIN_S, "a notice"
+                lambda: self._registers.misses(entry.service, instance),
+                _MISSED_WITHIN_S,
+                "a notice",
             )
             strike.missed_s = max(strike.missed_s or 0.0, time.perf_counter() - strike.at)
 

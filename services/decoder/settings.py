@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from shared.settings import RoomSettings
+from shared.settings import ServiceSettings
 
 
-class DecoderSettings(RoomSettings):
+class DecoderSettings(ServiceSettings):
     """Flags and `TESSERA_DECODER_*` variables. 0 and "auto" mean: chosen at start, and logged."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_DECODER_", "TESSERA_")

@@ -6,10 +6,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from shared import access
-from shared.settings import RoomSettings
+from shared.settings import ServiceSettings
 
 
-class GatewaySettings(RoomSettings):
+class GatewaySettings(ServiceSettings):
     """The public doors. Flags have vLLM's names where they mean the same."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_GATEWAY_", "TESSERA_")

@@ -1,4 +1,4 @@
-"""`tessera chat`: a conversation in the terminal. An answer goes on when its gateway dies and comes back."""
+"""`tessera chat`: a conversation in the terminal. An answer continues after a restart of its gateway."""
 
 import base64
 import mimetypes
@@ -15,7 +15,7 @@ _HELP = "/image PATH shows a picture, /clear begins anew, /quit ends"
 
 
 class ChatError(Exception):
-    """What the user has to be told; the conversation goes on."""
+    """An error that is shown to the user; the conversation continues."""
 
 
 def main(arguments: list[str]) -> int:

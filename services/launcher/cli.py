@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 
 _COMMANDS = {
-    "serve": "serve a model on this machine: every room and a Redis of its own",
+    "serve": "serve a model on this machine: every service and a Redis of its own",
     "chat": "talk to a served model in the terminal, about pictures too",
     "bench": "measure a served model, Tessera's or another's",
     "doctor": "look at this machine and say what is missing",
@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
     try:
         command = _load(name)
     except ModuleNotFoundError as error:
-        print(f"tessera: {_mend(error)}", file=sys.stderr)
+        print(f"tessera: {_remedy(error)}", file=sys.stderr)
         return 1
     status: int = command.main(rest)
     return status
@@ -57,8 +57,8 @@ def _load(name: str) -> ModuleType:
     return importlib.import_module(f"services.launcher.{name}")
 
 
-def _mend(error: ModuleNotFoundError) -> str:
-    """What is missing, and the command that mends it."""
+def _remedy(error: ModuleNotFoundError) -> str:
+    """What is missing, and the command that installs it."""
     missing = (error.name or "").split(".")[0]
     if missing == "tessera":
         return "the generated protos are missing: run `make proto`"

@@ -1,4 +1,4 @@
-"""`tessera doctor`: what this machine has, what is missing, and the command that mends it."""
+"""`tessera doctor`: what this machine has, what is missing, and the command that installs or corrects it."""
 
 import importlib.metadata
 import importlib.util
@@ -33,23 +33,23 @@ _PACKAGES = (
     "pillow",
 )
 _LEAST_SHARED_MEMORY = 256 << 20  # bytes; Docker gives 64 MiB unless told otherwise
-_MEND_PACKAGES = "pip install -e '.[local]'"
+_INSTALL_PACKAGES = "pip install -e '.[local]'"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; `mend` is a command, given where something is wrong and `found` does not say it."""
+    """One line of the report; `remedy` is a command, given where something is wrong and `found` does not name one."""
 
     what: str
     found: str
-    mend: str = ""
+    remedy: str = ""
     needed: bool = True
     is_fault: bool = False
 
     @property
     def mark(self) -> str:
         """ok, missing (needed) or note (not needed by everybody)."""
-        if not self.mend and not self.is_fault:
+        if not self.remedy and not self.is_fault:
             return "ok"
         return "missing" if self.needed else "note"
 
@@ -61,15 +61,15 @@ def main(arguments: list[str]) -> int:
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         print(f"{finding.mark:<8} {finding.what:<{width}}  {finding.found}")
-        if finding.mend:
-            print(f"{'':<8} {'':<{width}}  -> {finding.mend}")
+        if finding.remedy:
+            print(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
     missing = sum(finding.mark == "missing" for finding in findings)
     print(f"\n{missing} thing(s) missing." if missing else "\nNothing is missing.")
     return 1 if missing else 0
 
 
 def examine(settings: DoctorSettings) -> Iterator[Finding]:
-    """Looks at everything, one after the other."""
+    """Checks everything, one after the other."""
     yield _python()
     yield from (Finding(what, found) for what, found in hardware.describe())
     yield from (_package(name) for name in _PACKAGES)
@@ -95,7 +95,7 @@ def _package(name: str) -> Finding:
     try:
         return Finding(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "not installed", _MEND_PACKAGES)
+        return Finding(name, "not installed", _INSTALL_PACKAGES)
 
 
 def _protos() -> Finding:
@@ -121,7 +121,7 @@ def _kernels() -> Finding:
 
 
 def _model(settings: DoctorSettings) -> Finding:
-    """What `serve` says of the model before it starts anything."""
+    """What `serve` would report about the model before it starts anything."""
     what, folder = "model", settings.model
     if name := hub_name(folder):
         cached = find_in_cache(name, settings.revision)
@@ -151,13 +151,13 @@ def _shared_memory() -> Finding:
 def _port(host: str, flag: str, port: int) -> Finding:
     what = f"port {port}"
 
-    def look() -> Finding:
+    def check() -> Finding:
         if is_free(host, port):
             return Finding(what, "free")
-        mend = f"end what uses it, or `tessera serve {flag} N`"
-        return Finding(what, "in use", mend, needed=False)
+        remedy = f"end what uses it, or `tessera serve {flag} N`"
+        return Finding(what, "in use", remedy, needed=False)
 
-    return _checked(what, look, mend="give --host an address of this machine")
+    return _checked(what, check, remedy="give --host an address of this machine")
 
 
 def _redis_server() -> Finding:
@@ -189,9 +189,9 @@ def _given_redis(url: str) -> Iterator[Finding]:
         )
 
 
-def _checked(what: str, look: Callable[[], Finding], mend: str = "") -> Finding:
-    """What `look` finds, or its error as a finding."""
+def _checked(what: str, check: Callable[[], Finding], remedy: str = "") -> Finding:
+    """What `check` finds, or its error as a finding."""
     try:
-        return look()
+        return check()
     except ServingError as error:
-        return Finding(what, error.message, mend, is_fault=True)
+        return Finding(what, error.message, remedy, is_fault=True)

@@ -1,7 +1,6 @@
 """What this machine computes with, read from the system's own files and tools.
 
-Nothing here imports torch or torch_npu: that takes seconds, and a broken driver would take the
-whole command along.
+Nothing here imports torch or torch_npu: that takes seconds, and fails with a broken driver.
 """
 
 import platform
@@ -39,7 +38,7 @@ def require_instructions() -> None:
 
 
 def processor() -> str:
-    """Model, and the instruction set that CPU kernels use here: what figures have to be read with."""
+    """Model, and the instruction set that CPU kernels use here, for reports of measurements."""
     model = _cpu_info(Path("/proc/cpuinfo")).get("model name") or platform.machine()
     try:
         known = build.choose(cpu_instructions())

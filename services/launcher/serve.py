@@ -1,4 +1,4 @@
-"""`tessera serve`: every room on this machine, until Ctrl-C."""
+"""`tessera serve`: every service on this machine, until Ctrl-C."""
 
 import asyncio
 import signal
@@ -10,18 +10,18 @@ from typing import TextIO, cast
 import structlog
 
 from services.launcher import hardware
-from services.launcher.console.banner import invitation
-from services.launcher.console.console import LinesTo, open_screen
+from services.launcher.console.banner import banner
+from services.launcher.console.console import ConsoleStream, open_console
 from services.launcher.ports import require_free
 from services.launcher.redis.embedded_redis import PRIVATE, EmbeddedRedis
-from services.launcher.service_commands import KEY_VARIABLES, Rooms, doors
+from services.launcher.service_commands import KEY_VARIABLES, ServiceCommands, gateway_addresses
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.state.model_folder import with_model_folder
 from services.launcher.supervise.probe import RedisProbe
 from services.launcher.supervise.process import Program
-from services.launcher.supervise.process_table import Roster, System, waiting
-from services.launcher.supervise.supervised_process import Child, GaveUp
+from services.launcher.supervise.process_table import ProcessTable, System, waiting
+from services.launcher.supervise.supervised_process import GaveUp, SupervisedProcess
 from services.launcher.supervise.supervisor import Supervisor
 from shared import access, processors
 from shared.errors import ServingError
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 
 def main(arguments: list[str]) -> int:
-    """Serves until it is told to stop. Returns the exit status: 0, or 1 when it could not."""
+    """Serves until a signal. Returns the exit status: 0, or 1 when it could not."""
     settings = ServeSettings.load(arguments, prog="tessera serve")
     try:
         hardware.require_instructions()
@@ -64,12 +64,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _ports(settings: ServeSettings) -> dict[str, int]:
-    """Flag -> port; a further gateway's ports are named after the flag that they follow from."""
+    """Flag -> port; a further gateway's ports are named after the flag that they are counted from."""
     ports = {}
-    for number, door in enumerate(doors(settings)):
+    for number, address in enumerate(gateway_addresses(settings)):
         which = f" (gateway {number})" if number else ""
-        ports[f"--port{which}"] = door.port
-        ports[f"--grpc-port{which}"] = door.grpc_port
+        ports[f"--port{which}"] = address.port
+        ports[f"--grpc-port{which}"] = address.grpc_port
     return ports
 
 
@@ -77,25 +77,25 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
     began = time.monotonic()
     asyncio.get_running_loop().set_exception_handler(on_loop_error)
     redis = EmbeddedRedis(folders.state, folders.socket("redis"))
-    rooms = Rooms(settings, folders, settings.redis_url or redis.url)
-    stages = [rooms.gateways(), rooms.schedulers(), rooms.workers()]
+    commands = ServiceCommands(settings, folders, settings.redis_url or redis.url)
+    stages = [commands.gateways(), commands.schedulers(), commands.workers()]
     foundation = None if settings.redis_url else _redis_program(redis, settings.log_level)
-    # Shown as a request meets them, while the stages stand in the order of stopping.
+    # Shown in the order in which a request passes them; the stages are in the order of stopping.
     shown = [*([foundation] if foundation else []), *(p for stage in stages for p in stage)]
 
     password_file = settings.redis_password_file
-    told = System(
+    system = System(
         settings.model_name,
-        [door.url for door in doors(settings)],
+        [address.url for address in gateway_addresses(settings)],
         settings.redis_url or redis.url,
         str(password_file.expanduser().absolute()) if password_file else "",
-        waiting((program.name, program.room) for program in shown),
+        waiting((program.name, program.service) for program in shown),
     )
     with (
-        Roster(folders.state, told) as roster,
-        open_screen([program.name for program in shown], settings.log_format) as screen,
+        ProcessTable(folders.state, system) as process_table,
+        open_console([program.name for program in shown], settings.log_format) as console,
     ):
-        lines = cast(TextIO, LinesTo(screen))
+        lines = cast(TextIO, ConsoleStream(console))
         configure_logs("launcher", settings.log_level, settings.log_format, lines)
 
         if folders.was_open:
@@ -105,35 +105,36 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
             )
         log.info("starting", model=str(settings.model), processors=str(processors.find()))
 
-        children: dict[str, Child] = {}
+        processes: dict[str, SupervisedProcess] = {}
 
         def on_state(name: str, state: str) -> None:
-            screen.state(name, state)
-            roster.note(name, state, children[name].pid, children[name].deaths)
+            console.state(name, state)
+            process = processes[name]
+            process_table.update(name, state, process.pid, process.deaths)
 
-        def child(program: Program) -> Child:
-            made = Child(program, on_state=on_state, on_line=screen.line)
-            return children.setdefault(program.name, made)
+        def supervised(program: Program) -> SupervisedProcess:
+            process = SupervisedProcess(program, on_state=on_state, on_line=console.line)
+            return processes.setdefault(program.name, process)
 
         supervisor = Supervisor(
-            [[child(program) for program in stage] for stage in stages],
-            child(foundation) if foundation else None,
+            [[supervised(program) for program in stage] for stage in stages],
+            supervised(foundation) if foundation else None,
             settings.shutdown_timeout,
         )
 
         def announce() -> None:
-            screen.settle()
+            console.settle()
             log.info("ready", seconds=round(time.monotonic() - began, 1))
             if settings.log_format == "text":
-                print(invitation(settings), file=LossyStream(sys.stdout), flush=True)
+                print(banner(settings), file=LossyStream(sys.stdout), flush=True)
 
         try:
-            return await _until_told(supervisor, announce)
+            return await _until_signal(supervisor, announce)
         except GaveUp as error:
             await supervisor.stop()
-            screen.settle()
+            console.settle()
             if settings.log_format == "text":
-                print(_obituary(error), file=LossyStream(sys.stderr))
+                print(_failure(error), file=LossyStream(sys.stderr))
             else:
                 last = error.lines[-1] if error.lines else ""
                 log.critical(f"{error.name} does not come up", how=error.how, last_line=last)
@@ -147,19 +148,19 @@ def _redis_program(redis: EmbeddedRedis, log_level: str) -> Program:
         child_environment(*KEY_VARIABLES),
         RedisProbe(redis.socket_path),
         redis.socket_path,
-        end_with=signal.SIGTERM,  # it writes its file out first, which takes no time
-        room="redis",
+        end_with=signal.SIGTERM,  # it flushes its file first, which takes no time
+        service="redis",
         quiet=log_level != "debug",  # it warns of its own name and version
         umask=PRIVATE,
     )
 
 
-async def _until_told(supervisor: Supervisor, announce: Callable[[], None]) -> int:
-    """Runs everything until a signal has come and all is gone. Raises GaveUp."""
+async def _until_signal(supervisor: Supervisor, announce: Callable[[], None]) -> int:
+    """Runs everything until a signal has come and all processes have ended. Raises GaveUp."""
     stop = asyncio.Event()
 
     def on_signal() -> None:
-        if stop.is_set():  # the second one: no patience left
+        if stop.is_set():  # the second signal: at once
             supervisor.kill()
         stop.set()
 
@@ -168,26 +169,26 @@ async def _until_told(supervisor: Supervisor, announce: Callable[[], None]) -> i
         loop.add_signal_handler(number, on_signal)
 
     stopping = asyncio.create_task(stop.wait())
-    living = asyncio.create_task(_live(supervisor, announce))
-    await asyncio.wait([stopping, living], return_when=asyncio.FIRST_COMPLETED)
+    running = asyncio.create_task(_run(supervisor, announce))
+    await asyncio.wait([stopping, running], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if living.done():
-        living.result()  # raises GaveUp
-    living.cancel()
+    if running.done():
+        running.result()  # raises GaveUp
+    running.cancel()
     log.info("stopping")
     await supervisor.stop()
     return 0
 
 
-async def _live(supervisor: Supervisor, announce: Callable[[], None]) -> None:
-    """Starts all, says so once when all are ready, and goes on until something gives up."""
+async def _run(supervisor: Supervisor, announce: Callable[[], None]) -> None:
+    """Starts all, calls `announce` once when all are ready, and goes on until something gives up."""
     await supervisor.start()
     await supervisor.all_ready()
     announce()
     await supervisor.watch()
 
 
-def _obituary(error: GaveUp) -> str:
+def _failure(error: GaveUp) -> str:
     lines = "\n".join(f"    {line}" for line in error.lines) or "    (it said nothing)"
     likely = (
         "The kernel ends a process so when memory runs out (`dmesg` says it): a smaller model, --dtype bfloat16 or a"

@@ -1,4 +1,4 @@
-"""Which processes make up a whole system, and what each of them is told."""
+"""The processes of a whole system: the command and the environment of each of them."""
 
 import sys
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from shared.settings import child_environment, python_path
 _ROOT = Path(__file__).parents[2]
 _PORTS_APART = 10  # between one gateway and the next
 
-# Rooms that start processes need no fork handlers of gRPC: those processes never call it.
+# Services that start processes need no fork handlers of gRPC: those processes never call it.
 # Without the event engine one thread of a process watches all its sockets instead of several that wake each other: half
 # of what gRPC costs beside the event loop for each message (`benchmarks/README.md`).
 QUIET_GRPC = {
@@ -25,16 +25,16 @@ QUIET_GRPC = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
 
-# What rooms set before they import their libraries; a spare process has imported them before it is the room.
+# What services set before they import their libraries; a prewarmed process imports them before it runs the service.
 _LIBRARIES = {
     "GOMP_SPINCOUNT": "10000",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-# Those that compute keep a core for as long as they can; those that hand over need one for a moment, now.
+# Services that compute keep a core busy; the others need one for a moment, but at once, and go first.
 _WORKERS = ("decoder", "vision_encoder", "preprocess")
-_WORKERS_GIVE_WAY = 8
+_WORKER_NICENESS = 8
 
 # Variables that may hold API keys.
 KEY_VARIABLES = (
@@ -44,7 +44,7 @@ KEY_VARIABLES = (
     "TESSERA_GATEWAY_TENANT_WEIGHTS",
 )
 
-# Which rooms have which of our flags. A flag that is not given leaves each room's own default.
+# Which services have which of our flags. A flag that is not given leaves each service's own default.
 PASSED_ON: dict[str, tuple[str, ...]] = {
     "device": ("decoder", "vision_encoder"),
     "dtype": ("decoder", "vision_encoder"),
@@ -87,7 +87,7 @@ PASSED_ON: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Door:
+class GatewayAddress:
     """Where one gateway listens."""
 
     host: str
@@ -102,16 +102,16 @@ class Door:
 
     @property
     def url(self) -> str:
-        """Base URL of the OpenAI-compatible door."""
+        """Base URL of the REST API."""
         host = f"[{self.probe_host}]" if ":" in self.probe_host else self.probe_host
         return f"{'https' if self.has_tls else 'http'}://{host}:{self.port}"
 
 
-def doors(settings: ServeSettings) -> list[Door]:
+def gateway_addresses(settings: ServeSettings) -> list[GatewayAddress]:
     """One for each gateway."""
     offsets = range(0, settings.gateways * _PORTS_APART, _PORTS_APART)
     return [
-        Door(
+        GatewayAddress(
             settings.host,
             settings.port + offset,
             settings.first_grpc_port + offset,
@@ -121,7 +121,7 @@ def doors(settings: ServeSettings) -> list[Door]:
     ]
 
 
-class Rooms:
+class ServiceCommands:
     """Builds the program of every process, from the settings and the folders of this instance."""
 
     def __init__(self, settings: ServeSettings, folders: Folders, redis_url: str) -> None:
@@ -129,13 +129,12 @@ class Rooms:
         self._settings = settings
         self._folders = folders
         self._redis_url = redis_url
-        sees = has_vision(Checkpoint(settings.model))
-        asked = settings.vision_encoders
-        wanted = sees and not settings.language_model_only
-        self._encoders = int(wanted) if asked is None else asked
+        needs_encoder = has_vision(Checkpoint(settings.model)) and not settings.language_model_only
+        given = settings.vision_encoders
+        self._encoders = int(needs_encoder) if given is None else given
 
     def gateways(self) -> list[Program]:
-        """One for each door."""
+        """One for each address."""
         names = _names("gateway", self._settings.gateways)
         return [
             Program(
@@ -144,69 +143,71 @@ class Rooms:
                 self._environment(
                     "gateway",
                     threads=1,
-                    host=door.host,
-                    port=str(door.port),
-                    grpc_port=str(door.grpc_port),
+                    host=address.host,
+                    port=str(address.port),
+                    grpc_port=str(address.grpc_port),
                     shutdown_timeout=str(self._settings.shutdown_timeout),
                     heartbeat=str(self._folders.heartbeat(name)),
                 ),
                 HeartbeatProbe(self._folders.heartbeat(name)),
-                room="gateway",
-                held_command=self._held("gateway"),
+                service="gateway",
+                prewarm_command=self._prewarm_command("gateway"),
             )
-            for name, door in zip(names, doors(self._settings), strict=True)
+            for name, address in zip(names, gateway_addresses(self._settings), strict=True)
         ]
 
     def schedulers(self) -> list[Program]:
-        """One serves all decoders; a second one takes over from it, or half of them."""
-        return self._inner("scheduler", self._settings.schedulers, threads=1)
+        """One serves all decoders; a second one takes over when it ends, or serves half of them."""
+        return self._internal("scheduler", self._settings.schedulers, threads=1)
 
     def workers(self) -> list[Program]:
         """Decoders, encoders and preprocessors."""
         decoders, encoders = self._settings.decoders, self._encoders
         return [
-            *self._inner(
+            *self._internal(
                 "decoder",
                 decoders,
                 threads=_share(decoders),
                 shutdown_timeout=str(self._settings.shutdown_timeout),
                 memory_sharers=str(decoders),
             ),
-            *self._inner("vision_encoder", encoders, threads=_share(encoders)),
-            *self._inner("preprocess", self._settings.preprocessors, threads=1),
+            *self._internal("vision_encoder", encoders, threads=_share(encoders)),
+            *self._internal("preprocess", self._settings.preprocessors, threads=1),
         ]
 
-    def _inner(self, room: str, count: int, threads: int, **own: str) -> list[Program]:
-        """Rooms that only other rooms call, each on a unix socket of its own."""
+    def _internal(self, service: str, count: int, threads: int, **own: str) -> list[Program]:
+        """Services that only other services call, each on a unix socket of its own."""
         programs = []
-        for name in _names(room, count):
+        for name in _names(service, count):
             path = self._folders.socket(name)
             listen = f"unix:{path}"
             heartbeat = self._folders.heartbeat(name)
             environment = self._environment(
-                room, threads, listen=listen, advertise=listen, heartbeat=str(heartbeat), **own
+                service, threads, listen=listen, advertise=listen, heartbeat=str(heartbeat), **own
             )
             programs.append(
                 Program(
                     name,
-                    _command(room),
+                    _command(service),
                     environment,
                     HeartbeatProbe(heartbeat),
                     path,
-                    room=room,
-                    held_command=self._held(room),
-                    niceness=_WORKERS_GIVE_WAY if room in _WORKERS else 0,
+                    service=service,
+                    prewarm_command=self._prewarm_command(service),
+                    niceness=_WORKER_NICENESS if service in _WORKERS else 0,
                 )
             )
         return programs
 
-    def _held(self, room: str) -> list[str]:
-        """The command of a spare process, where they are wanted."""
+    def _prewarm_command(self, service: str) -> list[str]:
+        """The command of a prewarmed process; empty unless they are asked for."""
         program = str(Path(__file__).with_name("supervise") / "prewarmed_process.py")
-        return [sys.executable, "-P", program, f"services.{room}"] if self._settings.spares else []
+        return (
+            [sys.executable, "-P", program, f"services.{service}"] if self._settings.spares else []
+        )
 
-    def _environment(self, room: str, threads: int, **own: str) -> dict[str, str]:
-        """The room's settings under its own prefix, which goes before variables for all rooms."""
+    def _environment(self, service: str, threads: int, **own: str) -> dict[str, str]:
+        """The service's settings under its own prefix, which goes before variables for all services."""
         settings = self._settings
         values = {
             "model": str(settings.model.absolute()),
@@ -220,13 +221,13 @@ class Rooms:
         threading = {"OMP_NUM_THREADS": str(threads)} if threads else {}
         if threads:
             values["threads"] = str(threads)
-        for name, rooms in PASSED_ON.items():
+        for name, services in PASSED_ON.items():
             value = getattr(settings, name)
-            if room in rooms and value is not None:
+            if service in services and value is not None:
                 values[name] = str(value)
-        # Keys are the gateway's alone: what other rooms start would inherit them.
-        hidden = () if room == "gateway" else KEY_VARIABLES
-        prefix = f"TESSERA_{room.upper()}_"
+        # Only the gateway gets keys: what other services start would inherit them.
+        hidden = () if service == "gateway" else KEY_VARIABLES
+        prefix = f"TESSERA_{service.upper()}_"
         variables = {prefix + name.upper(): value for name, value in values.items()}
         return child_environment(
             *hidden,
@@ -245,12 +246,12 @@ def _share(replicas: int) -> int:
     return max(1, processors.threads() // replicas)
 
 
-def _command(room: str) -> list[str]:
-    # -P: a folder called `services` or `shared` where the user happens to be is none of ours.
-    return [sys.executable, "-P", "-m", f"services.{room}"]
+def _command(service: str) -> list[str]:
+    # -P: without the working directory on the path, where a folder may be called `services` or `shared` too.
+    return [sys.executable, "-P", "-m", f"services.{service}"]
 
 
-def _names(room: str, count: int) -> list[str]:
+def _names(service: str, count: int) -> list[str]:
     """Such as "decoder", or "decoder-0" and "decoder-1"."""
-    name = room.replace("_", "-")
+    name = service.replace("_", "-")
     return [name] if count == 1 else [f"{name}-{number}" for number in range(count)]

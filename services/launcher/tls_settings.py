@@ -1,4 +1,4 @@
-"""How clients of ours speak TLS."""
+"""Settings of TLS for the commands that are clients."""
 
 import ssl
 from pathlib import Path

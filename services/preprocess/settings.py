@@ -6,10 +6,10 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from shared import processors
-from shared.settings import RoomSettings
+from shared.settings import ServiceSettings
 
 
-class PreprocessSettings(RoomSettings):
+class PreprocessSettings(ServiceSettings):
     """Flags `--max-image-bytes` and so on; variables `TESSERA_PREPROCESS_MAX_IMAGE_BYTES` and so on."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_PREPROCESS_", "TESSERA_")

@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from shared.settings import RoomSettings
+from shared.settings import ServiceSettings
 
 
-class SchedulerSettings(RoomSettings):
+class SchedulerSettings(ServiceSettings):
     """Flags, and `TESSERA_SCHEDULER_*` in the environment."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_SCHEDULER_", "TESSERA_")

@@ -7,11 +7,11 @@ import structlog
 from shared.checkpoint.hub import find_on_hub
 from shared.errors import InvalidRequest, NotFound, ServingError
 from shared.model_config.check import Parts, require_computable, require_servable
-from shared.settings import RoomSettings, hub_name
+from shared.settings import ServiceSettings, hub_name
 
 log = structlog.get_logger(__name__)
 
-S = TypeVar("S", bound=RoomSettings)
+S = TypeVar("S", bound=ServiceSettings)
 
 
 def prepare_model(settings: S, parts: Parts, *, device: str = "auto", dtype: str = "auto") -> S:

@@ -6,7 +6,7 @@ import psutil
 from support.system import System
 
 from fuzz.verdict import Broken
-from services.launcher.supervise.process_table import read_roster
+from services.launcher.supervise.process_table import read_process_table
 
 _MIB = 1 << 20
 
@@ -21,7 +21,7 @@ class Health:
 
     def check(self) -> None:
         """Raises Broken, naming who has died since the start."""
-        entries = read_roster(self._state).entries.values()
+        entries = read_process_table(self._state).entries.values()
         dead = [f"{entry.name} ({entry.deaths} times)" for entry in entries if entry.deaths]
         if dead:
             raise Broken(f"ended and was started again: {', '.join(dead)}\n{self._tail()}")
@@ -39,7 +39,7 @@ class Health:
 
     def _resident(self) -> dict[str, int]:
         found = {}
-        for entry in read_roster(self._state).entries.values():
+        for entry in read_process_table(self._state).entries.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if entry.pid:
                     found[entry.name] = psutil.Process(entry.pid).memory_info().rss // _MIB

@@ -1,4 +1,4 @@
-"""What containers need of a room: a health check, and an address at which others reach it."""
+"""What containers need of a service: a health check, and an address at which others reach it."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ import pytest
 from shared.net import healthcheck, rpc
 
 
-async def test_a_room_is_ready_once_it_says_so() -> None:
+async def test_a_service_is_ready_once_it_says_so() -> None:
     async with rpc.RoomServer("127.0.0.1:0") as server:
         assert await asyncio.to_thread(healthcheck.check, server.address) == "NOT_SERVING"
         await server.ready()
@@ -21,7 +21,7 @@ async def test_a_room_is_ready_once_it_says_so() -> None:
     assert await asyncio.to_thread(healthcheck.check, server.address) != "ready"
 
 
-async def test_a_room_that_listens_everywhere_advertises_where_it_is_reached() -> None:
+async def test_a_service_that_listens_everywhere_advertises_where_it_is_reached() -> None:
     async with rpc.RoomServer("0.0.0.0:0") as server:
         host, port = server.address.rsplit(":", 1)
         assert host != "0.0.0.0"

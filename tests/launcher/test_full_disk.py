@@ -14,8 +14,8 @@ import pytest
 import structlog.testing
 from support.system import System
 
-from services.launcher.supervise.process_table import Roster, waiting
-from services.launcher.supervise.process_table import System as Told
+from services.launcher.supervise.process_table import ProcessTable, waiting
+from services.launcher.supervise.process_table import System as TableContent
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -88,27 +88,30 @@ def test_a_death_on_a_full_disk_does_not_end_the_system() -> None:
         before = ask(system)
         filler = fill(system.folder)
         launcher = psutil.Process(system.pid)
-        for room in ("decoder", "gateway"):
-            killed = system.kill(room)
-            until(lambda r=room, k=killed: system.pids().get(r, [k]) != [k], f"a new {room}")  # type: ignore[misc]
+        for service in ("decoder", "gateway"):
+            killed = system.kill(service)
+            until(lambda s=service, k=killed: system.pids().get(s, [k]) != [k], f"a new {service}")  # type: ignore[misc]
         assert launcher.is_running() and launcher.status() != psutil.STATUS_ZOMBIE
         until(lambda: answers(f"{system.url}/health/live"), "a gateway that answers")
         filler.unlink()
         until(system.ready, "to be ready again")
-        until(lambda: takes_requests(system), "Redis to have noticed that there is room")
+        until(lambda: takes_requests(system), "Redis to have noticed that there is space")
         assert ask(system) == before
         assert system.stop() == 0
 
 
-async def test_the_list_of_processes_is_written_again_when_there_is_room(short_tmp: Path) -> None:
+async def test_the_list_of_processes_is_written_again_when_there_is_space(short_tmp: Path) -> None:
     with small_disk(short_tmp, "64k"):
-        told = Told("m", [], "unix:///r.sock", entries=waiting([("decoder", "decoder")]))
-        with structlog.testing.capture_logs() as lines, Roster(short_tmp, told) as roster:
+        content = TableContent("m", [], "unix:///r.sock", entries=waiting([("decoder", "decoder")]))
+        with (
+            structlog.testing.capture_logs() as lines,
+            ProcessTable(short_tmp, content) as process_table,
+        ):
             filler = fill(short_tmp)
             for deaths in range(3):
-                roster.note("decoder", "restarting", 1, deaths)
+                process_table.update("decoder", "restarting", 1, deaths)
             assert [line["log_level"] for line in lines] == ["warning"]
-            roster.note("decoder", "ready", 2, 3)
+            process_table.update("decoder", "ready", 2, 3)
             filler.unlink()
             # Nothing else has to happen for it.
             while json.loads((short_tmp / "processes.json").read_text())["entries"][0]["pid"] != 2:

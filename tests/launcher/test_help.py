@@ -7,19 +7,21 @@ import pytest
 
 from services.launcher.service_commands import PASSED_ON
 from services.launcher.settings import ChatSettings, DoctorSettings, ServeSettings
-from shared.settings import RoomSettings, Settings
+from shared.settings import ServiceSettings, Settings
 
 ROOMS = ("gateway", "scheduler", "preprocess", "vision_encoder", "decoder")
 # What stands for "found out at the start".
 COMPUTED = (None, "", 0, "auto")
 
 
-def settings_of(room: str) -> type[RoomSettings]:
+def settings_of(room: str) -> type[ServiceSettings]:
     module = importlib.import_module(f"services.{room}.settings")
     (kind,) = (
         kind
         for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, RoomSettings) and kind is not RoomSettings
+        if isinstance(kind, type)
+        and issubclass(kind, ServiceSettings)
+        and kind is not ServiceSettings
     )
     return kind
 

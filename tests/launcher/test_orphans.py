@@ -10,7 +10,7 @@ import psutil
 LAUNCHER = """
 import asyncio, sys
 from pathlib import Path
-from services.launcher.supervise.supervised_process import Child
+from services.launcher.supervise.supervised_process import SupervisedProcess
 from services.launcher.supervise.process import Program
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from services.launcher.supervise.probe import RedisProbe
@@ -19,25 +19,25 @@ from shared.settings import child_environment
 
 async def main(folder):
     redis = EmbeddedRedis(folder, folder / "r.sock")
-    children = [
-        Child(
+    processes = [
+        SupervisedProcess(
             Program(name, command, child_environment(), RedisProbe(redis.socket_path)),
             on_state=lambda *_: None,
             on_line=lambda *_: None,
         )
-        for name, command in (("redis", redis.command), ("room", ["sleep", "600"]))
+        for name, command in (("redis", redis.command), ("service", ["sleep", "600"]))
     ]
-    supervisor = Supervisor([children[1:]], foundation=children[0])
+    supervisor = Supervisor([processes[1:]], foundation=processes[0])
     await supervisor.start()
     await supervisor.all_ready()
-    print(*(child.pid for child in children), flush=True)
+    print(*(process.pid for process in processes), flush=True)
     await supervisor.watch()
 
 asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-def test_children_die_with_a_killed_launcher(short_tmp: Path) -> None:
+def test_processes_end_with_a_killed_launcher(short_tmp: Path) -> None:
     root = Path(__file__).parents[2]
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(short_tmp)],

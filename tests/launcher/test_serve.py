@@ -1,4 +1,4 @@
-"""`tessera serve` from start to end, with every room and the demo model."""
+"""`tessera serve` from start to end, with every service and the demo model."""
 
 import json
 import shutil
@@ -33,8 +33,8 @@ def runs(pid: int) -> bool:
 
 def test_it_survives_kills_and_leaves_nothing_behind() -> None:
     with System() as system:
-        rooms = {"redis", "gateway", "scheduler", "preprocess", "vision_encoder", "decoder"}
-        assert set(system.pids()) == rooms
+        services = {"redis", "gateway", "scheduler", "preprocess", "vision_encoder", "decoder"}
+        assert set(system.pids()) == services
         assert system.base_url in system.log
         assert system.grpc_address in system.log
 
@@ -42,7 +42,7 @@ def test_it_survives_kills_and_leaves_nothing_behind() -> None:
         until(lambda: system.pids().get("vision_encoder", [before]) != [before], "a new encoder")
         until(lambda: "vision-encoder was ended by SIGKILL" in system.log, "a word about it")
 
-        # Killed outright, it takes its children along, and the next one starts all the same.
+        # A killed launcher ends its processes with it, and the next one starts all the same.
         pids = system.all_pids()
         psutil.Process(system.pid).kill()
         until(lambda: not any(runs(pid) for pid in pids if pid != system.pid), "orphans")

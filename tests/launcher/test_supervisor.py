@@ -15,20 +15,20 @@ from support.program import ProgramMaker, make_program
 from services.launcher.supervise import prewarmed_process
 from services.launcher.supervise.probe import HeartbeatProbe
 from services.launcher.supervise.process import Program
-from services.launcher.supervise.supervised_process import Child, GaveUp
+from services.launcher.supervise.supervised_process import GaveUp, SupervisedProcess
 from services.launcher.supervise.supervisor import Supervisor
 from shared.settings import child_environment
 
 
 class Record:
-    """What the children reported."""
+    """The states and lines of the processes."""
 
     def __init__(self) -> None:
         self.states: list[tuple[str, str]] = []
         self.lines: list[str] = []
 
-    def child(self, program: Program) -> Child:
-        return Child(
+    def supervised(self, program: Program) -> SupervisedProcess:
+        return SupervisedProcess(
             program,
             on_state=lambda name, state: self.states.append((name, state)),
             on_line=lambda name, line: self.lines.append(f"{name}: {line}"),
@@ -38,7 +38,7 @@ class Record:
         return [state for who, state in self.states if who == name]
 
     async def said(self, line: str) -> None:
-        """Waits until a child's line has been read that ends so: that it is ready may be seen earlier."""
+        """Waits until a process's line has been read that ends so: that it is ready may be seen earlier."""
         async with asyncio.timeout(30):
             while not any(one.endswith(line) for one in self.lines):
                 await asyncio.sleep(0.01)
@@ -63,21 +63,21 @@ def alive(pid: int | None) -> bool:
     return pid is not None and psutil.pid_exists(pid)
 
 
-async def until_replaced(child: Child, pid: int | None) -> None:
+async def until_replaced(process: SupervisedProcess, pid: int | None) -> None:
     async with asyncio.timeout(30):
-        while child.pid in (pid, None) or not child.ready.is_set():
+        while process.pid in (pid, None) or not process.ready.is_set():
             await asyncio.sleep(0.02)
 
 
 async def test_a_killed_process_is_started_again(program: ProgramMaker, record: Record) -> None:
-    child = record.child(program("decoder"))
-    async with running(Supervisor([[child]])):
-        first = child.pid
+    process = record.supervised(program("decoder"))
+    async with running(Supervisor([[process]])):
+        first = process.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await until_replaced(child, first)
+        await until_replaced(process, first)
         assert not alive(first)
-        second = child.pid
+        second = process.pid
         assert alive(second)
     assert not alive(second)
     states = record.of("decoder")
@@ -85,30 +85,30 @@ async def test_a_killed_process_is_started_again(program: ProgramMaker, record: 
     assert states[-1] == "stopped"
 
 
-async def test_a_process_that_falls_silent_is_killed(
+async def test_a_process_that_no_longer_answers_is_killed(
     program: ProgramMaker, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.launcher.supervise.supervised_process._SILENCE_S", 1.0)
-    child = record.child(program("encoder"))
-    async with running(Supervisor([[child]])):
-        first = child.pid
+    process = record.supervised(program("encoder"))
+    async with running(Supervisor([[process]])):
+        first = process.pid
         (tmp_path / "encoder.silent").touch()
         async with asyncio.timeout(30):
             while alive(first):
                 await asyncio.sleep(0.05)
         (tmp_path / "encoder.silent").unlink()
-        await until_replaced(child, first)
+        await until_replaced(process, first)
 
 
-# A process whose event loop takes a third of a second for a turn, until a file says that it is to stand still.
-TURNING = """
+# A process whose event loop takes a third of a second for an iteration, and is blocked once a file exists.
+SLOW_LOOP = """
 import asyncio, sys, time
 from pathlib import Path
 from shared.net.heartbeat import Heartbeat
 
 async def main():
     Heartbeat(Path(sys.argv[1]), lambda: True).start()
-    while not Path(sys.argv[1] + ".still").exists():
+    while not Path(sys.argv[1] + ".blocked").exists():
         time.sleep(0.3)
         await asyncio.sleep(0)
     time.sleep(600)
@@ -117,36 +117,36 @@ asyncio.run(main())
 """
 
 
-async def test_a_busy_event_loop_is_left_alone_and_one_that_stands_still_is_not(
+async def test_a_process_with_a_busy_event_loop_is_kept_and_one_with_a_blocked_loop_is_killed(
     record: Record, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.launcher.supervise.supervised_process._SILENCE_S", 2.0)
-    beat, still = short_tmp / "beat", short_tmp / "beat.still"
-    child = record.child(
+    beat, blocked = short_tmp / "beat", short_tmp / "beat.blocked"
+    process = record.supervised(
         Program(
             "gateway",
-            [sys.executable, "-c", TURNING, str(beat)],
+            [sys.executable, "-c", SLOW_LOOP, str(beat)],
             child_environment(PYTHONPATH=str(Path(__file__).parents[2])),
             HeartbeatProbe(beat),
         )
     )
-    async with running(Supervisor([[child]])):
-        first = child.pid
+    async with running(Supervisor([[process]])):
+        first = process.pid
         await asyncio.sleep(5)
-        assert child.pid == first
-        still.touch()
+        assert process.pid == first
+        blocked.touch()
         async with asyncio.timeout(60):
             while alive(first):
                 await asyncio.sleep(0.05)
-        still.unlink()
-        await until_replaced(child, first)
+        blocked.unlink()
+        await until_replaced(process, first)
 
 
-async def test_what_never_comes_up_is_given_up_with_its_last_words(
+async def test_what_never_comes_up_is_given_up_with_its_last_lines(
     program: ProgramMaker, record: Record
 ) -> None:
-    healthy = record.child(program("redis"))
-    broken = record.child(
+    healthy = record.supervised(program("redis"))
+    broken = record.supervised(
         program("decoder", "print('no weights in the folder'); raise SystemExit(1)")
     )
     supervisor = Supervisor([[broken]], foundation=healthy)
@@ -162,7 +162,7 @@ async def test_what_never_comes_up_is_given_up_with_its_last_words(
 
 
 async def test_refused_settings_are_given_up_at_once(program: ProgramMaker, record: Record) -> None:
-    broken = record.child(program("decoder", "print('--dtype: no such'); raise SystemExit(2)"))
+    broken = record.supervised(program("decoder", "print('--dtype: no such'); raise SystemExit(2)"))
     supervisor = Supervisor([[broken]])
     await supervisor.start()
     with pytest.raises(GaveUp):
@@ -172,7 +172,9 @@ async def test_refused_settings_are_given_up_at_once(program: ProgramMaker, reco
 
 
 async def test_stages_end_in_order(program: ProgramMaker, record: Record) -> None:
-    gateway, decoder, redis = (record.child(program(n)) for n in ("gateway", "decoder", "redis"))
+    gateway, decoder, redis = (
+        record.supervised(program(n)) for n in ("gateway", "decoder", "redis")
+    )
     async with running(Supervisor([[gateway], [decoder]], foundation=redis)):
         pass
     ended = [name for name, state in record.states if state == "stopped"]
@@ -191,27 +193,27 @@ async def test_open_answers_may_run_on(
         f"def end(*_): time.sleep(2); Path({str(done)!r}).touch(); sys.exit(0)\n"
         "signal.signal(15, end); ready(); time.sleep(600)"
     )
-    children = [record.child(program("gateway", busy)), record.child(program("decoder"))]
-    async with running(Supervisor([[children[0]], [children[1]]], drain_s=30)):
+    processes = [record.supervised(program("gateway", busy)), record.supervised(program("decoder"))]
+    async with running(Supervisor([[processes[0]], [processes[1]]], drain_s=30)):
         pass
     assert done.exists()
 
 
 async def test_a_process_that_will_not_end_is_killed(program: ProgramMaker, record: Record) -> None:
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
-    child = record.child(program("decoder", deaf))
-    async with running(Supervisor([[child]])):
-        pid = child.pid
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
+    process = record.supervised(program("decoder", stubborn))
+    async with running(Supervisor([[process]])):
+        pid = process.pid
     assert not alive(pid)
 
 
 async def test_an_impatient_user_need_not_wait(program: ProgramMaker, record: Record) -> None:
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
-    children = [record.child(program(name, deaf)) for name in ("gateway", "decoder")]
-    supervisor = Supervisor([[children[0]], [children[1]]])
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
+    processes = [record.supervised(program(name, stubborn)) for name in ("gateway", "decoder")]
+    supervisor = Supervisor([[processes[0]], [processes[1]]])
     await supervisor.start()
     await supervisor.all_ready()
-    pids = [child.pid for child in children]
+    pids = [process.pid for process in processes]
     stopping = asyncio.create_task(supervisor.stop())
     async with asyncio.timeout(60):
         while ("gateway", "stopping") not in record.states:
@@ -229,30 +231,30 @@ async def test_what_a_process_started_itself_ends_with_it(
         "print('started', subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
         "print('all said', flush=True); ready(); time.sleep(600)"
     )
-    child = record.child(program("preprocess", source))
-    async with running(Supervisor([[child]])):
-        pid = child.pid
+    process = record.supervised(program("preprocess", source))
+    async with running(Supervisor([[process]])):
+        pid = process.pid
         assert pid is not None
         await record.said("all said")
-        grandchild = psutil.Process(int(record.lines[0].split()[-1]))
+        started = psutil.Process(int(record.lines[0].split()[-1]))
         os.kill(pid, signal.SIGKILL)
-        await until_replaced(child, pid)
+        await until_replaced(process, pid)
         with contextlib.suppress(psutil.NoSuchProcess):
-            assert grandchild.status() == psutil.STATUS_ZOMBIE
+            assert started.status() == psutil.STATUS_ZOMBIE
 
 
-async def test_a_spare_process_takes_the_place_of_a_dead_one(
+async def test_a_prewarmed_process_replaces_one_that_has_ended(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.launcher.supervise.supervised_process._SPARE_AFTER_S", 0.0)
-    room = tmp_path / "roomlike"
-    room.mkdir()
-    (room / "__init__.py").touch()
-    (room / "heavy.py").write_text(
+    monkeypatch.setattr("services.launcher.supervise.supervised_process._PREWARM_AFTER_S", 0.0)
+    service = tmp_path / "servicelike"
+    service.mkdir()
+    (service / "__init__.py").touch()
+    (service / "heavy.py").write_text(
         f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, f'imported-{{os.getpid()}}').touch()\n"
     )
-    (room / "__main__.py").write_text(
-        "import os, pathlib, sys, time, roomlike.heavy\n"
+    (service / "__main__.py").write_text(
+        "import os, pathlib, sys, time, servicelike.heavy\n"
         "print('at work', os.getpid(), sys.stdin.read(), flush=True)\n"
         f"pathlib.Path({str(tmp_path / 'decoder.ready')!r}).touch()\n"
         "time.sleep(600)\n"
@@ -263,28 +265,28 @@ async def test_a_spare_process_takes_the_place_of_a_dead_one(
 
     program = Program(
         "decoder",
-        [sys.executable, "-m", "roomlike"],
+        [sys.executable, "-m", "servicelike"],
         child_environment(PYTHONPATH=str(tmp_path)),
         make_program(tmp_path, "decoder").probe,
-        held_command=[sys.executable, prewarmed_process.__file__, "roomlike"],
+        prewarm_command=[sys.executable, prewarmed_process.__file__, "servicelike"],
     )
-    child = record.child(program)
-    async with running(Supervisor([[child]])):
-        first = child.pid
+    process = record.supervised(program)
+    async with running(Supervisor([[process]])):
+        first = process.pid
         assert first is not None
         async with asyncio.timeout(30):
             while len(imported()) < 2:
                 await asyncio.sleep(0.02)
-        (spare,) = imported() - {first}
-        assert alive(spare)
+        (prewarmed,) = imported() - {first}
+        assert alive(prewarmed)
         await asyncio.sleep(0.2)  # it says so after its imports
         await record.said(f"at work {first}")
-        assert len(record.lines) == 1  # and the spare has done nothing yet
+        assert len(record.lines) == 1  # and the prewarmed has done nothing yet
         (tmp_path / "decoder.ready").unlink()
         os.kill(first, signal.SIGKILL)
-        await until_replaced(child, first)
-        assert child.pid == spare
-        await record.said(f"at work {spare}")
+        await until_replaced(process, first)
+        assert process.pid == prewarmed
+        await record.said(f"at work {prewarmed}")
         async with asyncio.timeout(30):
             while len(imported()) < 3:
                 await asyncio.sleep(0.02)
@@ -297,5 +299,5 @@ async def test_very_long_lines_do_not_stop_the_reading(
     source = (
         "import time; print('x' * 3_000_000); print('after', flush=True); ready(); time.sleep(9)"
     )
-    async with running(Supervisor([[record.child(program("gateway", source))]])):
+    async with running(Supervisor([[record.supervised(program("gateway", source))]])):
         await record.said("after")

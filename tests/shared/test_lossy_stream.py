@@ -8,7 +8,7 @@ from typing import TextIO
 import pytest
 import structlog
 
-from services.launcher.console.console import PlainScreen
+from services.launcher.console.console import PlainConsole
 from shared.telemetry.logs import configure_logs
 from shared.telemetry.lossy_stream import LossyStream
 
@@ -33,7 +33,7 @@ def logs_as_before() -> Iterator[None]:
 def test_a_full_disk_under_the_log_raises_nothing(full: TextIO) -> None:
     configure_logs("room", "info", "json", full)
     structlog.get_logger().warning("nobody reads this", size="x" * 10_000)
-    screen = PlainScreen(["decoder"], prefix=True, stream=full)
+    screen = PlainConsole(["decoder"], prefix=True, stream=full)
     screen.state("decoder", "ready")
     screen.line("decoder", "x" * 10_000)
 

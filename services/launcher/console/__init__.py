@@ -1,1 +1,1 @@
-"""What a person sees in the terminal."""
+"""What is shown in the terminal."""

@@ -1,4 +1,4 @@
-"""What the launcher shows: a line for each process while they start, and everybody's log lines."""
+"""What the launcher shows: the states of the processes while they start, and the log lines of all of them."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Protocol, Self, TextIO, cast
 
-from rich.console import Console
+from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -28,19 +28,19 @@ _COLOURS = {
 }
 
 
-class Screen(Protocol):
-    """Where progress and lines go; a context manager around the start."""
+class Console(Protocol):
+    """Where states and lines are shown; a context manager around the start."""
 
     def state(self, name: str, state: str) -> None:
         """A process has reached a state."""
         ...
 
     def line(self, name: str, line: str) -> None:
-        """A process has said something."""
+        """A process has printed a line."""
         ...
 
     def settle(self) -> None:
-        """The start is over: from now on only lines."""
+        """The start is over: from now on only lines are shown."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -54,7 +54,7 @@ class Screen(Protocol):
 
 
 class _States:
-    """Who is in which state, and since when."""
+    """The state of each process, and since when."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.width = max(len(name) for name in [*names, "launcher"])
@@ -63,7 +63,7 @@ class _States:
         self.took_s: dict[str, float] = {}
 
     def change(self, name: str, state: str) -> bool:
-        """Whether it is another one than before."""
+        """Sets the state; whether it is another one than before."""
         if self.state.get(name) == state:
             return False
         if state in ("starting", "restarting"):
@@ -73,11 +73,11 @@ class _States:
         return True
 
     def seconds(self, name: str) -> float:
-        """Since it was started."""
+        """Seconds since it was started."""
         return time.monotonic() - self._began[name]
 
 
-class PlainScreen:
+class PlainConsole:
     """For pipes and files: one line for each change."""
 
     def __init__(self, names: Sequence[str], *, prefix: bool, stream: TextIO = sys.stderr) -> None:
@@ -97,7 +97,7 @@ class PlainScreen:
             self.line(name, json.dumps(event))
 
     def line(self, name: str, line: str) -> None:
-        """The line behind the name, or with it where lines are for machines."""
+        """The line after the name, or as JSON with the name in it."""
         shown = f"{name:<{self._states.width}} | {line}" if self._prefix else _as_json(name, line)
         print(shown, file=self._stream, flush=True)
 
@@ -116,11 +116,11 @@ class PlainScreen:
         return None
 
 
-class LiveScreen:
+class LiveConsole:
     """For terminals: a table that changes in place, log lines above it."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = RichConsole(stderr=True, highlight=False)
         self._states = _States(names)
         self._live = Live(
             get_renderable=self._table, console=self._console, refresh_per_second=8, transient=False
@@ -166,8 +166,8 @@ class LiveScreen:
 
 
 def _as_json(name: str, line: str) -> str:
-    """The line as a JSON object with the process's name and a time, whatever the process wrote: libraries below Python
-    write by themselves.
+    """The line as a JSON object with the process's name and a time. Lines that are no JSON come from libraries that
+    write to stderr themselves.
     """
     try:
         event = json.loads(line)
@@ -179,23 +179,23 @@ def _as_json(name: str, line: str) -> str:
     return json.dumps({**event, "process": name})
 
 
-class LinesTo(io.TextIOBase):
-    """A text stream that shows what is written to it as lines of the launcher itself."""
+class ConsoleStream(io.TextIOBase):
+    """A text stream whose lines the console shows as the launcher's own."""
 
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._begun = ""
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._unfinished = ""
 
     def write(self, text: str) -> int:
-        """Shows each line once it is whole."""
-        *whole, self._begun = (self._begun + text).split("\n")
-        for line in whole:
-            self._screen.line("launcher", line)
+        """Shows each line once it is complete."""
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        for line in lines:
+            self._console.line("launcher", line)
         return len(text)
 
 
-def open_screen(names: Sequence[str], log_format: str) -> Screen:
+def open_console(names: Sequence[str], log_format: str) -> Console:
     """A live one on a terminal, else a plain one."""
     if sys.stderr.isatty() and log_format == "text":
-        return LiveScreen(names)
-    return PlainScreen(names, prefix=log_format == "text")
+        return LiveConsole(names)
+    return PlainConsole(names, prefix=log_format == "text")

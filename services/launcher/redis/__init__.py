@@ -1,1 +1,1 @@
-"""The Redis of a system on one machine: a binary, its process, and checks of any other Redis."""
+"""The Redis of a system on one machine: the server program, its process, and checks of any other Redis."""

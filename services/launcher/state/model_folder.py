@@ -1,4 +1,4 @@
-"""The model that is to be served: where it is, and whether it can be."""
+"""The folder of the model to serve, and whether it can be served."""
 
 from services.launcher.settings import ServeSettings
 from shared.checkpoint.hub import find_on_hub
@@ -11,7 +11,7 @@ from shared.settings import hub_name
 def with_model_folder(settings: ServeSettings) -> ServeSettings:
     """The settings with the folder of a model that can be served; one from the hub is downloaded if need be.
 
-    Raises ServingError with the first thing that is in the way.
+    Raises ServingError with the first reason why it cannot.
     """
     device, dtype = settings.device or "auto", settings.dtype or "auto"
     if name := hub_name(settings.model):
@@ -25,8 +25,8 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
         raise InvalidRequest(
             "NO_CHAT_TEMPLATE", f"--chat-template: no file {template}", field="chat_template"
         )
-    nobody_encodes = settings.vision_encoders == 0 and not settings.redis_url
-    if nobody_encodes and has_vision(checkpoint) and not settings.language_model_only:
+    has_no_encoder = settings.vision_encoders == 0 and not settings.redis_url
+    if has_no_encoder and has_vision(checkpoint) and not settings.language_model_only:
         raise InvalidRequest(
             "NO_VISION_ENCODER",
             "--vision-encoders 0 leaves nobody to look at pictures, which this model takes: give"

@@ -1,4 +1,4 @@
-"""The folder that holds what users asked: its owner's alone."""
+"""Makes the state folder, which holds users' requests, private to its owner."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 from shared.errors import Unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-# What this program and its Redis make there. A folder with anything else is not closed to others without being asked.
+# What this program and its Redis write there. The mode of a folder with anything else is not changed.
 _OWN_FILES = {"lock", "processes.json", "processes.tmp", "redis.log"}
 _OWN_PREFIXES = ("appendonly", "temp-", "dump")
 

@@ -1,1 +1,1 @@
-"""Child processes: started, watched, restarted, stopped."""
+"""Processes: started, watched, restarted, stopped."""

@@ -1,4 +1,4 @@
-"""Makes a child process end when its parent does, however the parent ends."""
+"""Makes a child process end when its parent process does, however that ends."""
 
 import ctypes
 import os
@@ -13,17 +13,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(
     number: signal.Signals = signal.SIGKILL, niceness: int = 0
 ) -> Callable[[], None]:
-    """Returns a `preexec_fn` by which the kernel sends the child `number` when its parent is gone; the
-    child gives way to others by `niceness`.
+    """Returns a `preexec_fn` by which the kernel sends the child process signal `number` when its parent ends;
+    `niceness` is added to the parent's.
 
-    The kernel means the *thread* that started the child, so children are started from the main
-    thread. Source: prctl(2), PR_SET_PDEATHSIG (Linux).
+    The kernel means the end of the *thread* that started the child process, so it has to be the main thread.
+    Source: prctl(2), PR_SET_PDEATHSIG (Linux).
     """
     parent = os.getpid()
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it died between fork and prctl
+        if os.getppid() != parent:  # it ended between fork and prctl
             os._exit(1)
         if niceness:
             os.nice(niceness)

@@ -1,7 +1,8 @@
-"""A spare process of a room: imports all that the room needs, waits until it is wanted, and is the room from then on.
+"""A prewarmed process of a service: imports all that the service needs, waits, and runs the service when activated.
 
-A program of its own, run by its path: `held.py services.decoder`. It is wanted when a byte comes on its input, and
-ends when that closes. Libraries are most of what a room's start takes, and no memory that grows with the model.
+A program of its own, run by its path: `prewarmed_process.py services.decoder`. A byte on its input activates it; it
+ends when its input closes before that. Imports take most of a service's start, and the memory for them does not grow
+with the model.
 """
 
 import contextlib
@@ -11,13 +12,13 @@ import pkgutil
 import runpy
 import sys
 
-READY = b"the spare is ready\n"
+PREWARMED = b"the process is prewarmed\n"
 
 
 def main(package: str) -> None:
-    """Returns when the room has ended, or when it was never wanted."""
+    """Returns when the service has ended, or when the process was never activated."""
     _import_all(package)
-    os.write(1, READY)
+    os.write(1, PREWARMED)
     if not os.read(0, 1):
         return
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -28,7 +29,7 @@ def main(package: str) -> None:
 
 
 def _import_all(package: str) -> None:
-    """Every module of the room, and with them their libraries; what cannot be imported here is not used here."""
+    """Imports every module of the service and so its libraries; what cannot be imported here is not used here."""
     root = importlib.import_module(package)
     for module in pkgutil.walk_packages(root.__path__, f"{package}.", onerror=lambda _: None):
         if not module.name.endswith(".__main__"):

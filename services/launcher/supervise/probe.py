@@ -1,4 +1,4 @@
-"""Asks a child how it is: a room by its heartbeat, Redis by PING."""
+"""Asks a process for its condition: a service by its heartbeat, Redis by PING."""
 
 import asyncio
 import enum
@@ -13,8 +13,8 @@ _TIMEOUT_S = 1.0
 class Condition(enum.Enum):
     """What a probe found."""
 
-    SILENT = "silent"  # no answer: not up yet, hung, or gone
-    ALIVE = "alive"  # answers, and says that it is not ready
+    SILENT = "silent"  # no answer: not started yet, blocked, or ended
+    ALIVE = "alive"  # answers that it is not ready
     READY = "ready"
 
 
@@ -27,13 +27,13 @@ class Probe(Protocol):
 
 
 class HeartbeatProbe:
-    """A room's heartbeat, which a thread of its own tells whatever the room is busy with."""
+    """A service's heartbeat, which a thread of its own answers whatever the event loop is busy with."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def ask(self) -> Condition:
-        """A process whose event loop stands still is as silent as one that is gone."""
+        """A process whose event loop is blocked counts as silent."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 with Question(self._path) as question:
@@ -46,7 +46,7 @@ class HeartbeatProbe:
 
 
 class RedisProbe:
-    """PING on a unix socket; loading its file is alive."""
+    """PING on a unix socket; a Redis that is still loading its file is alive, not ready."""
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path

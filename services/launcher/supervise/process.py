@@ -1,4 +1,4 @@
-"""One process of a program: started cold, or held ready with its libraries imported until it is wanted."""
+"""One process of a program: started when it is needed, or prewarmed (its libraries imported) before that."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from services.launcher.supervise.die_with_parent import die_with_parent
-from services.launcher.supervise.prewarmed_process import READY
+from services.launcher.supervise.prewarmed_process import PREWARMED
 from services.launcher.supervise.probe import Probe
 
 _LONGEST_LINE = 1 << 20
@@ -18,23 +18,23 @@ _LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class Program:
-    """What to run, and how to ask it how it is."""
+    """What to run, and how to ask for its condition."""
 
     name: str  # unique, such as "decoder-1"
     command: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)
     probe: Probe
     socket: Path | None = None  # its unix socket, removed before each start
-    end_with: signal.Signals = signal.SIGKILL  # what it gets when the launcher itself is gone
-    room: str = ""  # such as "decoder", "redis"
-    held_command: Sequence[str] = ()  # the same as a spare process (`held.py`); none unless given
-    niceness: int = 0  # how much it gives way to others where cores are short
-    quiet: bool = False  # its lines are shown only if it does not come up
-    umask: int = -1  # what its files' modes lack; the launcher's own unless given
+    end_with: signal.Signals = signal.SIGKILL  # what it gets when the launcher itself has ended
+    service: str = ""  # such as "decoder", "redis"
+    prewarm_command: Sequence[str] = ()  # starts it prewarmed; empty where it cannot be
+    niceness: int = 0  # added to the launcher's own
+    quiet: bool = False  # its lines are shown only if it does not become ready
+    umask: int = -1  # -1 keeps the launcher's
 
 
-class Life:
-    """A process, and the lines that it prints."""
+class Process:
+    """A running process, and the lines that it prints."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class Life:
         lines: asyncio.StreamReader,
         transport: asyncio.ReadTransport,
     ) -> None:
-        self.process = process
         self.lines = lines
+        self._process = process
         self._transport = transport
 
     @classmethod
-    async def begin(cls, program: Program, *, held: bool = False) -> Self:
-        """Starts it, at work or held."""
-        # A pipe of our own: asyncio's `wait` returns only when its pipes are closed at the other
-        # end, which may be long after the process when others of its making hold them.
+    async def start(cls, program: Program, *, prewarm: bool = False) -> Self:
+        """Starts the program, or a prewarmed process of it, which does nothing until `activate`."""
+        # A pipe of our own: asyncio's `wait` returns only when its pipes are closed at the other end, which
+        # processes that the program started may keep open for long after it has ended.
         read_end, write_end = os.pipe()
         lines = asyncio.StreamReader(limit=_LONGEST_LINE)
         try:
@@ -58,9 +58,9 @@ class Life:
                 lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_end, "rb", 0)
             )
             process = await asyncio.create_subprocess_exec(
-                *(program.held_command if held else program.command),
+                *(program.prewarm_command if prewarm else program.command),
                 env=dict(program.environment),
-                stdin=asyncio.subprocess.PIPE if held else asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if prewarm else asyncio.subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
                 # Ctrl-C in a terminal reaches the launcher alone, which ends them in the right order.
@@ -72,97 +72,106 @@ class Life:
             os.close(write_end)
         return cls(process, lines, transport)
 
-    async def is_held(self) -> bool:
-        """Waits until a held process has imported everything; False if it has ended instead."""
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Waits for its end; its exit status, negative for a signal."""
+        return await self._process.wait()
+
+    async def wait_until_prewarmed(self) -> bool:
+        """Waits until a prewarmed process has imported everything; False if it has ended instead."""
         with contextlib.suppress(ValueError):
             while line := await self.lines.readline():
-                if line == READY:
+                if line == PREWARMED:
                     return True
         return False
 
-    def release(self) -> bool:
-        """Lets a held process go to work; False if it is gone."""
-        if self.process.returncode is not None or self.process.stdin is None:
+    def activate(self) -> bool:
+        """Lets a prewarmed process run its program; False if it has ended."""
+        if self._process.returncode is not None or self._process.stdin is None:
             return False
-        self.process.stdin.write(b"\n")
-        self.process.stdin.close()
+        self._process.stdin.write(b"\n")
+        self._process.stdin.close()
         return True
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
         """Sends a signal to it, or to all that it started too."""
         with contextlib.suppress(ProcessLookupError):
             if group:
-                os.killpg(self.process.pid, number)
-            elif self.process.returncode is None:
-                self.process.send_signal(number)
+                os.killpg(self._process.pid, number)
+            elif self._process.returncode is None:
+                self._process.send_signal(number)
 
-    def forget(self) -> None:
-        """Reads no more of its lines."""
+    def close(self) -> None:
+        """Closes the pipe from which its lines are read."""
         self._transport.close()
 
 
-class Spare:
-    """At most one held process of a program, made anew each time it has been taken."""
+class PrewarmedProcess:
+    """At most one prewarmed process of a program; a new one is started after each `take`."""
 
-    # One at a time on a machine: imports take a core each, and the rooms are at work.
-    _turn = asyncio.Semaphore(1)
+    # One at a time on a machine: each import keeps a core busy, beside services that are computing.
+    _importing = asyncio.Semaphore(1)
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._life: Life | None = None
-        self._making: asyncio.Task[None] | None = None
-        self._has_begun = False  # the process of the one that is being made runs
+        self._process: Process | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._is_importing = False
 
     def prepare(self) -> None:
-        """Makes one in the background, if there is none and the program has a way."""
-        if self._program.held_command and self._making is None:
-            self._making = asyncio.create_task(self._make())
+        """Starts one in the background, if there is none and the program can be prewarmed."""
+        if self._program.prewarm_command and self._starting is None:
+            self._starting = asyncio.create_task(self._start())
 
-    async def take(self) -> Life | None:
-        """The process, at work from now on; None if there is none. One that is importing still is waited for: it is
-        ahead of one that begins now.
+    async def take(self) -> Process | None:
+        """The process, activated; None if there is none. One that is still importing is waited for: it is ready
+        sooner than one that starts now.
         """
-        if self._making is not None and self._has_begun:
-            await asyncio.wait([self._making])
-        await self._end_making()
-        life, self._life = self._life, None
-        return life if life is not None and life.release() else None
+        if self._starting is not None and self._is_importing:
+            await asyncio.wait([self._starting])
+        await self._stop_starting()
+        process, self._process = self._process, None
+        return process if process is not None and process.activate() else None
 
-    def give_up(self) -> None:
-        """Makes none any more; who waits for one gets none."""
-        if self._making is not None:
-            self._making.cancel()
+    def cancel(self) -> None:
+        """Starts none any more; a `take` that waits for one gets none."""
+        if self._starting is not None:
+            self._starting.cancel()
 
     async def close(self) -> None:
-        """Ends it."""
-        await self._end_making()
-        life, self._life = self._life, None
-        if life is not None:
-            await _end(life)
+        """Ends the process, if there is one."""
+        await self._stop_starting()
+        process, self._process = self._process, None
+        if process is not None:
+            await _end(process)
 
-    async def _make(self) -> None:
-        async with self._turn:
-            life = await Life.begin(self._program, held=True)
-            self._has_begun = True
+    async def _start(self) -> None:
+        async with self._importing:
+            process = await Process.start(self._program, prewarm=True)
+            self._is_importing = True
             try:
-                held = await life.is_held()
+                is_prewarmed = await process.wait_until_prewarmed()
             except BaseException:
-                await _end(life)
+                await _end(process)
                 raise
-            if held:
-                self._life = life
+            if is_prewarmed:
+                self._process = process
             else:
-                await _end(life)
+                await _end(process)
 
-    async def _end_making(self) -> None:
-        making, self._making = self._making, None
-        self._has_begun = False
-        if making is not None:
-            making.cancel()
-            await asyncio.gather(making, return_exceptions=True)
+    async def _stop_starting(self) -> None:
+        starting, self._starting = self._starting, None
+        self._is_importing = False
+        if starting is not None:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
 
 
-async def _end(life: Life) -> None:
-    life.signal(signal.SIGKILL, group=True)
-    await life.process.wait()
-    life.forget()
+async def _end(process: Process) -> None:
+    process.signal(signal.SIGKILL, group=True)
+    await process.wait()
+    process.close()

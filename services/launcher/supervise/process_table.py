@@ -1,6 +1,6 @@
-"""Who runs under which process id: a file in the state folder, for tools beside the launcher.
+"""The table of processes: a file in the state folder that other tools read.
 
-The launcher itself does without it: while it cannot be written, tools see an old state, or none.
+The launcher itself does not need it: while it cannot be written, tools see an old state, or none.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from shared.net.redis_url import with_password
 log = structlog.get_logger(__name__)
 
 _FILE = "processes.json"
-_AGAIN_S = 1.0  # after a write that failed
+_RETRY_S = 1.0  # after a write that failed
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One process: `name` such as "decoder-1" of `room` "decoder". `since` is when `state` began (Unix time, s)."""
+    """One process: `name` such as "decoder-1" of `service` "decoder". `since` is when `state` began (Unix time, s)."""
 
     name: str
-    room: str
+    service: str
     state: str = "waiting"
     pid: int | None = None
     deaths: int = 0
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A running `tessera serve` as its file tells it."""
+    """A running `tessera serve`, as its file describes it."""
 
     model: str
     urls: list[str]  # of the gateways
@@ -53,86 +53,88 @@ class System:
         file = self.redis_password_file
         return with_password(self.redis_url, Path(file) if file else None)
 
-    def of_room(self, room: str) -> list[Entry]:
+    def of_service(self, service: str) -> list[Entry]:
         """Its processes, in the order of their names."""
-        return sorted((e for e in self.entries.values() if e.room == room), key=lambda e: e.name)
+        return sorted(
+            (e for e in self.entries.values() if e.service == service), key=lambda e: e.name
+        )
 
 
-class Roster:
-    """Keeps the file while it is entered, in an event loop: one more write each time a process changes its state."""
+class ProcessTable:
+    """A context manager that keeps the file, in an event loop: it is written at each change of a process's state."""
 
     def __init__(self, state: Path, system: System) -> None:
         self._path = state / _FILE
-        self._again: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._has_warned = False
         self._system = system
         self._entries = dict(system.entries)
 
-    def note(self, name: str, state: str, pid: int | None, deaths: int) -> None:
-        """What has become of a process."""
+    def update(self, name: str, state: str, pid: int | None, deaths: int) -> None:
+        """Sets the state of a process, and writes the file if it is another one than before."""
         before = self._entries[name]
         if (before.state, before.pid, before.deaths) == (state, pid, deaths):
             return
-        self._entries[name] = Entry(name, before.room, state, pid, deaths, time.time())
+        self._entries[name] = Entry(name, before.service, state, pid, deaths, time.time())
         self._write()
 
     def _write(self) -> None:
-        told = {**asdict(self._system), "entries": [asdict(e) for e in self._entries.values()]}
+        content = {**asdict(self._system), "entries": [asdict(e) for e in self._entries.values()]}
         draft = self._path.with_suffix(".tmp")
         try:
-            _write_privately(draft, json.dumps(told, indent=1) + "\n")
+            _write_privately(draft, json.dumps(content, indent=1) + "\n")
             draft.rename(self._path)  # a reader finds the old file or the new one
         except OSError as error:
             self._warn(error)
-            self._stop_trying()
-            self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._write)
+            self._cancel_retry()
+            self._retry = asyncio.get_running_loop().call_later(_RETRY_S, self._write)
         else:
             self._has_warned = False
 
     def _warn(self, error: OSError) -> None:
-        """Once, until it can be written again."""
+        """Logs a failed write, once until a write succeeds."""
         if not self._has_warned:
             self._has_warned = True
             log.warning(
                 f"cannot write {self._path}: {error.strerror}; tools such as `tessera bench kill` see an old state,"
-                " all else goes on"
+                " nothing else depends on it"
             )
 
-    def _stop_trying(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
 
     def __enter__(self) -> Self:
         self._write()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop_trying()
+        self._cancel_retry()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
 
 def _write_privately(path: Path, text: str) -> None:
-    """Writes a file that its owner alone may read."""
+    """Writes a file that only its owner may read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, 0o600)  # one that was there keeps its mode
+        os.fchmod(descriptor, 0o600)  # an existing file keeps its mode otherwise
         file.write(text)
 
 
 def waiting(names: Iterable[tuple[str, str]]) -> dict[str, Entry]:
-    """Entries of (name, room) that have not been started."""
-    return {name: Entry(name, room) for name, room in names}
+    """Entries of (name, service) for processes that have not been started."""
+    return {name: Entry(name, service) for name, service in names}
 
 
-def read_roster(state: Path) -> System:
+def read_process_table(state: Path) -> System:
     """The system whose state folder this is. Raises Unavailable if none runs there."""
     path = state / _FILE
     try:
         content: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):
         content = {}
-    if not content or not _is_locked(state / "lock"):  # killed outright, it leaves its file
+    if not content or not _is_locked(state / "lock"):  # a killed launcher leaves its file
         raise Unavailable("NOT_RUNNING", f"no `tessera serve` runs with the state folder {state}")
     entries = {entry["name"]: Entry(**entry) for entry in content.pop("entries")}
     return System(**content, entries=entries)

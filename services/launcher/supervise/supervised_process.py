@@ -1,4 +1,4 @@
-"""One supervised process: started, watched, started again when it dies."""
+"""A program that is kept running: its process is started, watched, and started again when it ends."""
 
 import asyncio
 import contextlib
@@ -9,37 +9,39 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from services.launcher.supervise.probe import Condition
-from services.launcher.supervise.process import Life, Program, Spare
+from services.launcher.supervise.process import PrewarmedProcess, Process, Program
 
 log = structlog.get_logger(__name__)
 
-_SECOND_DELAY_S = 0.2  # the first time it is started again at once
+_SECOND_DELAY_S = 0.2  # the first restart is immediate
 _LONGEST_DELAY_S = 5.0
-_STEADY_AFTER_S = 5.0  # a run this long starts the delays anew
-_DEATHS_AT_START = 5
+_STEADY_AFTER_S = 5.0  # a run this long resets the delays
+_FAILED_STARTS = 5
 _SILENCE_S = 5.0
-_ASK_CALM_S = 1.0
-_ASK_STARTING_S = 0.05
-_LAST_WORDS_S = 0.2  # all that could write to the pipe is dead: what it wrote is there already
+_PROBE_STEADY_S = 1.0
+_PROBE_STARTING_S = 0.05
+_LAST_LINES_S = (
+    0.2  # every process that could write to the pipe has ended: what it wrote is in the pipe
+)
 _USAGE_ERROR = 2
 _LINES_KEPT = 40
-_SPARE_AFTER_S = 2.0  # when it is ready, and its neighbours may be starting
+_PREWARM_AFTER_S = 2.0  # after it is ready: other services may still be starting
 
 
 class GaveUp(Exception):
-    """A program that does not come up: its name, how it ended, its last lines."""
+    """A program that does not start: its name, how it ended, its last lines."""
 
     def __init__(self, name: str, how: str, lines: Sequence[str]) -> None:
         super().__init__(f"{name} {how}")
         self.name, self.how, self.lines = name, how, lines
 
 
-class Child:
-    """Keeps a program running until it is told to stop.
+class SupervisedProcess:
+    """Keeps a program running until `stop`.
 
-    A program that dies is started again: at once, and after 0.2 s and up to 5 s when it keeps dying. One that was ready
-    and then falls silent for 5 s is killed: a room whose event loop stands still, not one that is busy. One that has
-    never been ready and dies five times, or refuses its settings (status 2), makes `run` raise GaveUp.
+    A program that ends is started again: at once, and after 0.2 s and up to 5 s when it keeps ending. One that was
+    ready and then answers no probe for 5 s is killed: its event loop is blocked, not merely busy. One that has never
+    been ready and ends five times, or refuses its settings (status 2), makes `run` raise GaveUp.
     """
 
     def __init__(
@@ -49,13 +51,13 @@ class Child:
         on_state: Callable[[str, str], None],
         on_line: Callable[[str, str], None],
     ) -> None:
-        """`on_state(name, state)` and `on_line(name, line)` are told what happens."""
+        """`on_state(name, state)` is called at each change of state, `on_line(name, line)` for each line printed."""
         self.program = program
         self.ready = asyncio.Event()
         self.deaths = 0
         self._on_state, self._on_line = on_state, on_line
-        self._life: Life | None = None
-        self._spare = Spare(program)
+        self._process: Process | None = None
+        self._prewarmed = PrewarmedProcess(program)
         self._was_ready = False
         self._stopping = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -68,7 +70,7 @@ class Child:
     @property
     def pid(self) -> int | None:
         """Process id while it runs."""
-        return self._life.process.pid if self._life else None
+        return self._process.pid if self._process else None
 
     async def run(self) -> None:
         """Runs it again and again until `stop`. Raises GaveUp."""
@@ -90,13 +92,13 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
             delay = min(max(delay * 2, _SECOND_DELAY_S), _LONGEST_DELAY_S)
-        await self._spare.close()
+        await self._prewarmed.close()
         self._on_state(self.name, "stopped")
 
     def retire(self) -> None:
-        """Does not start it again: `run` returns once it has ended, for whatever reason."""
+        """Starts it no more: `run` returns once it has ended, for whatever reason."""
         self._stopping.set()
-        self._spare.give_up()
+        self._prewarmed.cancel()
 
     def stop(self) -> None:
         """Asks it to end."""
@@ -110,17 +112,18 @@ class Child:
         self._signal(signal.SIGKILL, group=True)
 
     async def _run_once(self) -> int:
-        """One life of the process; its exit status, negative for a signal."""
+        """Runs one process to its end; its exit status, negative for a signal."""
         if self.program.socket is not None:
             self.program.socket.unlink(missing_ok=True)
-        life = self._life = await self._spare.take() or await Life.begin(self.program)
+        process = await self._prewarmed.take() or await Process.start(self.program)
+        self._process = process
         self._on_state(self.name, "starting")
-        if self._stopping.is_set():  # asked while it was being started
+        if self._stopping.is_set():  # `stop` was called during the start
             self._signal(signal.SIGTERM)
-        reading = asyncio.create_task(self._read(life.lines))
+        reading = asyncio.create_task(self._read(process.lines))
         watching = asyncio.create_task(self._watch())
         try:
-            status = await life.process.wait()
+            status = await process.wait()
             if not self._stopping.is_set():
                 self.deaths += 1
                 self._on_state(self.name, "restarting")
@@ -128,12 +131,12 @@ class Child:
         finally:
             watching.cancel()
             self.ready.clear()
-            self._signal(signal.SIGKILL, group=True)  # what it left behind
-            self._life = None
-            await asyncio.wait([reading], timeout=_LAST_WORDS_S)
+            self._signal(signal.SIGKILL, group=True)  # processes that it started
+            self._process = None
+            await asyncio.wait([reading], timeout=_LAST_LINES_S)
             reading.cancel()
             await asyncio.gather(watching, reading, return_exceptions=True)
-            life.forget()
+            process.close()
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
         """Passes its output on, line by line, until the other end is closed."""
@@ -150,25 +153,25 @@ class Child:
                 self._on_line(self.name, text)
 
     async def _watch(self) -> None:
-        """Follows its health; kills it when it has been ready and falls silent."""
+        """Probes it; kills it when it has been ready and no longer answers."""
         loop = asyncio.get_running_loop()
-        heard = loop.time()
-        was_ready = False  # in this life
-        questions = 0  # since it was last heard
+        answered = loop.time()
+        was_ready = False  # this process, not an earlier one
+        unanswered = 0
         while True:
             condition = await self.program.probe.ask()
-            questions += 1
+            unanswered += 1
             if condition is not Condition.SILENT:
-                heard, questions = loop.time(), 0
+                answered, unanswered = loop.time(), 0
             self._note(condition, was_ready)
             was_ready = was_ready or condition is Condition.READY
-            # Several questions, not the clock alone: this process may have been stopped itself.
-            if was_ready and questions >= 4 and loop.time() - heard >= _SILENCE_S:
-                log.error(f"{self.name} stands still, killing it", silent_s=_SILENCE_S)
+            # Several probes, not the clock alone: the launcher itself may have been stopped.
+            if was_ready and unanswered >= 4 and loop.time() - answered >= _SILENCE_S:
+                log.error(f"{self.name} does not answer, killing it", silent_s=_SILENCE_S)
                 self._signal(signal.SIGKILL, group=True)
                 return
-            calm = was_ready and condition is not Condition.SILENT
-            await asyncio.sleep(_ASK_CALM_S if calm else _ASK_STARTING_S)
+            is_steady = was_ready and condition is not Condition.SILENT
+            await asyncio.sleep(_PROBE_STEADY_S if is_steady else _PROBE_STARTING_S)
 
     def _note(self, condition: Condition, was_ready: bool) -> None:
         if self._stopping.is_set():
@@ -178,25 +181,25 @@ class Child:
             if not self.ready.is_set():
                 self.ready.set()
                 self._on_state(self.name, "ready")
-                asyncio.get_running_loop().call_later(_SPARE_AFTER_S, self._prepare_spare)
+                asyncio.get_running_loop().call_later(_PREWARM_AFTER_S, self._prewarm)
         elif condition is Condition.ALIVE:
             self.ready.clear()
             self._on_state(self.name, "not ready" if was_ready else "loading")
 
-    def _prepare_spare(self) -> None:
+    def _prewarm(self) -> None:
         if self.ready.is_set() and not self._stopping.is_set():
-            self._spare.prepare()
+            self._prewarmed.prepare()
 
     def _give_up_if_hopeless(self, status: int) -> None:
         if self._was_ready:
             return
-        if status == _USAGE_ERROR or self.deaths >= _DEATHS_AT_START:
+        if status == _USAGE_ERROR or self.deaths >= _FAILED_STARTS:
             self._on_state(self.name, "failed")
             raise GaveUp(self.name, _describe(status), list(self._lines))
 
     def _signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        if self._life is not None:
-            self._life.signal(number, group=group)
+        if self._process is not None:
+            self._process.signal(number, group=group)
 
 
 def _describe(status: int) -> str:

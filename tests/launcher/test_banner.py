@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher.console.banner import invitation
+from services.launcher.console.banner import banner
 from services.launcher.settings import ServeSettings
 
 
@@ -59,11 +59,11 @@ def run_python(text: str, **variables: str) -> str:
 
 
 def test_it_names_the_page(port: int) -> None:
-    assert f"http://127.0.0.1:{port}/\n" in invitation(ServeSettings(port=port))
+    assert f"http://127.0.0.1:{port}/\n" in banner(ServeSettings(port=port))
 
 
 def test_without_a_key_the_python_works_as_it_stands(port: int) -> None:
-    assert run_python(invitation(ServeSettings(port=port))) == "Bearer none\n"
+    assert run_python(banner(ServeSettings(port=port))) == "Bearer none\n"
 
 
 @pytest.mark.parametrize("from_file", [False, True])
@@ -73,7 +73,7 @@ def test_with_a_key_it_works_and_does_not_show_the_key(
     file = tmp_path / "the keys"
     file.write_text("\n # ours\n  s3same \nother\n")
     given: dict[str, Any] = {"api_key_file": file} if from_file else {"api_key": "s3same"}
-    text = invitation(ServeSettings(port=port, **given))
+    text = banner(ServeSettings(port=port, **given))
     assert "s3same" not in text
     export = next(line for line in text.splitlines() if "export TESSERA_API_KEY" in line)
     script = export if from_file else "TESSERA_API_KEY=s3same"

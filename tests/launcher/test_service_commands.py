@@ -1,4 +1,4 @@
-"""What each process is told reaches the settings of its room."""
+"""What `serve` is given reaches the settings of each service."""
 
 import importlib
 import json
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.service_commands import PASSED_ON, Rooms, doors
+from services.launcher.service_commands import PASSED_ON, ServiceCommands, gateway_addresses
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.supervise.process import Program
-from shared.settings import RoomSettings
+from shared.settings import ServiceSettings
 
 REDIS = "unix:///somewhere/redis.sock"
 NO_ENCODER = ["decoder", "preprocess"]
@@ -30,24 +30,28 @@ def folders(tmp_path: Path) -> Folders:
     return Folders(tmp_path / "state")
 
 
-def room_settings(room: str, program: Program, monkeypatch: pytest.MonkeyPatch) -> RoomSettings:
-    """The settings that the room itself reads from the environment it is given."""
-    module = importlib.import_module(f"services.{room}.settings")
+def service_settings(
+    service: str, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> ServiceSettings:
+    """The settings that the service itself reads from the environment it is given."""
+    module = importlib.import_module(f"services.{service}.settings")
     kinds = [
         kind
         for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, RoomSettings) and kind is not RoomSettings
+        if isinstance(kind, type)
+        and issubclass(kind, ServiceSettings)
+        and kind is not ServiceSettings
     ]
-    assert len(kinds) == 1, room
+    assert len(kinds) == 1, service
     for name, value in program.environment.items():
         monkeypatch.setenv(name, value)
-    loaded: RoomSettings = kinds[0].load([], prog=room)
+    loaded: ServiceSettings = kinds[0].load([], prog=service)
     return loaded
 
 
-def test_one_of_each_unless_told_otherwise(checkpoint: Path, folders: Folders) -> None:
-    rooms = Rooms(ServeSettings(model=checkpoint), folders, REDIS)
-    programs = [*rooms.gateways(), *rooms.schedulers(), *rooms.workers()]
+def test_one_process_of_each_service_by_default(checkpoint: Path, folders: Folders) -> None:
+    commands = ServiceCommands(ServeSettings(model=checkpoint), folders, REDIS)
+    programs = [*commands.gateways(), *commands.schedulers(), *commands.workers()]
     assert sorted(program.name for program in programs) == [
         "decoder",
         "gateway",
@@ -60,35 +64,40 @@ def test_one_of_each_unless_told_otherwise(checkpoint: Path, folders: Folders) -
     assert all(len(bytes(path)) < 100 for path in sockets)
 
 
-def test_a_model_without_eyes_gets_no_encoder(checkpoint: Path, folders: Folders) -> None:
+def test_a_text_only_model_gets_no_encoder(checkpoint: Path, folders: Folders) -> None:
     settings = ServeSettings(model=checkpoint, language_model_only=True)
-    assert [program.name for program in Rooms(settings, folders, REDIS).workers()] == NO_ENCODER
+    assert [
+        program.name for program in ServiceCommands(settings, folders, REDIS).workers()
+    ] == NO_ENCODER
     (checkpoint / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     settings = ServeSettings(model=checkpoint)
-    assert [program.name for program in Rooms(settings, folders, REDIS).workers()] == NO_ENCODER
+    assert [
+        program.name for program in ServiceCommands(settings, folders, REDIS).workers()
+    ] == NO_ENCODER
 
 
 def test_replicas_have_names_and_sockets_of_their_own(checkpoint: Path, folders: Folders) -> None:
     settings = ServeSettings(model=checkpoint, decoders=2, vision_encoders=3)
-    workers = Rooms(settings, folders, REDIS).workers()
+    workers = ServiceCommands(settings, folders, REDIS).workers()
     names = [program.name for program in workers]
     assert [name for name in names if name.startswith("decoder")] == ["decoder-0", "decoder-1"]
     assert len({program.socket for program in workers}) == len(workers) == 6
 
 
-def test_gateways_have_doors_of_their_own(checkpoint: Path) -> None:
+def test_each_gateway_has_its_own_address(checkpoint: Path) -> None:
     settings = ServeSettings(model=checkpoint, gateways=2, port=8100)
-    assert [(door.port, door.grpc_port) for door in doors(settings)] == [(8100, 8101), (8110, 8111)]
-    assert doors(settings)[1].url == "http://127.0.0.1:8110"
+    addresses = gateway_addresses(settings)
+    assert [(one.port, one.grpc_port) for one in addresses] == [(8100, 8101), (8110, 8111)]
+    assert addresses[1].url == "http://127.0.0.1:8110"
     with_tls = ServeSettings(model=checkpoint, port=8100, ssl_certfile=Path("chain.pem"))
-    assert doors(with_tls)[0].url == "https://127.0.0.1:8100"
+    assert gateway_addresses(with_tls)[0].url == "https://127.0.0.1:8100"
 
 
 @pytest.mark.parametrize(
-    "room", ["gateway", "scheduler", "preprocess", "vision_encoder", "decoder"]
+    "service", ["gateway", "scheduler", "preprocess", "vision_encoder", "decoder"]
 )
-def test_every_room_reads_what_it_is_told(
-    room: str, checkpoint: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
+def test_every_service_reads_what_it_is_given(
+    service: str, checkpoint: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = {
         "device": "cpu",
@@ -133,42 +142,42 @@ def test_every_room_reads_what_it_is_told(
     settings = ServeSettings(
         model=checkpoint, port=8200, log_level="warning", vision_encoders=1, **values
     )
-    rooms = Rooms(settings, folders, REDIS)
-    name = room.replace("_", "-")
-    programs = [*rooms.gateways(), *rooms.schedulers(), *rooms.workers()]
+    commands = ServiceCommands(settings, folders, REDIS)
+    name = service.replace("_", "-")
+    programs = [*commands.gateways(), *commands.schedulers(), *commands.workers()]
     program = next(program for program in programs if program.name == name)
-    assert program.command[-2:] == ["-m", f"services.{room}"]
+    assert program.command[-2:] == ["-m", f"services.{service}"]
 
-    told = room_settings(room, program, monkeypatch)
-    assert told.model == checkpoint
-    assert told.model_name == "Tiny-VL"
-    assert told.redis_url == REDIS
-    assert told.artifact_dir == folders.artifacts
-    assert told.log_level == "warning"
-    assert told.heartbeat == folders.heartbeat(name)
+    settings_read = service_settings(service, program, monkeypatch)
+    assert settings_read.model == checkpoint
+    assert settings_read.model_name == "Tiny-VL"
+    assert settings_read.redis_url == REDIS
+    assert settings_read.artifact_dir == folders.artifacts
+    assert settings_read.log_level == "warning"
+    assert settings_read.heartbeat == folders.heartbeat(name)
     for field, reached in PASSED_ON.items():
-        if room in reached:
-            assert str(getattr(told, field)) == str(values[field]), field
-    if room == "gateway":
-        assert (told.port, told.grpc_port) == (8200, 8201)  # type: ignore[attr-defined]
+        if service in reached:
+            assert str(getattr(settings_read, field)) == str(values[field]), field
+    if service == "gateway":
+        assert (settings_read.port, settings_read.grpc_port) == (8200, 8201)  # type: ignore[attr-defined]
     else:
-        assert told.listen == f"unix:{program.socket}"
+        assert settings_read.listen == f"unix:{program.socket}"
 
 
-def test_keys_stand_in_no_command_line_and_in_the_gateways_environment_alone(
+def test_keys_are_in_no_command_line_and_only_in_the_environment_of_gateways(
     checkpoint: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TESSERA_API_KEY", "sesame")
     monkeypatch.setenv("TESSERA_TENANT_WEIGHTS", "key:sesame=2")
     settings = ServeSettings.load([str(checkpoint)], prog="tessera serve")
     assert settings.api_keys == ("sesame",)
-    rooms = Rooms(settings, folders, REDIS)
-    for program in [*rooms.gateways(), *rooms.schedulers(), *rooms.workers()]:
+    commands = ServiceCommands(settings, folders, REDIS)
+    for program in [*commands.gateways(), *commands.schedulers(), *commands.workers()]:
         assert not any("sesame" in word for word in program.command)
         known = [name for name, value in program.environment.items() if "sesame" in value]
-        assert bool(known) is (program.room == "gateway"), (program.name, known)
+        assert bool(known) is (program.service == "gateway"), (program.name, known)
 
 
-def test_what_is_not_given_is_left_to_the_room(checkpoint: Path, folders: Folders) -> None:
-    program = Rooms(ServeSettings(model=checkpoint), folders, REDIS).workers()[0]
+def test_what_is_not_given_is_left_to_the_service(checkpoint: Path, folders: Folders) -> None:
+    program = ServiceCommands(ServeSettings(model=checkpoint), folders, REDIS).workers()[0]
     assert not {"TESSERA_DECODER_DTYPE", "TESSERA_DECODER_MAX_NUM_SEQS"} & set(program.environment)
