@@ -22,9 +22,11 @@ class Registers:
         if room not in ("decoder", "scheduler"):
             return ""
         with contextlib.suppress(RedisError):
-            addresses = await self._redis.hgetall(f"{self._keys.prefix}:at:{room}")
+            addresses = await self._redis.hgetall(f"{self._keys.prefix}:addresses:{room}")
             scores = dict(
-                await self._redis.zrange(f"{self._keys.prefix}:room:{room}", 0, -1, withscores=True)
+                await self._redis.zrange(
+                    f"{self._keys.prefix}:instances:{room}", 0, -1, withscores=True
+                )
             )
             found = [
                 i

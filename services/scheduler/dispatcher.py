@@ -250,7 +250,7 @@ class Dispatcher:
             if not self._recovery.is_settled:
                 continue
             with contextlib.suppress(Unavailable):
-                for request_id in await self._queue.forsaken(self._ledger.request_ids):
+                for request_id in await self._queue.abandoned(self._ledger.request_ids):
                     self._ledger.on_cancel(request_id)
                 await self._return_strays()
                 await self._queue.sweep()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_HOLD_S = 60
+_RETENTION_S = 60
 _CALL_TIMEOUT_S = 60
 _BUSY_WAIT_S = 0.05
 _PATIENCE_S = 120.0  # a restart on a machine that has too much to do took 38
@@ -110,7 +110,7 @@ class Encoders:
             task.exception()  # told to every caller; to nobody when all have gone
 
     async def _encode(self, item: MediaItem) -> ArtifactRef:
-        request = EncodeRequest(media=item, hold=Duration(seconds=_HOLD_S))
+        request = EncodeRequest(media=item, retention=Duration(seconds=_RETENTION_S))
         problem: ServingError = Unavailable("NO_VISION_ENCODER", "no vision encoder is running")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s

@@ -44,29 +44,29 @@ class Encoder:
         self._cache = cache
         self._making: dict[bytes, asyncio.Task[Embeddings]] = {}
 
-    async def encode(self, media: MediaItem, hold_s: float) -> Embeddings:
-        """The embeddings of an item: cached, from a call in progress, or made now; held for `hold_s` seconds.
+    async def encode(self, media: MediaItem, retain_s: float) -> Embeddings:
+        """The embeddings of an item: cached, from a call in progress, or made now; retained for `retain_s` seconds.
 
-        Raises Overloaded while everything cached is held, Precondition when the rows are not those
+        Raises Overloaded while everything cached is retained, Precondition when the rows are not those
         promised, and what the pixels' source raises.
         """
         digest = media.digest
-        ref = self._cache.find(digest, hold_s)
+        ref = self._cache.find(digest, retain_s)
         if ref is not None:
             _check_promise(media, ref)
             return Embeddings(ref, cached=True, encode_us=0)
         task = self._making.get(digest)
         if task is None:
-            task = self._making[digest] = asyncio.create_task(self._make(media, hold_s))
+            task = self._making[digest] = asyncio.create_task(self._make(media, retain_s))
             task.add_done_callback(lambda done: self._made(digest, done))
         # A caller that goes away must not take the work from the others.
         made = await asyncio.shield(task)
-        self._cache.find(digest, hold_s)
+        self._cache.find(digest, retain_s)
         _check_promise(media, made.ref)
         return made
 
     def release(self, digest: bytes) -> None:
-        """Ends the hold on an item."""
+        """Ends the retention of an item's embeddings."""
         self._cache.release(digest)
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class Encoder:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _make(self, media: MediaItem, hold_s: float) -> Embeddings:
+    async def _make(self, media: MediaItem, retain_s: float) -> Embeddings:
         reserved = media.rows * self._row_bytes
         self._cache.reserve(reserved)
         place = self._store.reserve(media.digest)
@@ -90,7 +90,7 @@ class Encoder:
             if isinstance(error, BadPixels):
                 raise Precondition("MEDIA_MISMATCH", str(error)) from error
             raise
-        self._cache.add(ref, reserved, hold_s)
+        self._cache.add(ref, reserved, retain_s)
         return Embeddings(ref, cached=False, encode_us=encoded.encode_us)
 
     def _made(self, digest: bytes, task: asyncio.Task[Embeddings]) -> None:

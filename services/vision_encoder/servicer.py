@@ -29,7 +29,7 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
         self._model_name = model_name
 
     async def Encode(self, request: EncodeRequest, context: _Context) -> EncodeResponse:
-        """Raises Overloaded while everything is held, Precondition when the rows are not those promised."""
+        """Raises Overloaded while everything is retained, Precondition when the rows are not those promised."""
         if self._encoder is None:
             raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} has no vision part")
         if len(request.media.digest) != DIGEST_BYTES or request.media.rows <= 0:
@@ -38,8 +38,8 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
                 "media needs a digest of 16 bytes and its number of rows",
                 field="media",
             )
-        hold_s = request.hold.seconds + request.hold.nanos / 1e9
-        made = await self._encoder.encode(request.media, hold_s)
+        retain_s = request.retention.seconds + request.retention.nanos / 1e9
+        made = await self._encoder.encode(request.media, retain_s)
         log.debug(
             "encoded",
             digest=request.media.digest.hex(),
@@ -50,7 +50,7 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
         return EncodeResponse(embeddings=made.ref, cached=made.cached, encode_us=made.encode_us)
 
     async def Release(self, request: ReleaseRequest, context: _Context) -> ReleaseResponse:
-        """Ends holds; unknown digests are ignored."""
+        """Ends retention; unknown digests are ignored."""
         if self._encoder is not None:
             for digest in request.digests:
                 self._encoder.release(digest)

@@ -21,7 +21,7 @@ from shared.net.redis_run import Runs
 
 Word = str | bytes | int | float
 
-_SILENCE_S = 5.0  # a Redis that owes an answer for so long is taken for dead
+_SILENCE_S = 5.0  # a Redis that owes an answer for so long counts as dead
 _NOTHING = object()
 _pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)
 
@@ -34,17 +34,17 @@ def _away(error: Exception) -> Unavailable:
     return Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}")
 
 
-class RedisLine:
+class RedisConnection:
     """One connection that many callers share: commands leave at once, answers come in their order.
 
-    It is made when it is first needed, and made again when it broke. It ends with its client.
+    It connects at the first command, and again after a break. It ends with its client.
     """
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.runs = Runs()
-        self._greeted = True
+        self._checked = True
         self._pool = pool
-        self._wire: _Wire | None = None
+        self._stream: _CommandStream | None = None
         self._connecting = asyncio.Lock()
 
     async def call(self, *command: Word) -> Any:
@@ -57,57 +57,57 @@ class RedisLine:
     async def call_all(self, commands: "list[tuple[Word, ...]]") -> list[Any]:
         """The answers to commands that leave together; that of a refused one is a `hiredis.ReplyError`.
 
-        Who stops waiting does not take commands back. Raises Unavailable, also where the connection breaks before the
-        answers have come: nobody knows then what was executed.
+        Cancelling the call does not take the commands back. Raises Unavailable, also where the connection breaks
+        before the answers have come: what was executed is not known then.
         """
         packed = b"".join([_pack(command) for command in commands])
-        wire = self._wire
-        if wire is None or wire.closed or not self._greeted:
-            wire = await self._connect()
-        return await wire.send(packed, len(commands))
+        stream = self._stream
+        if stream is None or stream.closed or not self._checked:
+            stream = await self._connect()
+        return await stream.send(packed, len(commands))
 
-    def watch(self, prefix: str, greeting: str) -> None:
-        """From now on, greets Redis with this script before anything else is said about keys with this prefix."""
-        if self.runs.watch(prefix, greeting):
-            self._greeted = False
+    def check_runs(self, prefix: str, script: str) -> None:
+        """From now on every new connection runs `script` first, which finds out whether Redis has restarted."""
+        if self.runs.add(prefix, script):
+            self._checked = False
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """Ends the connection: the next command is sent on another."""
-        if self._wire is not None:
-            self._wire.hang_up()
+        if self._stream is not None:
+            self._stream.abort()
 
-    async def _connect(self) -> "_Wire":
+    async def _connect(self) -> "_CommandStream":
         async with self._connecting:
-            if self._wire is not None and self._wire.closed:
-                await self._wire.give_back()
-                self._wire = None
-            if self._wire is None or not self._greeted:
-                self._greeted = True
-                wire = self._wire or _Wire(self._pool)
+            if self._stream is not None and self._stream.closed:
+                await self._stream.give_back()
+                self._stream = None
+            if self._stream is None or not self._checked:
+                self._checked = True
+                stream = self._stream or _CommandStream(self._pool)
                 try:
-                    await wire.open()
-                    await self.runs.greet(wire.ask)
+                    await stream.open()
+                    await self.runs.check(stream.ask)
                 except BaseException:
-                    self._wire, self._greeted = None, False
-                    await wire.give_back()
+                    self._stream, self._checked = None, False
+                    await stream.give_back()
                     raise
-                self._wire = wire
-            return self._wire
+                self._stream = stream
+            return self._stream
 
 
-_lines: WeakKeyDictionary[Redis, RedisLine] = WeakKeyDictionary()
+_connections: WeakKeyDictionary[Redis, RedisConnection] = WeakKeyDictionary()
 
 
-def line_of(redis: Redis) -> RedisLine:
-    """The line of a client, one for each."""
-    line = _lines.get(redis)
-    if line is None:
-        line = _lines[redis] = RedisLine(redis.connection_pool)
-    return line
+def connection_of(redis: Redis) -> RedisConnection:
+    """The shared connection of a client, one for each."""
+    connection = _connections.get(redis)
+    if connection is None:
+        connection = _connections[redis] = RedisConnection(redis.connection_pool)
+    return connection
 
 
-class _Taken(asyncio.Protocol, ABC):
-    """A connection out of the client's pool, with its answers delivered to `received`."""
+class _PooledConnection(asyncio.Protocol, ABC):
+    """A connection taken out of the client's pool; its answers are delivered to `received`."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.closed = False
@@ -120,7 +120,7 @@ class _Taken(asyncio.Protocol, ABC):
     async def open(self) -> None:
         """Connects and logs in. Raises Unavailable."""
         try:
-            # A frozen server takes connections and says nothing.
+            # A frozen server accepts connections and never answers.
             async with asyncio.timeout(_SILENCE_S):
                 self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
                 await self._begin(self._connection)
@@ -132,10 +132,10 @@ class _Taken(asyncio.Protocol, ABC):
         self._transport.set_protocol(self)
 
     async def _begin(self, connection: Any) -> None:
-        """What is said while the client library still reads the answers."""
+        """Commands to send while the client library still reads the answers."""
 
     async def give_back(self) -> None:
-        """Hangs up."""
+        """Disconnects and returns the connection to its pool."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.disconnect(nowait=True)
@@ -150,7 +150,7 @@ class _Taken(asyncio.Protocol, ABC):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
         self.closed = True
-        self._before.connection_lost(error)  # somebody may wait there for the end
+        self._before.connection_lost(error)  # a caller may be waiting there for the end
         self.ended(error or ConnectionError("the connection ended"))
 
     @abstractmethod
@@ -162,15 +162,15 @@ class _Taken(asyncio.Protocol, ABC):
         """No more will come."""
 
 
-class _Wire(_Taken):
-    """The connection of a line, as long as it lasts."""
+class _CommandStream(_PooledConnection):
+    """One pooled connection with commands in flight; closed for good when it breaks."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         super().__init__(pool)
         self._loop = asyncio.get_running_loop()
         # Of each call under way: who waits, how many answers are due, those that came.
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, list[Any]]] = deque()
-        self._owed_since = 0.0
+        self._last_answer = 0.0
         self._watch: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -185,7 +185,7 @@ class _Wire(_Taken):
             raise _away(answer)
         return answer
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """Ends the connection at once."""
         self.closed = True
         self._transport.abort()
@@ -194,27 +194,27 @@ class _Wire(_Taken):
         """Writes commands; the future gets their answers, or Unavailable."""
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         if not self._waiting:
-            self._owed_since = self._loop.time()
+            self._last_answer = self._loop.time()
             if self._watch is None:
-                self._watch = self._loop.call_later(_SILENCE_S, self._look)
+                self._watch = self._loop.call_later(_SILENCE_S, self._check_silence)
         self._waiting.append((future, answers, []))
         self._transport.write(packed)
         return future
 
     def received(self, answer: Any) -> None:
-        """Hands an answer to who waits for it."""
+        """Hands an answer to the call that waits for it."""
         if isinstance(answer, hiredis.PushNotification) or not self._waiting:
-            return  # news that nobody asked for
+            return  # a push message, or an answer that no call waits for
         future, due, answers = self._waiting[0]
         answers.append(answer)
-        self._owed_since = self._loop.time()
+        self._last_answer = self._loop.time()
         if len(answers) == due:
             self._waiting.popleft()
             if not future.done():  # whoever waited may have left
                 future.set_result(answers)
 
     def ended(self, error: Exception) -> None:
-        """Tells all who wait."""
+        """Fails all waiting calls."""
         if self._watch is not None:
             self._watch.cancel()
         for future, _, _ in self._waiting:
@@ -222,22 +222,22 @@ class _Wire(_Taken):
                 future.set_exception(_away(error))
         self._waiting.clear()
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         """Every few seconds while there is traffic: a timer for each command would cost more than the command."""
         self._watch = None
         if self._waiting:
-            if self._loop.time() - self._owed_since > _SILENCE_S:
+            if self._loop.time() - self._last_answer > _SILENCE_S:
                 self._transport.abort()
             else:
-                self._watch = self._loop.call_later(_SILENCE_S, self._look)
+                self._watch = self._loop.call_later(_SILENCE_S, self._check_silence)
 
 
-class Subscription(_Taken):
+class Subscription(_PooledConnection):
     """A connection that only listens to one channel. `open`, `messages` until it raises, `give_back`."""
 
     def __init__(self, redis: Redis, channel: str) -> None:
         super().__init__(redis.connection_pool)
-        self._runs = line_of(redis).runs
+        self._runs = connection_of(redis).runs
         self._channel = channel
         self._messages: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -253,10 +253,10 @@ class Subscription(_Taken):
             await connection.send_command(*command)
             return await connection.read_response()
 
-        await self._runs.greet(ask)
+        await self._runs.check(ask)
 
     async def messages(self) -> list[bytes]:
-        """Waits for messages; all that have come, in order. Raises Unavailable when the connection broke."""
+        """Waits for messages; returns all that have come, in order. Raises Unavailable when the connection broke."""
         while not self._messages:
             if self._error is not None:
                 raise _away(self._error)
@@ -266,7 +266,7 @@ class Subscription(_Taken):
         return found
 
     def received(self, answer: Any) -> None:
-        """Keeps what was published."""
+        """Keeps a published message."""
         if isinstance(answer, hiredis.ReplyError):
             self.ended(answer)
         elif answer[0] == b"message":
@@ -274,7 +274,7 @@ class Subscription(_Taken):
             self._wake()
 
     def ended(self, error: Exception) -> None:
-        """Lets `messages` raise."""
+        """Makes `messages` raise."""
         self._error = self._error or error
         self._wake()
 

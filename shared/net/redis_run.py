@@ -1,5 +1,5 @@
-"""Which run of Redis this process talks to. After a restart Redis may have lost its last writes; who is told of it puts
-them back.
+"""Which run of Redis this process talks to. After a restart Redis may have lost its last writes; schedulers and
+gateways put them back.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-HOLD_MS = 3_000  # for which nothing is taken, fenced or leased after a restart
+RECOVERY_MS = 3_000  # for which nothing is taken, fenced or leased after a restart
 
 log = structlog.get_logger(__name__)
 
@@ -16,7 +16,7 @@ Ask = Callable[..., Awaitable[Any]]
 
 
 class Runs:
-    """The runs known under each prefix of keys. Every new connection greets Redis before it says anything else."""
+    """The run of Redis last seen under each prefix of keys. Every new connection checks it before its first command."""
 
     def __init__(self) -> None:
         self._scripts: dict[str, str] = {}
@@ -24,18 +24,18 @@ class Runs:
         self._restarts: dict[str, int] = {}
         self._changed = asyncio.Event()
 
-    def watch(self, prefix: str, script: str) -> bool:
-        """Lets connections greet with `script` under this prefix too. False if they do so already."""
+    def add(self, prefix: str, script: str) -> bool:
+        """Checks this prefix by `script` too. False if it is checked already."""
         if prefix in self._scripts:
             return False
         self._scripts[prefix] = script
         self._restarts[prefix] = 0
         return True
 
-    async def greet(self, ask: Ask) -> None:
-        """Asks by `ask(*command)` which run this is, and has Redis hold on if it is another one than before."""
+    async def check(self, ask: Ask) -> None:
+        """Runs the scripts by `ask(*command)`. They pause the queue if Redis is another run than before."""
         for prefix, script in self._scripts.items():
-            answer = await ask("EVAL", script, 1, prefix, self._known.get(prefix, ""), HOLD_MS)
+            answer = await ask("EVAL", script, 1, prefix, self._known.get(prefix, ""), RECOVERY_MS)
             run_id = str(answer, "ascii")
             known, self._known[prefix] = self._known.get(prefix, ""), run_id
             if known not in ("", run_id):

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 
 from shared.errors import Unavailable
 from shared.net import supervise
-from shared.net.redis_connection import line_of
+from shared.net.redis_connection import connection_of
 from shared.net.supervise import Background
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts
@@ -109,7 +109,7 @@ class Directory(_Loop):
     def __init__(self, redis: Redis, keys: Keys, room: str) -> None:
         super().__init__()
         self._scripts = Scripts(redis, keys.prefix)
-        self._runs = line_of(redis).runs
+        self._runs = connection_of(redis).runs
         self._prefix = keys.prefix
         self._room = room
         self._changed = asyncio.Event()

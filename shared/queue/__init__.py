@@ -1,8 +1,8 @@
-"""The request queue and the token log in Redis: verbs for gateways (door, admit, follow, cancel, read), schedulers
+"""The request queue and the token log in Redis: verbs for gateways (reserve, admit, follow, cancel, read), schedulers
 (take, append, renew, fence, give back) and for both when Redis has lost something (restore).
 
-Every verb that writes is one script of `shared/scripts/`: it happens whole or not. All raise Unavailable when Redis is
-away or refuses to write.
+Every verb that writes is one script of `shared/queue/scripts/`: it happens as a whole or not at all. All raise
+Unavailable when Redis is away or refuses to write.
 """
 
 from redis.asyncio import Redis
@@ -13,11 +13,11 @@ from shared.queue.messages import (
     Append,
     AppendAnswer,
     AppendCode,
-    Held,
     Lifetimes,
-    LogNews,
+    LogDelta,
     Renewal,
     RequestLog,
+    RequestSnapshot,
     RequestState,
     TakenRequest,
     cost_of,
@@ -30,12 +30,12 @@ __all__ = [
     "AppendAnswer",
     "AppendCode",
     "ControlChannel",
-    "Held",
     "Lifetimes",
-    "LogNews",
+    "LogDelta",
     "Queue",
     "Renewal",
     "RequestLog",
+    "RequestSnapshot",
     "RequestState",
     "TakenRequest",
     "TokenChannel",

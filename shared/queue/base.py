@@ -8,7 +8,7 @@ import hiredis
 from redis.asyncio import Redis
 
 from shared.errors import Unavailable
-from shared.net.redis_connection import Word, line_of
+from shared.net.redis_connection import Word, connection_of
 from shared.queue import token_log
 from shared.queue.keys import Keys
 from shared.queue.messages import (
@@ -32,7 +32,7 @@ class Verbs:
     """The queue of one model on one Redis client."""
 
     def __init__(self, redis: Redis, keys: Keys, lifetimes: Lifetimes | None = None) -> None:
-        self._line = line_of(redis)
+        self._connection = connection_of(redis)
         self._keys = keys
         self._scripts = Scripts(redis, keys.prefix)
         self._lifetimes = lifetimes or Lifetimes()
@@ -45,7 +45,7 @@ class Verbs:
 
     async def _ask(self, commands: list[tuple[Word, ...]]) -> list[Any]:
         """Reads in one round trip. Raises Unavailable."""
-        answers = await self._line.call_all(commands)
+        answers = await self._connection.call_all(commands)
         for answer in answers:
             if isinstance(answer, hiredis.ReplyError):
                 raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {answer}")

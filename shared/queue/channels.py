@@ -1,4 +1,4 @@
-"""What Redis says by itself: hints, never the truth."""
+"""The channels on which Redis publishes: hints; the log decides."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ from tessera.scheduler.v1.queue_pb2 import LogBatch
 
 
 class TokenChannel:
-    """Follows the token channel. A hint, not the truth: what is missed is read from the log."""
+    """Follows the token channel. A hint: what is missed is read from the log."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis

@@ -1,4 +1,4 @@
-"""The queue's verbs for gateways: in by the door, out by the log."""
+"""The queue's verbs for gateways: reserve, admit and follow requests, read their logs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from shared.errors import Conflict, InvalidRequest, Overloaded
 from shared.net.redis_connection import Word
 from shared.queue import token_log
 from shared.queue.base import Verbs, ending_or_none, key_digest, pairs, request_words
-from shared.queue.messages import INTERACTIVE, PRIORITIES, LogNews, RequestLog, RequestState
+from shared.queue.messages import INTERACTIVE, PRIORITIES, LogDelta, RequestLog, RequestState
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
@@ -28,7 +28,7 @@ _STATE_FIELDS = (
 class GatewayVerbs(Verbs):
     """What gateways do with the queue."""
 
-    async def door(
+    async def reserve(
         self,
         request_id: str,
         *,
@@ -39,14 +39,14 @@ class GatewayVerbs(Verbs):
         idempotency_key: str = "",
         fingerprint: bytes = b"",
     ) -> str:
-        """Reserves a place for `cost` tokens (an upper bound), before any media work.
+        """Reserves `cost` tokens (an upper bound) for a request, before any media work.
 
         Returns the id to go on with: this one, or that of the request with the same idempotency key, if it is under
         way or has finished not long ago.
         Raises Overloaded with `retry_after_s`, or Conflict if the key came with another body.
         """
         answer = await self._scripts.call(
-            "door",
+            "reserve",
             request_id,
             cost,
             max_requests,
@@ -98,7 +98,7 @@ class GatewayVerbs(Verbs):
         `cost` is its exact number of tokens (prompt and the most it may generate), `prio` "interactive" or "batch",
         `advance_us` moves it ahead of those that came that much earlier, `follow_ms` is how long it lives on unless
         `follow` is called (0: for ever). Returns the arrival (ms, Redis TIME).
-        The key's digest and the fingerprint go into the spec, so that whoever holds it can put them back.
+        The key's digest and the fingerprint go into the spec, so that any holder of the spec can put them back.
         Raises Conflict with the `request_id` of another request that was admitted with the same idempotency key
         after this one's reservation had run out: follow that one.
         """
@@ -123,7 +123,7 @@ class GatewayVerbs(Verbs):
         return int(answer[1])
 
     async def follow(self, requests: Mapping[str, int]) -> None:
-        """Says that requests are followed: id -> milliseconds that each lives on without this being said again.
+        """Renews requests as followed: id -> milliseconds that each lives on without another call.
 
         Of two followers, the longer time counts. One round trip; call it every 5 s.
         """
@@ -142,7 +142,7 @@ class GatewayVerbs(Verbs):
         return [str(rid, "ascii") for rid in ended]
 
     async def join(self, request_id: str) -> None:
-        """Says that a second gateway follows a request: `cancel(unless_joined=True)` leaves it alone from now on."""
+        """Notes that a second gateway follows a request: `cancel(unless_joined=True)` leaves it alone from now on."""
         await self._scripts.call("join", request_id)
 
     async def cancel(
@@ -175,9 +175,9 @@ class GatewayVerbs(Verbs):
             endings=tuple(map(ending_or_none, endings)),
         )
 
-    async def read_news(
+    async def read_deltas(
         self, wanted: Sequence[tuple[str, int, int]], *, stride: int = 4
-    ) -> list[LogNews | None]:
+    ) -> list[LogDelta | None]:
         """Reads many choices in one round trip, each given as (request id, choice, index to read from).
 
         None where there is no such request. The ending is read before the log, so a log with an ending is whole.
@@ -190,7 +190,7 @@ class GatewayVerbs(Verbs):
             )
         found = await self._ask(commands)
         return [
-            LogNews(records, ending_or_none(ending)) if state else None
+            LogDelta(records, ending_or_none(ending)) if state else None
             for (state, ending), records in pairs(found)
         ]
 
@@ -244,12 +244,12 @@ class GatewayVerbs(Verbs):
     async def report(
         self, gateway_id: str, lease_ms: int, decoder_ids: Sequence[str] = ()
     ) -> list[int] | None:
-        """Takes or renews the lease of the one gateway that reports for all; 0 ms gives it up.
+        """Takes or renews the lease of the one gateway that reports the system's metrics; 0 ms gives it up.
 
-        Returns a number for each decoder, which it keeps as long as it is named; None while another gateway reports.
+        Returns a number for each decoder, kept as long as the decoder is named; None while another gateway reports.
         """
-        said, *numbers = await self._scripts.call("report", gateway_id, lease_ms, *decoder_ids)
-        return [int(number) for number in numbers] if said == b"YES" else None
+        answer, *numbers = await self._scripts.call("report", gateway_id, lease_ms, *decoder_ids)
+        return [int(number) for number in numbers] if answer == b"YES" else None
 
     async def set_weights(self, weights: Mapping[str, float]) -> None:
         """Sets what share tenants get against each other; those not named have 1. Replaces what was set before.

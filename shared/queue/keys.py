@@ -1,24 +1,24 @@
 """Every Redis key of Tessera. `m` is the model's tag and the keys' hash tag: all keys of one model live in one slot.
 
     t:{m}                         (never stored) the prefix handed to scripts as KEYS[1]
-    t:{m}:meta                    hash    run_id seen, held_for (the run_id that the hold was for), live_tokens,
-                                          tokens_per_s, mean_output (tokens of a request), takes, floor:<prio> (virtual
-                                          time of who was served last), looked_ms and awake_ms (since when Redis has
-                                          been there without a break)
-    t:{m}:hold                    str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
+    t:{m}:meta                    hash    run_id seen, recovered_run (the run_id that the last recovery was for),
+                                          live_tokens, tokens_per_s, mean_output (tokens of a request), takes,
+                                          floor:<prio> (virtual time of the tenant served last), checked_ms and
+                                          up_since_ms (since when Redis has been up without a break)
+    t:{m}:recovery                str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
     t:{m}:live                    hash    rid -> cost in tokens, for every request reserved, waiting or running
-    t:{m}:resv                    zset    rid -> deadline (ms): in preprocessing, door passed, not yet admitted
+    t:{m}:resv                    zset    rid -> deadline (ms): reserved, in preprocessing, not yet admitted
     t:{m}:tenants:<prio>          zset    tenant -> virtual time, only tenants with waiting work
-    t:{m}:rested:<prio>           zset    the same for those that waited not long ago
+    t:{m}:idle:<prio>             zset    the same for tenants that had waiting work not long ago
     t:{m}:weights                 hash    tenant -> its share against others, 1 if not named
     t:{m}:due                     zset    rid -> until when (ms) it may wait: timeouts, follower's deadline
     t:{m}:w:<prio>:<tenant>       zset    rid -> rank (us of arrival): waiting; a returned request keeps its rank
     t:{m}:scheds                  zset    sid -> lease deadline (ms)
     t:{m}:load                    hash    sid -> GetLoadResponse, refreshed with the lease
     t:{m}:own:<sid>               set     rids it owns
-    t:{m}:room:<room>             zset    instance id -> deadline (ms)
-    t:{m}:at:<room>               hash    instance id -> gRPC address
-    t:{m}:reporter                str     PX: the gateway that shows on its metrics page what is no gateway's own
+    t:{m}:instances:<service>     zset    instance id -> deadline (ms)
+    t:{m}:addresses:<service>     hash    instance id -> gRPC address
+    t:{m}:reporter                str     PX: the gateway whose metrics page shows the metrics of the whole system
     t:{m}:engines                 hash    did -> the decoder's number there
     t:{m}:leases                  hash    did -> the number of the last lease
     t:{m}:bound                   hash    did -> sid: which scheduler a decoder is bound to

@@ -44,7 +44,7 @@ class MediaStore:
     def __init__(self, redis: Redis, limit_bytes: int = 1 << 30) -> None:
         self._redis = redis
         self._limit_bytes = limit_bytes
-        self._scripts = Scripts(redis, _COUNTERS, greets=False)
+        self._scripts = Scripts(redis, _COUNTERS, checks_run=False)
 
     async def put(self, digest: bytes, data: bytes) -> None:
         """Stores the bytes, or gives them 15 more minutes if they are there.

@@ -1,4 +1,4 @@
-"""What goes in and out of the queue's verbs."""
+"""Arguments and results of the queue's verbs."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -36,10 +36,10 @@ class Lifetimes:
 
     lease_ms: int = 1_500  # of a scheduler without renewal
     reservation_ms: int = (
-        5_000  # between door and admission; who takes longer is admitted all the same
+        5_000  # between reservation and admission; a later one is admitted all the same
     )
     keep_ended_s: int = 600  # an ended request's log, for late readers
-    grace_ms: int = 10_000  # that followers have to show up after Redis was away
+    grace_ms: int = 10_000  # that followers have to call again after Redis was away
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class RequestLog:
-    """The truth about a request: its head (the spec without prompt and media); records and ending of each choice."""
+    """What Redis knows of a request: its head (the spec without prompt and media), each choice's records and ending."""
 
     head: RequestSpec
     state: str
@@ -108,7 +108,7 @@ class RequestLog:
 
 
 @dataclass(frozen=True, slots=True)
-class LogNews:
+class LogDelta:
     """What the log of one choice holds from some index on."""
 
     records: bytes
@@ -134,11 +134,11 @@ class RequestState:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RequestSnapshot:
     """What a process knows of a request, to put it back where Redis has lost it.
 
-    An owner gives `own_at`, `rank`, `prio` and `arrived_ms` as it took them. A gateway gives what `admit` returned and
-    was told: `rank` 0 means the place of its arrival.
+    An owner gives `own_at`, `rank`, `prio` and `arrived_ms` as it took them. A gateway gives what it passed to `admit`
+    and got back; `rank` 0 stands for the rank of its arrival.
     """
 
     spec: RequestSpec  # whole, with prompt and media

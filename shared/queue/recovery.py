@@ -1,10 +1,10 @@
-"""The queue's verbs after Redis has come back, with its last writes lost maybe: who knows more puts it back."""
+"""The queue's verbs after a restart of Redis, which may have lost its last writes: put back what is known."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from shared.queue.base import Verbs, key_digest, request_words
-from shared.queue.messages import Held, cost_of
+from shared.queue.messages import RequestSnapshot, cost_of
 
 
 class RecoveryVerbs(Verbs):
@@ -13,26 +13,26 @@ class RecoveryVerbs(Verbs):
     @property
     def restarts(self) -> int:
         """How often Redis was found to be another run. `recoveries` yields after each."""
-        return self._line.runs.count(self._keys.prefix)
+        return self._connection.runs.count(self._keys.prefix)
 
     async def recoveries(self) -> AsyncIterator[None]:
         """Yields once each time Redis has come back as another run: `restore` now, within 3 s.
 
         Until then nothing is taken, fenced or leased. It is noticed when a connection is made again, so something must
-        be asked of Redis now and then, as every room does.
+        be asked of Redis now and then, as every service does.
         """
-        seen = self._line.runs.count(self._keys.prefix)
+        seen = self._connection.runs.count(self._keys.prefix)
         while True:
-            await self._line.runs.more(self._keys.prefix, seen)
-            seen = self._line.runs.count(self._keys.prefix)
+            await self._connection.runs.more(self._keys.prefix, seen)
+            seen = self._connection.runs.count(self._keys.prefix)
             yield
 
     async def is_recovering(self) -> bool:
-        """Whether Redis came back within the last seconds, and may not have been told yet what it has lost."""
-        (hold,) = await self._ask([("EXISTS", f"{self._keys.prefix}:hold")])
-        return bool(hold)
+        """Whether Redis came back within the last seconds, and what it has lost may not have been put back yet."""
+        (recovering,) = await self._ask([("EXISTS", f"{self._keys.prefix}:recovery")])
+        return bool(recovering)
 
-    async def restore(self, held: Sequence[Held], scheduler_id: str = "") -> list[bool]:
+    async def restore(self, held: Sequence[RequestSnapshot], scheduler_id: str = "") -> list[bool]:
         """Puts requests back as far as the caller knows more than Redis, one answer for each.
 
         With an id: as their owner. A request that is missing or waits becomes the caller's; of two owners the larger
@@ -48,7 +48,7 @@ class RecoveryVerbs(Verbs):
         rest = await asyncio.gather(*(self._restore(h, scheduler_id) for h in held[1:]))
         return [first, *rest]
 
-    async def _restore(self, held: Held, scheduler_id: str) -> bool:
+    async def _restore(self, held: RequestSnapshot, scheduler_id: str) -> bool:
         spec = held.spec
         idem = self._idem(spec.tenant, spec.idempotency or key_digest(held.idempotency_key))
         if len(held.logs) != spec.sampling.n:

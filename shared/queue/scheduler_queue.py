@@ -71,21 +71,21 @@ class SchedulerVerbs(Verbs):
     async def append_events(
         self, scheduler_id: str, batch: bytes
     ) -> list[tuple[int, AppendAnswer]]:
-        """The same for a serialized `LogBatch`. Tells only of events that were not simply appended, by index."""
+        """The same for a serialized `LogBatch`. Returns only the events that were not simply appended, by index."""
         keep_s = self._lifetimes.keep_ended_s
         found = await self._scripts.call("append", scheduler_id, keep_s, batch)
         triples = zip(found[::3], found[1::3], found[2::3], strict=True)
         return [(i, AppendAnswer(AppendCode(code), int(length))) for i, code, length in triples]
 
-    async def forsaken(self, request_ids: Sequence[str]) -> list[str]:
-        """Those of the requests that are cancelled, or that nobody follows any more. Ask once a second."""
+    async def abandoned(self, request_ids: Sequence[str]) -> list[str]:
+        """Those of the requests that are cancelled, or that no gateway follows any more. Call once a second."""
         if not request_ids:
             return []
-        found = await self._scripts.call("forsaken", self._lifetimes.grace_ms, *request_ids)
+        found = await self._scripts.call("abandoned", self._lifetimes.grace_ms, *request_ids)
         return [str(rid, "ascii") for rid in found]
 
     async def sweep(self) -> int:
-        """Removes what the dead have left and ends waiting requests whose time is up: how many. Once a second."""
+        """Removes what dead processes have left and ends waiting requests whose time is up: how many. Once a second."""
         return int(await self._scripts.call("sweep", *self._closing))
 
     async def owned(self, scheduler_id: str) -> list[str]:

@@ -182,14 +182,14 @@ def registered(system: System, room: str) -> list[str]:
     prefix = Keys("tiny").prefix
     with redis.Redis(unix_socket_path=str(socket)) as client:
         now_ms = client.time()[0] * 1000
-        found = client.zrangebyscore(f"{prefix}:room:{room}", now_ms, "+inf")
+        found = client.zrangebyscore(f"{prefix}:instances:{room}", now_ms, "+inf")
     return [instance.decode() for instance in found]
 
 
 def address_of(system: System, room: str, instance: str) -> str:
     socket = Folders(system.folder / "state").socket("redis")
     with redis.Redis(unix_socket_path=str(socket)) as client:
-        found = client.hget(f"{Keys('tiny').prefix}:at:{room}", instance)
+        found = client.hget(f"{Keys('tiny').prefix}:addresses:{room}", instance)
     return found.decode()
 
 

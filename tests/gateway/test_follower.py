@@ -52,7 +52,7 @@ class Bench:
         )
         layout = layout or LogLayout(choices=n)
         follow = self.follower.follow(self.rid, new=True, layout=layout)
-        await self.queue.door(self.rid, cost=9, max_requests=9, max_tokens=999)
+        await self.queue.reserve(self.rid, cost=9, max_requests=9, max_tokens=999)
         await self.queue.admit(spec, cost=9)
         follow.admitted = True
         await self.queue.renew("s", GetLoadResponse(), register=True, tokens_per_s=None)

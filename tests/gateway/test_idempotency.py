@@ -126,7 +126,7 @@ async def test_who_waits_for_a_gateway_that_died_runs_the_request_itself(
     (known,) = [spec.spec for spec in stage.scheduler.played.values()]
     queue = stage.scheduler.queue
     queue._lifetimes = type(queue._lifetimes)(reservation_ms=700)
-    await queue.door(
+    await queue.reserve(
         known.request_id[:-4] + "dead", cost=9, max_requests=9, max_tokens=9999,
         tenant=known.tenant, idempotency_key="once", fingerprint=known.fingerprint,
     )  # fmt: skip

@@ -163,8 +163,10 @@ async def test_a_redis_that_lost_other_tokens_ends_the_stream(
                 text += await anext(parts)
             (spec,) = [played.spec for played in stage.scheduler.played.values()]
             queue = stage.scheduler.queue
-            await queue._line.call("SET", queue._keys.log(spec.request_id, 0), b"\7\0\0\0" * 9)
-            await queue._line.call("CLIENT", "KILL", "TYPE", "pubsub")
+            await queue._connection.call(
+                "SET", queue._keys.log(spec.request_id, 0), b"\7\0\0\0" * 9
+            )
+            await queue._connection.call("CLIENT", "KILL", "TYPE", "pubsub")
             text += "".join([part async for part in parts])
     error = json.loads(text.split("\n\n")[-2].removeprefix("data: "))["error"]
     assert error["code"] == "stream_diverged"

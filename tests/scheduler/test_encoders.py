@@ -96,7 +96,7 @@ async def test_one_whose_results_get_lost_is_asked_last(bench: Bench, encoders: 
 
 async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(bench: Bench) -> None:
     async with started(bench) as played, opened(bench, patience_s=2.0) as encoders:
-        played.failure = Overloaded("ENCODER_CACHE_HELD", "full", retry_after_s="1")
+        played.failure = Overloaded("ENCODER_CACHE_FULL", "full", retry_after_s="1")
         call = asyncio.create_task(encoders.encode(ITEM, "1"))
         await asyncio.sleep(2.5)
         assert not call.done()
@@ -139,7 +139,7 @@ async def test_what_nobody_waits_for_is_not_tried_any_more(
     bench: Bench, encoders: Encoders
 ) -> None:
     async with started(bench) as played:
-        played.failure = Overloaded("ENCODER_CACHE_HELD", "full", retry_after_s="1")
+        played.failure = Overloaded("ENCODER_CACHE_FULL", "full", retry_after_s="1")
         call = asyncio.create_task(encoders.encode(ITEM, "1"))
         while not played.calls:
             await asyncio.sleep(0.01)

@@ -65,7 +65,7 @@ async def test_nobody_follows_it_any_more(bench: Bench) -> None:
         await asyncio.sleep(0.01)
     await bench.redis.hset(bench.keys.request(rid), "fol_until", 1)
     # A Redis that is new to everybody lets followers have their time to come back.
-    await bench.redis.hset(bench.keys.meta, "awake_ms", 1)
+    await bench.redis.hset(bench.keys.meta, "up_since_ms", 1)
     _, ending = await bench.answer(rid)
     assert ending.reason == ending_pb2.FINISH_REASON_CANCELLED
     await emptied(decoder)

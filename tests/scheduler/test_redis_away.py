@@ -13,7 +13,7 @@ from support.scheduler_bench import Bench, PlayedDecoder, generate
 from support.tokenizers import byte_level_tokenizer, save
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
-from shared.net.redis_connection import line_of
+from shared.net.redis_connection import connection_of
 
 PROMPT = [1, 2, 3]
 LENGTH = 150
@@ -45,7 +45,7 @@ async def start_again(bench: Bench, server: EmbeddedRedis) -> None:
     async with asyncio.timeout(30):
         while not server.answers():
             await asyncio.sleep(0.01)
-    line_of(bench.redis).hang_up()
+    connection_of(bench.redis).abort()
 
 
 async def test_decoders_go_on_while_redis_is_away(

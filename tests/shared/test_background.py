@@ -10,7 +10,7 @@ from shared.net.supervise import Background
 
 _HOPELESS = """
 import asyncio
-from shared import background
+from shared.net import supervise
 
 async def fail():
     raise ValueError("no")

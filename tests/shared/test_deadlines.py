@@ -29,7 +29,7 @@ async def age(desk: Desk, rid: str, ms: int) -> None:
         await desk.redis.hincrby(desk.keys.request(rid), field, -ms)
 
 
-async def awake(desk: Desk) -> None:
+async def up_long(desk: Desk) -> None:
     """Redis has been there for long, so that followers had time to say that they are there."""
     desk.with_lifetimes(grace_ms=0)
     await desk.queue.sweep()
@@ -43,11 +43,11 @@ async def test_each_timeout_has_its_own_ending(desk: Desk) -> None:
         "": await desk.admit(timeout_ms=10_000),
     }
     await asyncio.sleep(0.02)
-    hold = f"{desk.keys.prefix}:hold"
-    await desk.redis.set(hold, "1")  # it might be running, for all that Redis knows
+    recovery = f"{desk.keys.prefix}:recovery"
+    await desk.redis.set(recovery, "1")  # it might be running, for all that Redis knows
     assert await desk.queue.expire(list(waiting.values())) == []
     assert await desk.queue.sweep() == 0
-    await desk.redis.delete(hold)
+    await desk.redis.delete(recovery)
     ended = await desk.queue.expire(list(waiting.values()))
     assert ended == list(waiting.values())[:3]
     for reason, rid in waiting.items():
@@ -93,7 +93,7 @@ async def test_neither_take_nor_sweep_leaves_the_late_waiting(desk: Desk) -> Non
 
 
 async def test_a_request_that_nobody_follows_ends(desk: Desk) -> None:
-    await awake(desk)
+    await up_long(desk)
     left, kept, running = [await desk.admit(follow_ms=1) for _ in range(3)]
     await desk.queue.follow({kept: 60_000, running: 60_000})
     await desk.queue.follow(
@@ -103,9 +103,9 @@ async def test_a_request_that_nobody_follows_ends(desk: Desk) -> None:
     await desk.scheduler("a")
     assert await desk.take("a") == [kept, running]
     assert await was_cancelled(desk, left)
-    assert await desk.queue.forsaken([kept, running]) == []
+    assert await desk.queue.abandoned([kept, running]) == []
     await age(desk, running, 60_001)
-    assert await desk.queue.forsaken([running, kept, "unknown"]) == [running]
+    assert await desk.queue.abandoned([running, kept, "unknown"]) == [running]
     waiting = await desk.admit(follow_ms=1)
     await asyncio.sleep(0.02)
     assert await desk.queue.sweep() == 1
@@ -117,20 +117,20 @@ async def test_a_request_that_nobody_follows_ends(desk: Desk) -> None:
 async def test_followers_have_time_to_come_back_after_redis_was_away(desk: Desk) -> None:
     await desk.scheduler("a")
     rids = [await desk.admit(follow_ms=1) for _ in range(2)]
-    await desk.redis.hset(f"{desk.keys.prefix}:meta", "looked_ms", 1)
+    await desk.redis.hset(f"{desk.keys.prefix}:meta", "checked_ms", 1)
     assert await desk.take("a", 1) == rids[:1]
     await asyncio.sleep(0.02)
-    assert await desk.queue.forsaken(rids) == []
+    assert await desk.queue.abandoned(rids) == []
     assert await desk.queue.sweep() == 0
     assert await desk.queue.expire(rids) == []
     await desk.queue.follow(dict.fromkeys(rids, 60_000))
     desk.with_lifetimes(grace_ms=0)
-    assert await desk.queue.forsaken(rids) == []
+    assert await desk.queue.abandoned(rids) == []
     assert await desk.take("a", 1) == rids[1:]
 
 
 async def test_a_dead_scheduler_leaves_endings_to_those_who_must_not_run_again(desk: Desk) -> None:
-    await awake(desk)
+    await up_long(desk)
     desk.with_lifetimes(lease_ms=30, grace_ms=0)
     cancelled, late = await desk.admit(tenant="t"), await desk.admit(timeout_ms=60_000)
     left, whole = await desk.admit(), await desk.admit()
@@ -158,15 +158,15 @@ async def test_a_key_is_free_again_unless_its_request_finished(desk: Desk, endin
     await desk.scheduler("a")
     key = {"idempotency_key": "k", "fingerprint": b"body"}
     failed = await desk.admit(**key)
-    assert await desk.door("other", **key) == failed
+    assert await desk.reserve("other", **key) == failed
     assert await desk.take("a") == [failed]
     await desk.append("a", failed, 0, [1], ending)
     spec = desk.spec()
-    assert await desk.door(spec.request_id, **key) == spec.request_id
+    assert await desk.reserve(spec.request_id, **key) == spec.request_id
     await desk.queue.admit(spec, cost=8, **key)
     assert await desk.take("a") == [spec.request_id]
     await desk.append("a", spec.request_id, 0, [1], STOP)
-    assert await desk.door("other", **key) == spec.request_id
+    assert await desk.reserve("other", **key) == spec.request_id
     assert 0 < await desk.redis.ttl(f"{desk.keys.prefix}:idem::{spec.idempotency}") <= 600
 
 
@@ -174,16 +174,16 @@ async def test_of_two_with_one_key_the_first_to_be_admitted_goes_on(desk: Desk) 
     desk.with_lifetimes(reservation_ms=1)
     slow, quick = desk.spec(), desk.spec()
     key = {"idempotency_key": "k", "fingerprint": b"body"}
-    await desk.door(slow.request_id, **key)
+    await desk.reserve(slow.request_id, **key)
     await asyncio.sleep(0.01)
-    assert await desk.door(quick.request_id, **key) == quick.request_id
+    assert await desk.reserve(quick.request_id, **key) == quick.request_id
     await desk.queue.admit(slow, cost=8, **key)
     with pytest.raises(Conflict) as caught:
         await desk.queue.admit(quick, cost=8, **key)
     assert caught.value.metadata["request_id"] == slow.request_id
     assert await desk.queue.depth() == (1, 8)
     assert await desk.queue.cancel(slow.request_id) == "CANCELLED"
-    assert await desk.door("third", **key) == "third"
+    assert await desk.reserve("third", **key) == "third"
 
 
 async def test_a_request_deleted_by_hand_stops_nobody_else(desk: Desk) -> None:

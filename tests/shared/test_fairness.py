@@ -126,6 +126,6 @@ async def test_a_full_queue_says_how_long_it_takes_to_make_room(desk: Desk) -> N
     await desk.queue.renew("s", NO_LOAD, register=False, tokens_per_s=10)
     for cost, seconds in ((25, "1"), (70, "5"), (100, "8")):
         with pytest.raises(Overloaded) as caught:
-            await desk.door(desk.spec().request_id, cost=cost)
+            await desk.reserve(desk.spec().request_id, cost=cost)
         assert caught.value.metadata["retry_after_s"] == seconds
-    await desk.door(desk.spec().request_id, cost=20)
+    await desk.reserve(desk.spec().request_id, cost=20)

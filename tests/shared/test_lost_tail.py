@@ -10,7 +10,7 @@ from support.queue_desk import STOP, Desk
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.queue import Held, TakenRequest
+from shared.queue import RequestSnapshot, TakenRequest
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
@@ -29,8 +29,8 @@ class Truth:
     taken: TakenRequest | None = None
     owner: str = ""  # who runs it, or ran it to its end
 
-    def held(self, *, owner: bool) -> Held:
-        return Held(
+    def held(self, *, owner: bool) -> RequestSnapshot:
+        return RequestSnapshot(
             spec=self.spec,
             logs=(encode_tokens(self.tokens),),
             endings=(self.ending,),
@@ -148,11 +148,11 @@ async def test_wherever_the_file_is_cut_nothing_is_lost(private_redis: EmbeddedR
         file.write_bytes(whole[: len(whole) * eighth // 8])
         await asyncio.to_thread(private_redis.start)
         desk = Desk(private_redis.url, lease_ms=1)
-        await desk.redis.set(f"{desk.keys.prefix}:hold", "1")
+        await desk.redis.set(f"{desk.keys.prefix}:recovery", "1")
         with contextlib.suppress(Unavailable):
             await desk.scheduler("lives")
         await story.restore(desk)
-        await desk.redis.delete(f"{desk.keys.prefix}:hold")
+        await desk.redis.delete(f"{desk.keys.prefix}:recovery")
         await story.check(desk)
         await desk.redis.aclose()
         private_redis.kill()

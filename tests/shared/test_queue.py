@@ -15,52 +15,52 @@ from tessera.common.v1 import ending_pb2
 
 async def test_a_reservation_counts_until_it_is_withdrawn_or_admitted(desk: Desk) -> None:
     spec = desk.spec()
-    assert await desk.door(spec.request_id, cost=50) == spec.request_id
+    assert await desk.reserve(spec.request_id, cost=50) == spec.request_id
     assert await desk.queue.depth() == (1, 50)
     await desk.queue.admit(spec, cost=8)
     assert await desk.queue.depth() == (1, 8)
     other = desk.spec()
-    await desk.door(other.request_id)
+    await desk.reserve(other.request_id)
     await desk.queue.withdraw(other.request_id)
     assert await desk.queue.depth() == (1, 8)
 
 
 async def test_a_full_door_says_which_limit_and_when_to_come_back(desk: Desk) -> None:
     for _ in range(3):
-        await desk.door(desk.spec().request_id, cost=30)
+        await desk.reserve(desk.spec().request_id, cost=30)
     with pytest.raises(Overloaded, match=r"requests: limit 3") as caught:
-        await desk.door(desk.spec().request_id)
+        await desk.reserve(desk.spec().request_id)
     assert int(caught.value.metadata["retry_after_s"]) >= 1
     await desk.scheduler("s")
     await desk.queue.renew("s", NO_LOAD, register=False, tokens_per_s=5)
     with pytest.raises(Overloaded, match=r"tokens: limit 100") as caught:
-        await desk.door(desk.spec().request_id, cost=30, max_requests=10)
+        await desk.reserve(desk.spec().request_id, cost=30, max_requests=10)
     assert caught.value.metadata["retry_after_s"] == "4"
 
 
 async def test_a_request_larger_than_the_limit_may_run_alone(desk: Desk) -> None:
-    await desk.door(desk.spec().request_id, cost=1000)
+    await desk.reserve(desk.spec().request_id, cost=1000)
 
 
 async def test_an_expired_reservation_frees_its_place(desk: Desk) -> None:
     desk.with_lifetimes(reservation_ms=1)
     for _ in range(3):
-        await desk.door(desk.spec().request_id)
+        await desk.reserve(desk.spec().request_id)
     await asyncio.sleep(0.01)
-    await desk.door(desk.spec().request_id)
+    await desk.reserve(desk.spec().request_id)
     assert await desk.queue.depth() == (1, 10)
 
 
 async def test_an_idempotency_key_finds_the_running_request(desk: Desk) -> None:
     spec = desk.spec()
     key: dict[str, Any] = {"idempotency_key": "k", "fingerprint": b"body"}
-    await desk.door(spec.request_id, **key)
-    assert await desk.door("other", **key) == spec.request_id
+    await desk.reserve(spec.request_id, **key)
+    assert await desk.reserve("other", **key) == spec.request_id
     with pytest.raises(Conflict):
-        await desk.door("other", idempotency_key="k", fingerprint=b"another body")
+        await desk.reserve("other", idempotency_key="k", fingerprint=b"another body")
     await desk.queue.admit(spec, cost=8, idempotency_key="k")
     await desk.queue.cancel(spec.request_id)
-    assert await desk.door("other", **key) == "other"
+    assert await desk.reserve("other", **key) == "other"
 
 
 async def test_only_the_owner_writes_and_only_what_follows(desk: Desk) -> None:
@@ -171,7 +171,7 @@ async def test_cancel_ends_what_waits_and_flags_what_runs(desk: Desk) -> None:
         pass
     assert cancelled == running
     await control.aclose()
-    assert await desk.queue.forsaken([running]) == [running]
+    assert await desk.queue.abandoned([running]) == [running]
     assert await desk.append("a", running, 0, [1]) == (AppendCode.CANCEL, 1)
     assert await desk.queue.give_back("a", [running]) == 1
     found = await desk.queue.read(running, 1)
@@ -202,7 +202,7 @@ async def test_a_dead_scheduler_is_fenced_only_after_its_deadline(desk: Desk) ->
 async def test_nothing_is_taken_or_fenced_while_redis_recovers(desk: Desk) -> None:
     await desk.admit()
     await desk.scheduler("a")
-    await desk.redis.set(f"{desk.keys.prefix}:hold", "1", px=60_000)
+    await desk.redis.set(f"{desk.keys.prefix}:recovery", "1", px=60_000)
     assert await desk.take("a") == []
     assert await desk.queue.lease_decoder("d", "a") == 0
     assert await desk.queue.fence("a", 0) == -1

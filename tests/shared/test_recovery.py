@@ -14,21 +14,21 @@ from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.net import tasks
 from shared.net.registry import Announcement, Directory
-from shared.queue import AppendCode, Held, TakenRequest, TokenChannel
+from shared.queue import AppendCode, RequestSnapshot, TakenRequest, TokenChannel
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
 
 
-async def hold(desk: Desk) -> None:
-    await desk.redis.set(f"{desk.keys.prefix}:hold", "1", px=60_000)
+async def start_recovery(desk: Desk) -> None:
+    await desk.redis.set(f"{desk.keys.prefix}:recovery", "1", px=60_000)
 
 
-async def end_hold(desk: Desk) -> None:
-    await desk.redis.delete(f"{desk.keys.prefix}:hold")
+async def end_recovery(desk: Desk) -> None:
+    await desk.redis.delete(f"{desk.keys.prefix}:recovery")
 
 
-def held(taken: TakenRequest, tokens: list[int], ending: Ending | None = None) -> Held:
-    return Held(
+def held(taken: TakenRequest, tokens: list[int], ending: Ending | None = None) -> RequestSnapshot:
+    return RequestSnapshot(
         spec=taken.spec,
         logs=(encode_tokens(tokens),),
         endings=(ending,),
@@ -62,16 +62,16 @@ async def test_everything_is_back_after_all_was_lost(desk: Desk) -> None:
     await desk.redis.flushall()
     assert await desk.queue.restore([held(running, [1, 2, 3])], "a") == [False]  # nothing to mend
     assert not await renewed(desk, "a")
-    await hold(desk)
+    await start_recovery(desk)
     assert await renewed(desk, "a")
     assert await desk.queue.restore([held(running, [1, 2, 3])], "a") == [True]
-    seen = Held(running.spec, (encode_tokens([1, 2]),), (None,), arrived_ms=1)
-    gone = Held(ended, (encode_tokens([5]),), (STOP,), arrived_ms=2)
-    new = Held(waiting, (encode_tokens([8, 9]),), (None,), arrived_ms=3)
+    seen = RequestSnapshot(running.spec, (encode_tokens([1, 2]),), (None,), arrived_ms=1)
+    gone = RequestSnapshot(ended, (encode_tokens([5]),), (STOP,), arrived_ms=2)
+    new = RequestSnapshot(waiting, (encode_tokens([8, 9]),), (None,), arrived_ms=3)
     assert await desk.queue.restore([seen, gone, new]) == [True, True, True]
     assert await desk.queue.restore([seen, gone, new]) == [True, True, True]
     assert await desk.take("a") == []
-    await end_hold(desk)
+    await end_recovery(desk)
     assert await desk.queue.depth() == (depth[0] - 1, depth[1] - 8)
     assert await desk.append("a", running.spec.request_id, 3, [4]) == (0, 4)
     assert await desk.take("a") == [waiting.request_id]
@@ -79,14 +79,14 @@ async def test_everything_is_back_after_all_was_lost(desk: Desk) -> None:
     assert await desk.tokens(ended.request_id) == [5]
     assert await desk.ending(ended.request_id) == STOP
     again: dict[str, Any] = {"tenant": "t", "idempotency_key": "k", "fingerprint": b"body"}
-    assert await desk.door("other", **again) == running.spec.request_id
+    assert await desk.reserve("other", **again) == running.spec.request_id
 
 
 async def test_a_follower_lookup_and_leases_stand(desk: Desk) -> None:
     rid = await desk.admit(tenant="t", follow_ms=1)
     await desk.queue.follow({rid: 60_000})
     await take_one(desk, "a")
-    assert await desk.queue.forsaken([rid]) == []
+    assert await desk.queue.abandoned([rid]) == []
     assert await desk.queue.expire([rid]) == []
     await desk.append("a", rid, 0, [1])
     state = await desk.queue.lookup(rid, "t")
@@ -114,8 +114,8 @@ async def test_each_process_hears_once_that_redis_was_restarted(
     assert await desks[1].take("a") == []
     await desks[0].queue.depth()
     await asyncio.gather(*heard)
-    assert await desks[0].redis.pttl(f"{desks[0].keys.prefix}:hold") > 0
-    await end_hold(desks[0])
+    assert await desks[0].redis.pttl(f"{desks[0].keys.prefix}:recovery") > 0
+    await end_recovery(desks[0])
     assert await desks[1].take("a") == [rid]
     for desk in desks:
         await desk.redis.aclose()
@@ -145,8 +145,8 @@ async def test_a_killed_redis_loses_and_doubles_nothing(private_redis: EmbeddedR
         private_redis.kill()
         await asyncio.sleep(0.02)
         await asyncio.to_thread(private_redis.start)
-        # Everything acknowledged is there; what others hold of it changes nothing.
-        seen = Held(taken[0].spec, (encode_tokens([0, 1]),), (None,), arrived_ms=1)
+        # Everything acknowledged is there; what others know of it changes nothing.
+        seen = RequestSnapshot(taken[0].spec, (encode_tokens([0, 1]),), (None,), arrived_ms=1)
         assert await other.queue.restore([seen]) == [True]
     await asyncio.gather(*writers)
     for rid in rids:
@@ -183,10 +183,10 @@ async def test_a_redis_that_lost_its_tail_gets_it_back(private_redis: EmbeddedRe
     assert await owner.append("a", old, 1, [2, 3, 7]) == (AppendCode.OK, 4)
     knows = [held(before, [1, 2, 3]), held(taken[0], [4]), held(taken[1], [5, 6], STOP)]
     assert await owner.queue.restore(knows, "a") == [True] * 3
-    seen = Held(unknown, (b"",), (None,), arrived_ms=arrived_ms)
+    seen = RequestSnapshot(unknown, (b"",), (None,), arrived_ms=arrived_ms)
     assert await gateway.queue.restore([seen]) == [True]
     assert await gateway.queue.depth() == depth
-    await end_hold(owner)
+    await end_recovery(owner)
     assert await owner.take("a") == [unknown.request_id]
     for rid, at in ((old, 4), (waits, 1), (unknown.request_id, 0)):
         assert await owner.append("a", rid, at, [9], STOP) == (AppendCode.OK, at + 1)
@@ -207,10 +207,12 @@ async def test_what_followers_saw_is_not_generated_again(private_redis: Embedded
     await owner.append("a", rid, 0, [1, 2, 3], STOP)
     await go_back_to(private_redis, copy)
     logs = (encode_tokens([1, 2, 3]), encode_tokens([7]))
-    assert await gateway.queue.restore([Held(taken.spec, logs, (STOP, None))]) == [True]
+    assert await gateway.queue.restore([RequestSnapshot(taken.spec, logs, (STOP, None))]) == [True]
     wrong = (encode_tokens([1, 9]), b"")
-    assert await gateway.queue.restore([Held(taken.spec, wrong, (None, None))]) == [False]
-    await end_hold(gateway)
+    assert await gateway.queue.restore([RequestSnapshot(taken.spec, wrong, (None, None))]) == [
+        False
+    ]
+    await end_recovery(gateway)
     again = await take_one(gateway, "b")
     assert again.logs == logs and again.endings == (STOP, None)
     assert await owner.append("a", rid, 3, [4]) == (AppendCode.REFUSED, 0)
@@ -224,7 +226,7 @@ async def test_of_two_owners_the_later_taking_wins(desk: Desk) -> None:
     await desk.queue.give_back("a", [rid])
     second = await take_one(desk, "b")
     await desk.append("b", rid, 0, [1])
-    await hold(desk)
+    await start_recovery(desk)
     assert await desk.queue.restore([held(first, [])], "a") == [False]
     # The taking of b is lost.
     await desk.redis.hset(desk.keys.request(rid), mapping={"owner": "a", "own_at": first.own_at})
@@ -232,23 +234,25 @@ async def test_of_two_owners_the_later_taking_wins(desk: Desk) -> None:
     assert await desk.append("a", rid, 1, [2]) == (AppendCode.REFUSED, 0)
     # Another history under the same owner: it must begin again from what is logged.
     assert await desk.queue.restore([held(second, [8])], "b") == [False]
-    await end_hold(desk)
+    await end_recovery(desk)
     assert await desk.take("b") == [rid]
     # It has ended meanwhile, by a cancel while it waited: no owner brings it back.
     await desk.queue.give_back("b", [rid])
     assert await desk.queue.cancel(rid) == "CANCELLED"
-    await hold(desk)
+    await start_recovery(desk)
     assert await desk.queue.restore([held(second, [1])], "b") == [False]
 
 
-async def test_a_gateway_puts_back_what_is_missing_also_when_the_hold_is_over(desk: Desk) -> None:
+async def test_a_gateway_puts_back_what_is_missing_also_when_the_recovery_is_over(
+    desk: Desk,
+) -> None:
     spec = desk.spec()
     await desk.queue.admit(spec, cost=8)
     await desk.redis.flushall()
-    known = Held(spec, (encode_tokens([5]),), (None,), arrived_ms=1)
+    known = RequestSnapshot(spec, (encode_tokens([5]),), (None,), arrived_ms=1)
     assert await desk.queue.restore([known]) == [True]
     assert await desk.tokens(spec.request_id) == [5]
-    longer = Held(spec, (encode_tokens([5, 6]),), (None,), arrived_ms=1)
+    longer = RequestSnapshot(spec, (encode_tokens([5, 6]),), (None,), arrived_ms=1)
     assert await desk.queue.restore([longer]) == [False]  # there it is: its owner may be running it
     await desk.scheduler("a")
     assert await desk.take("a") == [spec.request_id]
@@ -259,9 +263,9 @@ async def test_an_owner_that_redis_has_forgotten_is_listed_again(desk: Desk) -> 
     taken = await take_one(desk, "a")
     await desk.redis.flushall()
     desk.with_lifetimes(lease_ms=30)
-    await hold(desk)
+    await start_recovery(desk)
     assert await desk.queue.restore([held(taken, [1])], "a") == [True]
-    await end_hold(desk)
+    await end_recovery(desk)
     # It dies before it renews: another one finds it, and takes over.
     renewal = await desk.queue.renew("b", NO_LOAD, register=True, tokens_per_s=None)
     assert renewal is not None
@@ -279,13 +283,13 @@ async def test_who_alone_had_known_redis_tells_that_all_is_lost(
     shutil.rmtree(private_redis.folder)
     await asyncio.to_thread(private_redis.start)
     new = Desk(private_redis.url)
-    hold_key = f"{new.keys.prefix}:hold"
+    recovery_key = f"{new.keys.prefix}:recovery"
     await new.queue.depth()
-    assert not await new.redis.exists(hold_key)  # an empty database, for all that it knows
+    assert not await new.redis.exists(recovery_key)  # an empty database, for all that it knows
     with contextlib.suppress(Unavailable):
         await knows.queue.depth()
     await knows.queue.depth()
-    assert await new.redis.exists(hold_key)
+    assert await new.redis.exists(recovery_key)
     for desk in (knows, new):
         await desk.redis.aclose()
 
@@ -295,7 +299,7 @@ async def test_rooms_are_known_through_a_restart_and_announce_themselves_again(
 ) -> None:
     desk = Desk(private_redis.url)
     copy = await keep_copy(private_redis)
-    rooms = f"{desk.keys.prefix}:room:decoder"
+    rooms = f"{desk.keys.prefix}:instances:decoder"
     async with (
         Announcement(desk.redis, desk.keys, "decoder", "i1", "unix:/somewhere"),
         Directory(desk.redis, desk.keys, "decoder") as directory,
@@ -331,14 +335,14 @@ async def test_of_lost_decoders_the_larger_number_counts(desk: Desk) -> None:
     taken = await take_one(desk, "a")
     rid = taken.spec.request_id
     for known, there in ((2, 2), (1, 2), (0, 2)):
-        await hold(desk)
+        await start_recovery(desk)
         assert await renewed(desk, "a")
         assert await desk.queue.restore([replace(held(taken, []), deaths=known)], "a") == [True]
         assert int(await desk.redis.hget(desk.keys.request(rid), "deaths")) == there
     await desk.redis.flushall()
-    await hold(desk)
+    await start_recovery(desk)
     assert await renewed(desk, "a")
     assert await desk.queue.restore([replace(held(taken, []), deaths=2)], "a") == [True]
-    await end_hold(desk)
+    await end_recovery(desk)
     await desk.queue.give_back("a", [rid])
     assert (await take_one(desk, "a")).deaths == 2

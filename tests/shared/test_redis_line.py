@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.net import redis_connection
-from shared.net.redis_connection import ErrorReply, Subscription, line_of
+from shared.net.redis_connection import ErrorReply, Subscription, connection_of
 from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts
@@ -25,8 +25,8 @@ async def redis(private_redis: EmbeddedRedis) -> AsyncIterator[Redis]:
 
 
 async def test_answers_come_to_those_who_asked(redis: Redis) -> None:
-    line = line_of(redis)
-    assert line_of(redis) is line
+    line = connection_of(redis)
+    assert connection_of(redis) is line
     await asyncio.gather(*(line.call("SET", f"k{i}", i) for i in range(200)))
     leaving = [asyncio.create_task(line.call("GET", f"k{i}")) for i in range(10)]
     await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def test_answers_come_to_those_who_asked(redis: Redis) -> None:
 
 
 async def test_a_refusal_is_one_commands_own(redis: Redis) -> None:
-    line = line_of(redis)
+    line = connection_of(redis)
     await line.call("SET", "k", "text")
     with pytest.raises(ErrorReply, match="WRONGTYPE"):
         await line.call("LLEN", "k")
@@ -59,7 +59,7 @@ async def test_scripts_are_loaded_again_when_redis_has_forgotten_them(redis: Red
 async def test_the_line_is_made_again_after_a_restart(
     redis: Redis, private_redis: EmbeddedRedis
 ) -> None:
-    line = line_of(redis)
+    line = connection_of(redis)
     await line.call("SET", "k", "before")
     private_redis.kill()
     with pytest.raises(Unavailable):
@@ -71,7 +71,7 @@ async def test_the_line_is_made_again_after_a_restart(
 async def test_a_frozen_redis_is_taken_for_dead(
     redis: Redis, private_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = line_of(redis)
+    line = connection_of(redis)
     with monkeypatch.context() as patch:  # a new connection has the time that it always has
         patch.setattr(redis_connection, "_SILENCE_S", 0.5)
         await line.call("SET", "k", "v")
@@ -91,10 +91,10 @@ async def test_a_subscription_hears_what_is_published_and_when_it_breaks(
     await subscription.open()
     heard: list[bytes] = []
     async with asyncio.timeout(30):
-        while await line_of(redis).call("PUBLISH", "channel", "0") == 0:
+        while await connection_of(redis).call("PUBLISH", "channel", "0") == 0:
             await asyncio.sleep(0.01)
         for number in range(1, 50):
-            await line_of(redis).call("PUBLISH", "channel", number)
+            await connection_of(redis).call("PUBLISH", "channel", number)
         while len(heard) < 50:
             heard += await subscription.messages()
     assert heard == [b"%d" % number for number in range(50)]

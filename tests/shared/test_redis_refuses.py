@@ -11,7 +11,7 @@ from support.queue_desk import STOP, Desk
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.net.redis_connection import line_of
+from shared.net.redis_connection import connection_of
 
 
 class FillableRedis(EmbeddedRedis):
@@ -62,13 +62,13 @@ async def test_with_a_full_disk_nothing_accepted_is_lost(server: FillableRedis, 
         full.scheduler("a"),
         full.admit(),
         full.queue.cancel(running),
-        full.door("r"),
+        full.reserve("r"),
     ):
         with pytest.raises(Unavailable):
             await refused
     assert await full.tokens(running) == list(range(at))
     # A connection that breaks meanwhile is made again.
-    line_of(full.redis).hang_up()
+    connection_of(full.redis).abort()
     assert await full.tokens(running) == list(range(at))
 
     server.free_disk()
@@ -86,7 +86,7 @@ async def test_with_a_full_disk_nothing_accepted_is_lost(server: FillableRedis, 
         await full.queue.depth()
     assert await full.tokens(running) == list(range(at + 1))
     assert await full.ending(running) == STOP
-    await full.redis.delete(f"{full.keys.prefix}:hold")
+    await full.redis.delete(f"{full.keys.prefix}:recovery")
     await full.scheduler("a")
     assert await full.take("a", 1000, 10**6) == accepted
     assert (await full.queue.depth())[0] == len(accepted)
@@ -100,7 +100,7 @@ async def test_a_full_memory_refuses_whole_scripts(desk: Desk) -> None:
     depth = await desk.queue.depth()
     await desk.redis.config_set("maxmemory", 1)
     try:
-        for refused in (desk.append("a", running, 0, [1], STOP), desk.take("a"), desk.door("r")):
+        for refused in (desk.append("a", running, 0, [1], STOP), desk.take("a"), desk.reserve("r")):
             with pytest.raises(Unavailable, match="OOM"):
                 await refused
         assert await desk.queue.depth() == depth
@@ -113,7 +113,7 @@ async def test_a_full_memory_refuses_whole_scripts(desk: Desk) -> None:
 
 async def test_a_master_that_was_replaced_is_left(private_redis: EmbeddedRedis) -> None:
     desk = Desk(private_redis.url)
-    line = line_of(desk.redis)
+    line = connection_of(desk.redis)
     await desk.scheduler("a")
     before = await line.call("CLIENT", "ID")
     await desk.redis.execute_command("REPLICAOF", "127.0.0.1", "1")

@@ -16,7 +16,7 @@ from support.certificates import Certificates, make_certificates
 from services.launcher.redis import check as redis_check
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.net.redis_connection import Subscription, line_of
+from shared.net.redis_connection import Subscription, connection_of
 from shared.queue import Queue, connect
 from shared.queue.keys import Keys
 
@@ -90,7 +90,7 @@ async def test_the_line_and_a_subscription_speak_tls(
     port: int, certificates: Certificates, user: str
 ) -> None:
     client = connect(url_of(port, certificates.authority, user))
-    line = line_of(client)
+    line = connection_of(client)
     await line.call("SET", "k", LARGE)
     assert await asyncio.gather(*(line.call("GET", "k") for _ in range(4))) == [LARGE] * 4
     assert await Queue(client, Keys("m")).depth() == (0, 0)
@@ -110,10 +110,10 @@ async def test_a_server_that_no_authority_has_signed_is_not_spoken_to(
     for url in (url_of(port, certificates.stranger), url_of(port, None)):
         client = connect(url)
         with pytest.raises(Unavailable, match=r"(?i)certificate"):
-            await line_of(client).call("PING")
+            await connection_of(client).call("PING")
         await client.aclose()
     client = connect(url_of(port, None, ssl_cert_reqs="none", ssl_check_hostname="false"))
-    assert await line_of(client).call("PING") == b"PONG"
+    assert await connection_of(client).call("PING") == b"PONG"
     await client.aclose()
 
 

@@ -50,7 +50,9 @@ class Soak:
         more = {"idempotency_key": key, "fingerprint": b"body"}
         try:
             if (
-                await self.desk.door(rid, max_requests=300, max_tokens=10**6, **more, tenant=tenant)
+                await self.desk.reserve(
+                    rid, max_requests=300, max_tokens=10**6, **more, tenant=tenant
+                )
                 != rid
             ):
                 return
@@ -110,7 +112,7 @@ class Soak:
             for a, answer in zip(appends, answers, strict=True)
             if a.ending is not None or answer.code is not AppendCode.OK
         }
-        gone |= set(await self.queue.forsaken([t.spec.request_id for t in held]))
+        gone |= set(await self.queue.abandoned([t.spec.request_id for t in held]))
         given_up = [t.spec.request_id for t in held if t.spec.request_id in gone]
         await self.queue.give_back(sid, given_up)
         held[:] = [t for t in held if t.spec.request_id not in gone]

@@ -5,7 +5,7 @@
     pytest tests/simulation                             what CI runs
 
 What runs is production code: `serve` of scheduler and decoder, `run_gateway`, the generated stubs and servicers,
-`RedisLine` and everything above it. `seams.py` names all that is replaced, each at the place where the code reaches
+`RedisConnection` and everything above it. `seams.py` names all that is replaced, each where the code reaches
 outside: clocks and random numbers, the transport below gRPC, the Redis client's connections, the HTTP socket, the
 tensors of the decoder and the towers of the encoder. No line of production code knows of it.
 

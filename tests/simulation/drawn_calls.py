@@ -32,8 +32,8 @@ class Draw:
         self._lengths: dict[tuple[str, int], int] = {}
         self._deadlines: dict[str, int] = {}
         self._kinds: list[Callable[[], Call]] = [
-            self._door,
-            self._door,
+            self._reserve,
+            self._reserve,
             self._admit,
             self._admit,
             self._take,
@@ -55,10 +55,10 @@ class Draw:
             self._announce,
             self._members,
             self._follow,
-            self._forsaken,
+            self._abandoned,
             self._expire,
             self._sweep,
-            self._greet,
+            self._check_run,
             self._report,
             self._report,
             self._hold,
@@ -111,11 +111,11 @@ class Draw:
             ]
         return [*self._fields[rid], self._idem(), "", rng.choice(["0", "30000"])]
 
-    def _door(self) -> Call:
+    def _reserve(self) -> Call:
         rng = self._rng
         limits = [str(rng.choice([2, 10])), str(rng.choice([60, 1000]))]
         words = [self._rid(), str(rng.randint(5, 40)), *limits, "15000", self._idem()]
-        return "door", [*words, rng.choice(["f", "f", "g"]), _KEEP_S]
+        return "reserve", [*words, rng.choice(["f", "f", "g"]), _KEEP_S]
 
     def _admit(self) -> Call:
         advance = self._rng.choice(["0", "0", "-3600000000"])
@@ -191,8 +191,8 @@ class Draw:
     def _follow(self) -> Call:
         return "follow", [word for rid in self._some(self._rids) for word in (rid, "30000")]
 
-    def _forsaken(self) -> Call:
-        return "forsaken", ["30000", *self._some(self._rids)]
+    def _abandoned(self) -> Call:
+        return "abandoned", ["30000", *self._some(self._rids)]
 
     def _expire(self) -> Call:
         return "expire", [*self._closing(), *self._some(self._rids)]
@@ -205,8 +205,8 @@ class Draw:
         lease_ms = self._rng.choice(["0", "900000", "900000"])  # by the clock of Redis itself
         return "report", [self._rng.choice(["g1", "g2"]), lease_ms, *decoders]
 
-    def _greet(self) -> Call:
-        return "greet", [self._rng.choice(["", "cafe"]), "900000"]
+    def _check_run(self) -> Call:
+        return "check_run", [self._rng.choice(["", "cafe"]), "900000"]
 
     def _hold(self) -> Call:
         return "hold", self._rng.choice([["SET"], ["DEL"], ["DEL"]])

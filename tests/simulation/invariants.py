@@ -47,7 +47,7 @@ class Watch:
                 self._look_at_request(key)
 
     def _is_held(self) -> bool:
-        return f"{self._prefix}:hold" in self._redis.model.data
+        return f"{self._prefix}:recovery" in self._redis.model.data
 
     def _look_at_log(self, key: str) -> None:
         before, now = self._logs.get(key, ""), self._text(key)
@@ -91,7 +91,7 @@ def _gave_something(name: str, reply: Reply) -> bool:
     return len(reply) > 1 if name == "take" else reply >= 0
 
 
-_QUIET = {"members", "announce", "HLEN", "HGET", "HVALS", "HMGET", "GETRANGE", "sweep", "forsaken"}
+_QUIET = {"members", "announce", "HLEN", "HGET", "HVALS", "HMGET", "GETRANGE", "sweep", "abandoned"}
 _QUIET |= {"leases", "renew"}
 
 

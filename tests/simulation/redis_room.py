@@ -1,5 +1,5 @@
 """Redis on the simulated network: a server that speaks its protocol, and the client object that production code is
-given. From `RedisLine` on, all code above is the real one.
+given. From `RedisConnection` on, all code above is the real one.
 """
 
 import asyncio

@@ -40,7 +40,7 @@ class Both:
         self.now_us = now_us
         self.client.mset({"sim:s": now_us // 1_000_000, "sim:us": now_us % 1_000_000})
         if name == "hold":
-            key = f"{PREFIX}:hold"
+            key = f"{PREFIX}:recovery"
             for one in (self.client.execute_command, self.model.call):
                 one(*(("SET", key, "x") if words == ["SET"] else ("DEL", key)))
             return None, None

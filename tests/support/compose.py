@@ -83,8 +83,8 @@ class Stack:
         prefix = Keys(self.served_model).prefix
         with self._redis() as client:
             now_ms = client.time()[0] * 1000
-            live = client.zrangebyscore(f"{prefix}:room:{room}", now_ms, "+inf")
-            addresses = client.hgetall(f"{prefix}:at:{room}")
+            live = client.zrangebyscore(f"{prefix}:instances:{room}", now_ms, "+inf")
+            addresses = client.hgetall(f"{prefix}:addresses:{room}")
         return {i.decode(): addresses[i].decode() for i in live if i in addresses}
 
     def decoder_steps(self) -> dict[str, int]:

@@ -33,9 +33,9 @@ class EncoderRoom:
     reader: ArtifactReader
     address: str
 
-    async def encode(self, item: MediaItem, hold_s: int = 60) -> EncodeResponse:
+    async def encode(self, item: MediaItem, retain_s: int = 60) -> EncodeResponse:
         """One call; errors come as the room raised them."""
-        request = EncodeRequest(media=item, hold=Duration(seconds=hold_s))
+        request = EncodeRequest(media=item, retention=Duration(seconds=retain_s))
         with rpc.calling("vision_encoder"):
             response: EncodeResponse = await self.stub.Encode(request, timeout=60)
         return response

@@ -34,9 +34,9 @@ class Desk:
             **fields,
         )
 
-    async def door(self, rid: str, cost: int = 10, **more: Any) -> str:
+    async def reserve(self, rid: str, cost: int = 10, **more: Any) -> str:
         limits = {"max_requests": 3, "max_tokens": 100, **more}
-        return await self.queue.door(rid, cost=cost, **limits)
+        return await self.queue.reserve(rid, cost=cost, **limits)
 
     async def admit(self, **more: Any) -> str:
         names = ("cost", "prio", "advance_us", "idempotency_key", "fingerprint", "follow_ms")

@@ -147,9 +147,9 @@ async def test_held_embeddings_stay_and_released_ones_go(
         await encoder.encode(items[1])
         with pytest.raises(Overloaded) as caught:
             await encoder.encode(items[2])
-        assert caught.value.reason == "ENCODER_CACHE_HELD"
+        assert caught.value.reason == "ENCODER_CACHE_FULL"
         await encoder.release(items[1], MediaItem(digest=b"unknown"))
-        await encoder.encode(items[2], hold_s=0)
+        await encoder.encode(items[2], retain_s=0)
         await encoder.encode(items[3])
         assert (await encoder.encode(items[0])).cached
         assert Path(first.embeddings.location.path).exists()

@@ -180,7 +180,7 @@ class Admission:
         start = time.monotonic()
         if terms.idempotency_key:
             await until_recovered(self._queue)
-        call = self._queue.door(
+        call = self._queue.reserve(
             rid,
             cost=request.cost_bound(self._model),
             max_requests=self._limits.max_requests,
@@ -196,7 +196,7 @@ class Admission:
         except BaseException:
             self._cancels.add(rid, tenant, terms.idempotency_key)
             raise
-        self._metrics.stage("door", time.monotonic() - start)
+        self._metrics.stage("reserve", time.monotonic() - start)
         log.debug("let in by the door", request_id=rid, known=known != rid)
         return known
 

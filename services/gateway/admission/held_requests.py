@@ -19,7 +19,7 @@ from services.gateway.telemetry.metrics import Metrics
 from shared.errors import Unavailable
 from shared.net import supervise
 from shared.net.supervise import Background
-from shared.queue import Held, Queue
+from shared.queue import Queue, RequestSnapshot
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 log = structlog.get_logger(__name__)
@@ -48,10 +48,10 @@ class Holding:
     expires_at: float = 0.0
     forget_at: float = 0.0
 
-    def held(self) -> Held:
+    def held(self) -> RequestSnapshot:
         """For `Queue.restore`."""
         follow = self.follow
-        return Held(
+        return RequestSnapshot(
             spec=self.spec,
             logs=tuple(log.records for log in follow.choices),
             endings=tuple(log.ending for log in follow.choices),
@@ -209,7 +209,7 @@ class Custody:
                 log.info("Redis came back", held=len(held), restored=sum(taken))
                 break
 
-    def _most(self) -> list[Held]:
+    def _most(self) -> list[RequestSnapshot]:
         """Of each request what is known most of."""
         best: dict[str, Holding] = {}
         for holding in self._holdings.values():

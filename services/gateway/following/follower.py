@@ -19,7 +19,7 @@ from services.gateway.following.choice_log import PROMPT, ChoiceLog, LogLayout, 
 from shared.errors import Internal, NotFound, ServingError, Unavailable
 from shared.net import supervise
 from shared.net.supervise import Background
-from shared.queue import LogNews, Queue, TokenChannel
+from shared.queue import LogDelta, Queue, TokenChannel
 from tessera.scheduler.v1.queue_pb2 import LogEvent
 
 log = structlog.get_logger(__name__)
@@ -116,7 +116,7 @@ class Follow:
         if log.offer(event.start, event.records, ending, whole=False):
             self._heard(log)
 
-    def offer_log(self, log: ChoiceLog, found: LogNews | None, after: int) -> None:
+    def offer_log(self, log: ChoiceLog, found: LogDelta | None, after: int) -> None:
         """Takes what a reading from index `after` on gave."""
         log.needs_read = False
         if found is None:
@@ -287,7 +287,7 @@ class Follower:
         cursors = [(follow.request_id, o.choice, o.cursor) for follow, o in wanted]
         # Output is logged after the whole prompt: known before the reading, the prompt must be in it.
         due = [o.choice == PROMPT and follow.has_output for follow, o in wanted]
-        news = await self._queue.read_news(cursors, stride=stride)
+        news = await self._queue.read_deltas(cursors, stride=stride)
         for (follow, o), (_, _, after), must, found in zip(wanted, cursors, due, news, strict=True):
             follow.offer_log(o, found, after)
             if must and found is not None and not o.complete:

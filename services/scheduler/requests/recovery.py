@@ -7,7 +7,7 @@ import structlog
 from services.scheduler.output.output_tracker import Ledger
 from services.scheduler.output.request import Request
 from shared.errors import Unavailable
-from shared.queue import Held, Queue
+from shared.queue import Queue, RequestSnapshot
 
 log = structlog.get_logger(__name__)
 
@@ -62,9 +62,9 @@ class Recovery:
         self._done = asyncio.Event()
 
 
-def _held(request: Request) -> Held:
+def _held(request: Request) -> RequestSnapshot:
     known = request.taken
-    return Held(
+    return RequestSnapshot(
         spec=known.spec,
         logs=known.logs,
         endings=known.endings,

@@ -8,20 +8,21 @@ from typing import Any
 from redis.asyncio import Redis
 
 from shared.errors import Unavailable
-from shared.net.redis_connection import ErrorReply, line_of
+from shared.net.redis_connection import ErrorReply, connection_of
 
 _FOLDER = Path(__file__).parent
 
 
-# Those that move requests in and out of the queue. The others, `append` above all, need not carry what that takes.
+# Scripts that move requests in and out of the queue get `waiting.lua` as well; the others, `append` above all, stay
+# small without it.
 _MOVES = frozenset(
     [
         "admit",
         "cancel",
-        "door",
+        "reserve",
         "expire",
         "fence",
-        "forsaken",
+        "abandoned",
         "give_back",
         "leave",
         "restore",
@@ -33,7 +34,7 @@ _MOVES = frozenset(
 
 @cache
 def source(name: str) -> str:
-    """The text of one script with what it shares with others before it."""
+    """The text of one script, behind the functions that it shares with others."""
     parts = ["prelude", "waiting", name] if name in _MOVES else ["prelude", name]
     return "\n".join((_FOLDER / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
 
@@ -46,12 +47,12 @@ def _digest(name: str) -> str:
 class Scripts:
     """Calls scripts by their name: EVALSHA, with a reload when Redis has forgotten one."""
 
-    def __init__(self, redis: Redis, prefix: str, *, greets: bool = True) -> None:
-        """`greets`: connections find out first whether Redis has lost something under the prefix."""
-        self._line = line_of(redis)
+    def __init__(self, redis: Redis, prefix: str, *, checks_run: bool = True) -> None:
+        """`checks_run`: new connections find out first whether Redis has restarted and lost writes under the prefix."""
+        self._connection = connection_of(redis)
         self._prefix = prefix
-        if greets:
-            self._line.watch(prefix, source("greet"))
+        if checks_run:
+            self._connection.check_runs(prefix, source("check_run"))
 
     async def call(self, name: str, *arguments: str | bytes | int) -> Any:
         """Runs a script. Raises Unavailable when Redis is away or refuses to write."""
@@ -66,10 +67,10 @@ class Scripts:
             if "READONLY" in str(
                 error
             ):  # it was the master once: the next connection finds the new one
-                self._line.hang_up()
+                self._connection.abort()
             # What a command in a script was refused for stands behind the place in the script.
             why = str(error).rpartition(": -")[2]
             raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {why}") from error
 
     async def _call(self, how: str, script: str, arguments: tuple[str | bytes | int, ...]) -> Any:
-        return await self._line.call(how, script, 1, self._prefix, *arguments)
+        return await self._connection.call(how, script, 1, self._prefix, *arguments)

@@ -1,6 +1,6 @@
--- Says that an instance of a room is alive. ARGV: room, instance id, address ('' withdraws), ttl ms, ms after which one
--- that died without a word is forgotten
-local members, at = P .. ':room:' .. ARGV[1], P .. ':at:' .. ARGV[1]
+-- Registers an instance of a service as alive. ARGV: service, instance id, address ('' withdraws), ttl ms, ms after which one
+-- that died without withdrawing is removed
+local members, at = P .. ':instances:' .. ARGV[1], P .. ':addresses:' .. ARGV[1]
 if ARGV[3] == '' then
   redis.call('ZREM', members, ARGV[2])
   redis.call('HDEL', at, ARGV[2])

@@ -1,4 +1,4 @@
--- Writes the records and endings of one step, for many sequences, and tells followers in one message: the one it got.
+-- Writes the records and endings of one step, for many sequences, and publishes for followers the message that it got.
 -- ARGV: sid, keep s, a serialized LogBatch
 -- Returns three numbers for each event that was not simply appended: its index, a code (0 ok: some of it was there
 -- before, 1 refused, 2 ok but cancelled, 3 gap), records in the log now
@@ -35,7 +35,7 @@ local function read_token(at, stop)
   return string.sub(batch, at + 2, middle - 1), start, string.sub(batch, middle + 7, stop - 1)
 end
 
--- Returns the code and the length of the log, whether followers are to hear of it, and whether nothing more need be said.
+-- Returns the code, the length of the log, whether followers are notified, and whether the event was simply appended.
 local function write(rid, choice, start, records, ending, stride)
   if stride == 0 then stride = 4 end
   if choice > 2147483647 then choice = 'p' end  -- -1, as a varint of 64 bits
@@ -69,22 +69,22 @@ local function write_at(at, stop)
 end
 
 local index, at = 0, 1
-local told  -- what followers are to hear, once it is less than all
+local published  -- the events that followers are notified of, once these are fewer than all
 while at <= #batch do
   local begin = at
   local size
   size, at = varint_at(batch, at + 1)
-  local code, length, news, simple = write_at(at, at + size)
+  local code, length, is_new, simple = write_at(at, at + size)
   at = at + size
   if not simple then
     answers[#answers + 1] = index
     answers[#answers + 1] = code
     answers[#answers + 1] = length
   end
-  if not news and not told then told = {string.sub(batch, 1, begin - 1)} end
-  if news and told then told[#told + 1] = string.sub(batch, begin, at - 1) end
+  if not is_new and not published then published = {string.sub(batch, 1, begin - 1)} end
+  if is_new and published then published[#published + 1] = string.sub(batch, begin, at - 1) end
   index = index + 1
 end
-if told then batch = table.concat(told) end
+if published then batch = table.concat(published) end
 if batch ~= '' then redis.call('PUBLISH', P .. ':tok', batch) end
 return answers

@@ -6,7 +6,7 @@ if sid == '' then
   if owner == ARGV[3] then redis.call('HDEL', P .. ':bound', did) end
   return '0'
 end
-if redis.call('EXISTS', P .. ':hold') == 1 then return '0' end
+if redis.call('EXISTS', P .. ':recovery') == 1 then return '0' end
 local now = now_us()
 if owner and owner ~= sid then
   local deadline = redis.call('ZSCORE', P .. ':scheds', owner)

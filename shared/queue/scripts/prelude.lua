@@ -52,7 +52,7 @@ local function charge(rid, tokens)
   redis.call('HSET', request(rid), 'charged', tokens)
   more = more / tonumber(redis.call('HGET', P .. ':weights', f[2]) or 1)
   if not redis.call('ZADD', P .. ':tenants:' .. f[3], 'XX', 'INCR', more, f[2]) then
-    redis.call('ZADD', P .. ':rested:' .. f[3], 'XX', 'INCR', more, f[2])
+    redis.call('ZADD', P .. ':idle:' .. f[3], 'XX', 'INCR', more, f[2])
   end
 end
 

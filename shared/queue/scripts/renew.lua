@@ -3,7 +3,7 @@
 local sid = ARGV[1]
 local now_ms = math.floor(now_us() / 1000)
 local scheds = P .. ':scheds'
-local may_enter = ARGV[3] == '1' or redis.call('EXISTS', P .. ':hold') == 1
+local may_enter = ARGV[3] == '1' or redis.call('EXISTS', P .. ':recovery') == 1
 if not may_enter and not redis.call('ZSCORE', scheds, sid) then return {'GONE'} end
 redis.call('ZADD', scheds, now_ms + tonumber(ARGV[2]), sid)
 redis.call('HSET', P .. ':load', sid, ARGV[4])

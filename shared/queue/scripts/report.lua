@@ -1,4 +1,4 @@
--- Makes one gateway the one that reports what is nobody's own, and numbers the engines for it.
+-- Makes one gateway the one that reports the system's metrics, and numbers the decoders for it (`engine` in metrics).
 -- ARGV: gateway, ttl ms (0: it reports no more), decoder id ...
 -- Returns {'NO'} while another one reports | {'YES', number of the first decoder, of the second, ...}
 local reporter, engines = P .. ':reporter', P .. ':engines'
@@ -9,7 +9,7 @@ if ARGV[2] == '0' then
   return {'NO'}
 end
 redis.call('SET', reporter, ARGV[1], 'PX', ARGV[2])
--- A decoder keeps its number; who is new gets the smallest that is free.
+-- A decoder keeps its number; a new one gets the smallest that is free.
 local present, taken = {}, {}
 for i = 3, #ARGV do present[ARGV[i]] = true end
 local known = redis.call('HGETALL', engines)

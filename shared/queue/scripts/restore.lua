@@ -1,13 +1,13 @@
--- Puts a request back as far as the caller knows more of it than Redis does, which has come back without its last writes.
+-- Puts a request back as far as the caller knows more of it than Redis, which has lost its last writes in a restart.
 -- ARGV: closing (6), request (16), sid or '' for a gateway, own_at, lease ms, arrived ms, rank, prompt log,
 --   decoders lost with it, log0, e0, log1, e1, ...
--- Returns 1, or 0: refused (no hold; another owner took it later; its logs are not as the caller knows them; it ended)
--- A gateway may put back what is missing altogether at any time: the hold may be over before its word got through.
+-- Returns 1, or 0: refused (no recovery; another owner took it later; its logs are not as the caller knows them; it ended)
+-- A gateway may put back what is missing altogether at any time: the recovery may be over before its call got through.
 local close, q = closing(), request_at(7)
 local sid, own_at, lease_ms, arrived_ms, rank = ARGV[23], tonumber(ARGV[24]), tonumber(ARGV[25]), ARGV[26], ARGV[27]
 local deaths, LOGS = ARGV[29], 30
 local rid, r = q.rid, request(q.rid)
-if redis.call('EXISTS', P .. ':hold') == 0 and (sid ~= '' or redis.call('EXISTS', r) == 1) then return 0 end
+if redis.call('EXISTS', P .. ':recovery') == 0 and (sid ~= '' or redis.call('EXISTS', r) == 1) then return 0 end
 local now_ms = math.floor(now_us() / 1000)
 local logs = {p = ARGV[28]}
 for c = 0, q.n - 1 do logs[c] = ARGV[LOGS + 2 * c] end

@@ -1,17 +1,17 @@
--- Removes what the dead have left, and ends waiting requests whose time is up. Once a second, by any scheduler.
+-- Removes what dead processes have left, and ends waiting requests whose time is up. Once a second, by any scheduler.
 -- ARGV: closing (6).  Returns how many ended
 local close = closing()
 local now_ms = math.floor(now_us() / 1000)
-local awake = awake_ms(now_ms)
-if redis.call('EXISTS', P .. ':hold') == 1 then return 0 end
+local up_since = up_since_ms(now_ms)
+if redis.call('EXISTS', P .. ':recovery') == 1 then return 0 end
 free_late_reservations(now_ms)
 
 local ended = 0
 for _, rid in ipairs(redis.call('ZRANGEBYSCORE', P .. ':due', '-inf', now_ms, 'LIMIT', 0, 1000)) do
-  if end_if_due(rid, now_ms, awake, close) then
+  if end_if_due(rid, now_ms, up_since, close) then
     ended = ended + 1
   else
-    redis.call('ZADD', P .. ':due', (may_wait_until(rid, awake, close)), rid)
+    redis.call('ZADD', P .. ':due', (may_wait_until(rid, up_since, close)), rid)
   end
 end
 
@@ -19,9 +19,9 @@ end
 -- counter does.
 for _, prio in ipairs({'interactive', 'batch'}) do
   if redis.call('EXISTS', P .. ':tenants:' .. prio) == 1 then
-    redis.call('ZREMRANGEBYSCORE', P .. ':rested:' .. prio, '-inf', floor_of(prio))
+    redis.call('ZREMRANGEBYSCORE', P .. ':idle:' .. prio, '-inf', floor_of(prio))
   else
-    redis.call('DEL', P .. ':rested:' .. prio)
+    redis.call('DEL', P .. ':idle:' .. prio)
     redis.call('HDEL', P .. ':meta', 'floor:' .. prio)
   end
 end
@@ -34,7 +34,7 @@ end
 for _, did in ipairs(redis.call('HKEYS', P .. ':leases')) do
   local sid = redis.call('HGET', P .. ':bound', did)
   local is_bound = sid and redis.call('ZSCORE', P .. ':scheds', sid)
-  if not is_bound and not redis.call('ZSCORE', P .. ':room:decoder', did) then
+  if not is_bound and not redis.call('ZSCORE', P .. ':instances:decoder', did) then
     redis.call('HDEL', P .. ':leases', did)
     redis.call('HDEL', P .. ':bound', did)
   end

@@ -1,22 +1,22 @@
 -- Pops the fairest waiting requests and makes the caller their owner.
 -- ARGV: closing (6), sid, max requests, max tokens (of prompts, media and expected outputs; the first is taken anyway)
--- Returns {'HOLD'} | {'GONE'}
+-- Returns {'RECOVERING'} | {'GONE'}
 --   | {'OK', {spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log, rank, attempts,
 --     decoders lost with it}, ...}
-local close, sid, room_requests, room_tokens = closing(), ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
-if redis.call('EXISTS', P .. ':hold') == 1 then return {'HOLD'} end
+local close, sid, requests_left, tokens_left = closing(), ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
+if redis.call('EXISTS', P .. ':recovery') == 1 then return {'RECOVERING'} end
 if not redis.call('ZSCORE', P .. ':scheds', sid) then return {'GONE'} end
 local now = now_us()
 local now_ms = math.floor(now / 1000)
-local awake = awake_ms(now_ms)
+local up_since = up_since_ms(now_ms)
 local mean_output = tonumber(redis.call('HGET', P .. ':meta', 'mean_output') or math.huge)
-local turn = tonumber(redis.call('HGET', P .. ':meta', 'takes') or 0)
+local takes = tonumber(redis.call('HGET', P .. ':meta', 'takes') or 0)
 local taken = {'OK'}
 
--- The tenant that was served least, of those who wait; every tenth turn is for batch work.
+-- The tenant with waiting work that was served least; every tenth request is taken from batch work.
 local function next_tenant()
   local first, second = 'interactive', 'batch'
-  if turn % 10 == 9 then first, second = second, first end
+  if takes % 10 == 9 then first, second = second, first end
   for _, prio in ipairs({first, second}) do
     local tenant = redis.call('ZRANGE', P .. ':tenants:' .. prio, 0, 0, 'WITHSCORES')
     if tenant[1] then return prio, tenant[1], tenant[2] end
@@ -44,7 +44,7 @@ local function own(rid)
   return {f[1], int(now), f[2], logs, f[4], prompt_log, f[5], attempts, f[7] or '0'}
 end
 
-while room_requests > 0 do
+while requests_left > 0 do
   local prio, tenant, counter = next_tenant()
   if not prio then break end
   local waiting = P .. ':w:' .. prio .. ':' .. tenant
@@ -52,18 +52,18 @@ while room_requests > 0 do
   if not rid then
     redis.call('ZREM', P .. ':tenants:' .. prio, tenant)
   elseif redis.call('HGET', request(rid), 'state') ~= 'queued' then
-    redis.call('ZREM', waiting, rid)  -- somebody has deleted it by hand: nobody else must wait for that
-  elseif not end_if_due(rid, now_ms, awake, close) then
+    redis.call('ZREM', waiting, rid)  -- deleted by hand: it must not block the others
+  elseif not end_if_due(rid, now_ms, up_since, close) then
     local tokens = expected_tokens(rid)
-    if tokens > room_tokens and #taken > 1 then break end
+    if tokens > tokens_left and #taken > 1 then break end
     redis.call('HSET', P .. ':meta', 'floor:' .. prio, counter)
     charge(rid, tokens)
     dequeue(rid)
     taken[#taken + 1] = own(rid)
-    room_requests = room_requests - 1
-    room_tokens = room_tokens - tokens
-    turn = turn + 1
+    requests_left = requests_left - 1
+    tokens_left = tokens_left - tokens
+    takes = takes + 1
   end
 end
-if #taken > 1 then redis.call('HSET', P .. ':meta', 'takes', turn) end
+if #taken > 1 then redis.call('HSET', P .. ':meta', 'takes', takes) end
 return taken

@@ -1,7 +1,7 @@
--- Stands behind the prelude in scripts that move requests in and out of the queue.
+-- Follows the prelude in scripts that move requests in and out of the queue.
 
 -- Every script that may end a waiting request begins with these arguments: how long an ended one is kept, how long
--- followers have to show up after Redis was away, and the endings.
+-- followers have to call again after Redis was away, and the endings.
 local function closing()
   return {keep_s = ARGV[1], grace_ms = tonumber(ARGV[2]), cancelled = ARGV[3], queue = ARGV[4], first_token = ARGV[5],
     total = ARGV[6]}
@@ -24,7 +24,7 @@ local function ending_event(rid, choice, ending)
   return '\10' .. varint(#event) .. event
 end
 
--- Writes `ending` for every open choice of a request that nobody runs, and tells followers.
+-- Writes `ending` for every open choice of a request that no scheduler runs, and notifies followers.
 local function end_all(rid, ending, keep_s)
   local r = request(rid)
   local events = {}
@@ -40,29 +40,29 @@ end
 
 -- Time
 
--- Since when Redis has been there without a break. Somebody looks every second; where nobody did, Redis was away (or no
--- scheduler lived), and followers could not say that they are there.
-local function awake_ms(now_ms)
-  local f = redis.call('HMGET', P .. ':meta', 'looked_ms', 'awake_ms')
-  redis.call('HSET', P .. ':meta', 'looked_ms', int(now_ms))
+-- Since when Redis has been up without a break. Schedulers call every second; where none did, Redis was away (or no
+-- scheduler lived), and followers could not renew what they follow.
+local function up_since_ms(now_ms)
+  local f = redis.call('HMGET', P .. ':meta', 'checked_ms', 'up_since_ms')
+  redis.call('HSET', P .. ':meta', 'checked_ms', int(now_ms))
   if f[1] and now_ms - tonumber(f[1]) < 3000 then return tonumber(f[2]) end
-  redis.call('HSET', P .. ':meta', 'awake_ms', int(now_ms))
+  redis.call('HSET', P .. ':meta', 'up_since_ms', int(now_ms))
   return now_ms
 end
 
--- Until when somebody follows a request; math.huge if nobody is asked for.
-local function followed_until(fol_until, awake, grace_ms)
+-- Until when a request counts as followed; math.huge if it needs no follower.
+local function followed_until(fol_until, up_since, grace_ms)
   if tonumber(fol_until or 0) == 0 then return math.huge end
-  return math.max(tonumber(fol_until), awake + grace_ms)
+  return math.max(tonumber(fol_until), up_since + grace_ms)
 end
 
 -- Until when (ms) a waiting request may wait, and the ending that it gets then. math.huge if for ever.
-local function may_wait_until(rid, awake, close)
+local function may_wait_until(rid, up_since, close)
   local f = redis.call('HMGET', request(rid), 'cancel', 'fol_until', 'arrived_ms', 'timeout_ms', 'queue_timeout_ms',
     'taken_ms', 'first_token_timeout_ms', 'first_token_ms')
   if f[1] == '1' then return 0, close.cancelled end
   if not f[3] then return math.huge end
-  local moment, ending = followed_until(f[2], awake, close.grace_ms), close.cancelled
+  local moment, ending = followed_until(f[2], up_since, close.grace_ms), close.cancelled
   local function within(ms, what)
     if tonumber(ms) > 0 and f[3] + ms < moment then moment, ending = f[3] + ms, what end
   end
@@ -81,7 +81,7 @@ local function free_late_reservations(now_ms)
   end
 end
 
--- Where a tenant begins that nothing is known of: at the lowest of those that wait, else where the last one served was.
+-- The counter of a tenant that nothing is known of: the lowest of those that wait, else that of the last one served.
 local function floor_of(prio)
   local lowest = redis.call('ZRANGE', P .. ':tenants:' .. prio, 0, 0, 'WITHSCORES')[2]
   return tonumber(lowest or redis.call('HGET', P .. ':meta', 'floor:' .. prio) or 0)
@@ -89,7 +89,7 @@ end
 
 -- Puts a request at its rank among the waiting. A tenant that comes back starts no lower than the lowest active one.
 local function enqueue(rid, prio, tenant, rank, close)
-  local tenants, rested = P .. ':tenants:' .. prio, P .. ':rested:' .. prio
+  local tenants, rested = P .. ':tenants:' .. prio, P .. ':idle:' .. prio
   if not redis.call('ZSCORE', tenants, tenant) then
     local floor = floor_of(prio)
     local counter = tonumber(redis.call('ZSCORE', rested, tenant) or floor)
@@ -111,13 +111,13 @@ local function dequeue(rid)
   local counter = redis.call('ZSCORE', tenants, f[2])
   if counter then
     redis.call('ZREM', tenants, f[2])
-    redis.call('ZADD', P .. ':rested:' .. f[1], counter, f[2])
+    redis.call('ZADD', P .. ':idle:' .. f[1], counter, f[2])
   end
 end
 
 -- Ends a waiting request if its time is up. Returns whether it did.
-local function end_if_due(rid, now_ms, awake, close)
-  local moment, ending = may_wait_until(rid, awake, close)
+local function end_if_due(rid, now_ms, up_since, close)
+  local moment, ending = may_wait_until(rid, up_since, close)
   if moment > now_ms then return false end
   dequeue(rid)
   end_all(rid, ending, close.keep_s)
@@ -134,16 +134,16 @@ local function put_back(rid, close)
   charge(rid, 0)
   enqueue(rid, f[3], f[4], f[5], close)
   local now_ms = math.floor(now_us() / 1000)
-  end_if_due(rid, now_ms, awake_ms(now_ms), close)
+  end_if_due(rid, now_ms, up_since_ms(now_ms), close)
 end
 
--- Decoders were lost with a request so many times: who knows of more is right.
+-- How many decoders were lost while they computed a request: the largest number known counts.
 local function keep_deaths(rid, deaths)
   local r = request(rid)
   if tonumber(deaths) > tonumber(redis.call('HGET', r, 'deaths') or 0) then redis.call('HSET', r, 'deaths', deaths) end
 end
 
--- The words of a request, as `admit` and `restore` get them from argument `i` on.
+-- The arguments of a request, as `admit` and `restore` get them from argument `i` on.
 local function request_at(i)
   return {rid = ARGV[i], spec = ARGV[i + 1], head = ARGV[i + 2], prio = ARGV[i + 3], tenant = ARGV[i + 4],
     cost = ARGV[i + 5], n = ARGV[i + 6], prompt_tokens = ARGV[i + 7], stride = ARGV[i + 8], media_cost = ARGV[i + 9],

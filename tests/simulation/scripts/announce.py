@@ -5,7 +5,7 @@ from tests.simulation.scripts.prelude import Prelude, Reply, num
 
 def run(lua: Prelude) -> Reply:
     ARGV = lua.ARGV
-    members, at = f"{lua.P}:room:{ARGV[1]}", f"{lua.P}:at:{ARGV[1]}"
+    members, at = f"{lua.P}:instances:{ARGV[1]}", f"{lua.P}:addresses:{ARGV[1]}"
     if ARGV[3] == "":
         lua.call("ZREM", members, ARGV[2])
         lua.call("HDEL", at, ARGV[2])

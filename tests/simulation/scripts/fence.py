@@ -5,7 +5,7 @@ from tests.simulation.scripts.prelude import Prelude, Reply, num
 
 def run(lua: Prelude) -> Reply:
     close, dead = lua.closing(), lua.ARGV[7]
-    if lua.call("EXISTS", lua.P + ":hold") == 1:
+    if lua.call("EXISTS", lua.P + ":recovery") == 1:
         return -1
     deadline = lua.call("ZSCORE", lua.P + ":scheds", dead)
     if deadline is None or num(deadline) != num(lua.ARGV[8]):

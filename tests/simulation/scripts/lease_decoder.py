@@ -11,7 +11,7 @@ def run(lua: Prelude) -> Reply:
         if owner == lua.ARGV[3]:
             lua.call("HDEL", P + ":bound", did)
         return "0"
-    if lua.call("EXISTS", P + ":hold") == 1:
+    if lua.call("EXISTS", P + ":recovery") == 1:
         return "0"
     now = lua.now_us()
     if owner is not None and owner != sid:

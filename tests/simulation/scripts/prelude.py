@@ -148,7 +148,7 @@ class Prelude:
         more = more / num(1 if weight is None else weight)
         tenants = f"{self.P}:tenants:{f[2]}"
         if self.call("ZADD", tenants, "XX", "INCR", more, f[1]) is None:
-            self.call("ZADD", f"{self.P}:rested:{f[2]}", "XX", "INCR", more, f[1])
+            self.call("ZADD", f"{self.P}:idle:{f[2]}", "XX", "INCR", more, f[1])
 
     # Endings
 
@@ -206,12 +206,12 @@ class Prelude:
         self.retire(rid, keep_s)
         self.call("PUBLISH", self.P + ":tok", "".join(events))
 
-    def awake_ms(self, now_ms: Number) -> Number:
-        f = self.call("HMGET", self.P + ":meta", "looked_ms", "awake_ms")
-        self.call("HSET", self.P + ":meta", "looked_ms", integer(now_ms))
+    def up_since_ms(self, now_ms: Number) -> Number:
+        f = self.call("HMGET", self.P + ":meta", "checked_ms", "up_since_ms")
+        self.call("HSET", self.P + ":meta", "checked_ms", integer(now_ms))
         if f[0] is not None and now_ms - num(f[0]) < 3000:
             return num(f[1])
-        self.call("HSET", self.P + ":meta", "awake_ms", integer(now_ms))
+        self.call("HSET", self.P + ":meta", "up_since_ms", integer(now_ms))
         return now_ms
 
     def followed_until(self, fol_until: str | None, awake: Number, grace_ms: Number) -> Number:
@@ -252,7 +252,7 @@ class Prelude:
     # Waiting
 
     def enqueue(self, rid: str, prio: str, tenant: str, rank: str, close: Closing) -> None:
-        tenants, rested = f"{self.P}:tenants:{prio}", f"{self.P}:rested:{prio}"
+        tenants, rested = f"{self.P}:tenants:{prio}", f"{self.P}:idle:{prio}"
         if self.call("ZSCORE", tenants, tenant) is None:
             floor = self.floor_of(prio)
             known = self.call("ZSCORE", rested, tenant)
@@ -275,7 +275,7 @@ class Prelude:
         counter = self.call("ZSCORE", tenants, f[1])
         if counter is not None:
             self.call("ZREM", tenants, f[1])
-            self.call("ZADD", f"{self.P}:rested:{f[0]}", counter, f[1])
+            self.call("ZADD", f"{self.P}:idle:{f[0]}", counter, f[1])
 
     def end_if_due(self, rid: str, now_ms: Number, awake: Number, close: Closing) -> bool:
         moment, ending = self.may_wait_until(rid, awake, close)
@@ -295,7 +295,7 @@ class Prelude:
         self.charge(rid, 0)
         self.enqueue(rid, f[2], f[3], f[4], close)
         now_ms = self.now_ms()
-        self.end_if_due(rid, now_ms, self.awake_ms(now_ms), close)
+        self.end_if_due(rid, now_ms, self.up_since_ms(now_ms), close)
 
     def keep_deaths(self, rid: str, deaths: str) -> None:
         r = self.request(rid)

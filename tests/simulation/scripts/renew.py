@@ -8,7 +8,7 @@ def run(lua: Prelude) -> Reply:
     sid = ARGV[1]
     now_ms = lua.now_ms()
     scheds = lua.P + ":scheds"
-    may_enter = ARGV[3] == "1" or lua.call("EXISTS", lua.P + ":hold") == 1
+    may_enter = ARGV[3] == "1" or lua.call("EXISTS", lua.P + ":recovery") == 1
     if not may_enter and lua.call("ZSCORE", scheds, sid) is None:
         return ["GONE"]
     lua.call("ZADD", scheds, now_ms + num(ARGV[2]), sid)

@@ -17,7 +17,7 @@ def run(lua: Prelude) -> Reply:
     )
     deaths = ARGV[29]
     rid, r = q.rid, lua.request(q.rid)
-    if lua.call("EXISTS", P + ":hold") == 0 and (sid != "" or lua.call("EXISTS", r) == 1):
+    if lua.call("EXISTS", P + ":recovery") == 0 and (sid != "" or lua.call("EXISTS", r) == 1):
         return 0
     now_ms = lua.now_ms()
     logs: dict[int | str, str] = {"p": ARGV[28]}

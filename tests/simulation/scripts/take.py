@@ -8,13 +8,13 @@ from tests.simulation.scripts.prelude import Number, Prelude, Reply, integer, nu
 def run(lua: Prelude) -> Reply:
     ARGV, P = lua.ARGV, lua.P
     close, sid, room_requests, room_tokens = lua.closing(), ARGV[7], num(ARGV[8]), num(ARGV[9])
-    if lua.call("EXISTS", P + ":hold") == 1:
-        return ["HOLD"]
+    if lua.call("EXISTS", P + ":recovery") == 1:
+        return ["RECOVERING"]
     if lua.call("ZSCORE", P + ":scheds", sid) is None:
         return ["GONE"]
     now = lua.now_us()
     now_ms = now // 1000
-    awake = lua.awake_ms(now_ms)
+    awake = lua.up_since_ms(now_ms)
     known = lua.call("HGET", P + ":meta", "mean_output")
     mean_output = num(math.inf if known is None else known)
     turn = num(lua.call("HGET", P + ":meta", "takes") or 0)

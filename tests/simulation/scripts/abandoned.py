@@ -1,11 +1,11 @@
-"""Twin of forsaken.lua."""
+"""Twin of abandoned.lua."""
 
 from tests.simulation.scripts.prelude import Prelude, Reply, num
 
 
 def run(lua: Prelude) -> Reply:
     now_ms = lua.now_ms()
-    awake = lua.awake_ms(now_ms)
+    awake = lua.up_since_ms(now_ms)
     found = []
     for rid in lua.ARGV[2:]:
         f = lua.call("HMGET", lua.request(rid), "cancel", "fol_until")

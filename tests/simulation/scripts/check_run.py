@@ -1,4 +1,4 @@
-"""Twin of greet.lua."""
+"""Twin of check_run.lua."""
 
 import re
 
@@ -10,7 +10,7 @@ def run(lua: Prelude) -> Reply:
     found = re.search("run_id:([0-9a-fA-F]+)", lua.call("INFO", "server"))
     assert found is not None
     run_id = found[1]
-    meta = lua.call("HMGET", P + ":meta", "run_id", "held_for")
+    meta = lua.call("HMGET", P + ":meta", "run_id", "recovered_run")
 
     def is_other(known: str | None) -> bool:
         return known is not None and known != "" and known != run_id
@@ -19,6 +19,6 @@ def run(lua: Prelude) -> Reply:
         lua.call("HSET", P + ":meta", "run_id", run_id)
     if meta[1] != run_id and (is_other(meta[0]) or is_other(lua.ARGV[1])):
         awake = integer(lua.now_ms())
-        lua.call("HSET", P + ":meta", "held_for", run_id, "awake_ms", awake)
-        lua.call("SET", P + ":hold", run_id, "PX", lua.ARGV[2])
+        lua.call("HSET", P + ":meta", "recovered_run", run_id, "up_since_ms", awake)
+        lua.call("SET", P + ":recovery", run_id, "PX", lua.ARGV[2])
     return run_id

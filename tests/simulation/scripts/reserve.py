@@ -1,4 +1,4 @@
-"""Twin of door.lua."""
+"""Twin of reserve.lua."""
 
 import math
 

@@ -1,4 +1,4 @@
--- Reserves a place before any media work, or says why not.
+-- Reserves a request's cost before any media work, or refuses.
 -- ARGV: rid, cost (upper bound in tokens), max requests, max tokens, reservation ms, idem key or '', fingerprint, keep s
 -- Returns {'OK'} | {'FULL', which, retry after s} | {'EXISTS', rid} | {'CONFLICT', rid}
 local rid, cost, idem = ARGV[1], tonumber(ARGV[2]), ARGV[6]
