@@ -84,7 +84,7 @@ test: install proto kernels ## Run the tests (ARGS= goes to pytest)
 	$(BIN)/pytest $(ARGS)
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
-	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 docker: ## Build the images
 	$(COMPOSE) build

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import openai
 import psutil
-from support.pictures import data_url, png
-from support.system import System
+
+from tests.support.pictures import data_url, png
+from tests.support.system import System
 
 
 def main() -> None:

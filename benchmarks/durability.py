@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.system import System
-
 from benchmarks import toy_model
 from benchmarks.path import processor_seconds
 from benchmarks.stream_client import ask
+from tests.support.system import System
 
 _ROOT = Path(__file__).parents[1]
 _SOURCES = ("services", "shared", "protos")

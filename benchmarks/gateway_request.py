@@ -17,9 +17,6 @@ from typing import Any
 
 import httpx
 import psutil
-from support.gateway_stage import ANSWER, MODEL, until_ready, write_model
-from support.neighbours import PreprocessPlayer, SchedulerPlayer
-from support.tokenizers import byte_level_tokenizer
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.net.registry import Directory
@@ -27,6 +24,9 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.settings import child_environment, python_path
 from shared.text.text_fold import TokenBytes
+from tests.support.gateway_stage import ANSWER, MODEL, until_ready, write_model
+from tests.support.neighbours import PreprocessPlayer, SchedulerPlayer
+from tests.support.tokenizers import byte_level_tokenizer
 
 _SENTENCE = "The red circle stands left of the blue square, and a dog looks at both. "
 SHORT = {"messages": [{"role": "user", "content": "What is there?"}]}

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import psutil
 import uvloop
-from support.checkpoints import make_checkpoint
-from support.system import System
 
 from benchmarks.mixed_clients import VOCABULARY, Clients
 from shared.telemetry.diagnostics import SIGNAL
+from tests.support.checkpoints import make_checkpoint
+from tests.support.system import System
 
 _MOST_BYTES = 5_000_000
 _MOST_OBJECTS = 100

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-from support.pictures import data_url, png
 
 from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.pictures import data_url, png
 
 VOCABULARY = 16_384
 _KNOWN = 400  # ids that every tokenizer has

@@ -6,10 +6,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from support.system import System
-
 from benchmarks import in_process, toy_model
 from benchmarks.stream_client import ask
+from tests.support.system import System
 
 PROMPT = 64
 COUNT = 200

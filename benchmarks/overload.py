@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import uvloop
-from support.system import System
 
 from benchmarks import toy_model
 from benchmarks.load.event_reader import EventReader
 from benchmarks.load.load import Pacing
 from shared.client.http import HttpClient, HttpError, HttpRefusal
+from tests.support.system import System
 
 _REFUSED_WITHIN_S = 0.050
 _SLOWER = 1.5

@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 import psutil
 import uvloop
-from support.system import System
 
 from benchmarks import compare
 from benchmarks.load.command import measure
@@ -19,6 +18,7 @@ from benchmarks.load.result import Result
 from services.launcher.state.folders import Folders
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, StepTotals
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from tests.support.system import System
 
 _WARM_UP = 0.25  # of a workload's requests, before the measured ones
 

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import psutil
-from support.system import System
+
+from tests.support.system import System
 
 _LAUNCHER = "launcher"
 

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import psutil
-from support.system import System
 
 from benchmarks import toy_model
 from benchmarks.stream_client import Stream, ask
+from tests.support.system import System
 
 
 def main(arguments: list[str]) -> None:

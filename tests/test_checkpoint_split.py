@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.checkpoints import SPELLINGS, make_checkpoint
 
 from services.decoder.devices import load_ops
 from services.decoder.models import model_class
 from services.vision_encoder.models import load_vision_model
 from shared.checkpoint.folder import Checkpoint
+from tests.support.checkpoints import SPELLINGS, make_checkpoint
 
 # The tower's last norm and its layers after the feature layer lead to no embedding row.
 _UNUSED = ("post_layernorm", "layers.", "head.")

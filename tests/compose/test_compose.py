@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import openai
 import pytest
-from support.compose import Stack
-from support.pictures import data_url, png
 
 from services.launcher import cli
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
+from tests.support.compose import Stack
+from tests.support.pictures import data_url, png
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from support.checkpoints import make_checkpoint
+
+from tests.support.checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)

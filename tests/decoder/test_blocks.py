@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import load_reference
-from support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from support.step_stream import (
+
+from tests.support.checkpoints import load_reference
+from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.instruction_sets import RUNNABLE, open_kernels
-from support.paged_rows import LENGTHS, ROWS, Cache
 
 from services.decoder.devices.base.attention_meta import Heads
 from services.decoder.devices.base.ops import BaseOps
@@ -18,6 +16,8 @@ from services.decoder.devices.cpu import ops as cpu
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from shared.cpu_kernels import binding, build
 from shared.errors import InvalidRequest
+from tests.support.instruction_sets import RUNNABLE, open_kernels
+from tests.support.paged_rows import LENGTHS, ROWS, Cache
 
 CPU = torch.device("cpu")
 if not RUNNABLE:

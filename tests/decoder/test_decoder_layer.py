@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from support.instruction_sets import RUNNABLE, open_kernels
-from support.paged_rows import LENGTHS, ROWS, Cache
 from torch import Tensor
 
 from services.decoder.devices.base.attention_meta import HeadNorms, Heads
@@ -11,6 +9,8 @@ from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.ops import CpuOps
 from shared.cpu_kernels import binding
+from tests.support.instruction_sets import RUNNABLE, open_kernels
+from tests.support.paged_rows import LENGTHS, ROWS, Cache
 
 if not RUNNABLE:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
-from support.checkpoints import load_reference, make_checkpoint
 
 from services.decoder.devices import load_ops
 from services.decoder.models import model_class
 from shared.checkpoint.folder import Checkpoint
+from tests.support.checkpoints import load_reference, make_checkpoint
 
 HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 

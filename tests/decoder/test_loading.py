@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import make_checkpoint
 
 from services.decoder.loading.load import load
 from services.decoder.loading.memory import cache_budget, count_blocks, kv_bytes, peak_bytes
@@ -23,6 +22,7 @@ from shared.net.registry import Directory
 from shared.net.rpc import channel
 from shared.queue import connect
 from shared.queue.keys import Keys
+from tests.support.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,7 +211,7 @@ async def test_the_room_starts_announces_itself_and_leaves_when_told(
     try:
         async with Directory(redis, keys, "decoder") as directory:
             member = await directory.wait_for_one(60)
-        from support.step_stream import StepStream
+        from tests.support.step_stream import StepStream
 
         async with StepStream.open(member.address, decoder_id=member.instance_id) as stream:
             assert stream.hello.decoder_id == member.instance_id

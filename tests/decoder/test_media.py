@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import load_reference, make_checkpoint
-from support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from support.step_stream import (
+
+from services.decoder.worker.embeddings import Embeddings
+from shared.artifacts.store import ArtifactReader, ArtifactStore
+from shared.errors import Precondition
+from tessera.artifact.v1.artifact_pb2 import ArtifactLocation, ArtifactRef
+from tessera.common.v1.media_pb2 import EmbedRun, MediaItem
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.step_stream import (
     Decoder,
     NaiveScheduler,
     StepStream,
@@ -19,12 +25,6 @@ from support.step_stream import (
     make_plan,
     running_decoder,
 )
-
-from services.decoder.worker.embeddings import Embeddings
-from shared.artifacts.store import ArtifactReader, ArtifactStore
-from shared.errors import Precondition
-from tessera.artifact.v1.artifact_pb2 import ArtifactLocation, ArtifactRef
-from tessera.common.v1.media_pb2 import EmbedRun, MediaItem
 
 ROWS, HIDDEN = 16, 64
 DIGEST = b"image-1".ljust(16, b"-")

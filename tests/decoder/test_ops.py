@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from support.instruction_sets import RUNNABLE, open_kernels
-from support.paged_rows import LENGTHS, ROWS, Cache, Row
 
 from services.decoder.devices.base.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
 from services.decoder.devices.base.ops import BaseOps
@@ -16,6 +14,8 @@ from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
 from shared.cpu_kernels.build import InstructionSet
+from tests.support.instruction_sets import RUNNABLE, open_kernels
+from tests.support.paged_rows import LENGTHS, ROWS, Cache, Row
 
 CPU = torch.device("cpu")
 

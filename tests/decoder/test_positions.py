@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import load_reference, make_checkpoint
-from support.mrope import Grid, parts_of, published_positions
 
 from services.decoder.devices import load_ops
 from services.decoder.models import model_class
@@ -16,6 +14,8 @@ from services.decoder.models.decoder_model import DecoderModel
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem, Modality
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.mrope import Grid, parts_of, published_positions
 
 PACES = {"qwen2_vl": 0, "qwen2_5_vl": 2, "qwen2_5_vl at 25": 25}  # tokens_per_second
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.checkpoints import make_checkpoint
 
 from services.decoder.loading.load import load
 from services.decoder.models.llama import Llama
 from services.decoder.server import hello
 from services.decoder.settings import DecoderSettings
+from tests.support.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 # What takes the memory: logits, or the layers.
@@ -42,8 +42,8 @@ def test_the_largest_step_takes_the_memory_that_was_predicted(tmp_path: Path, ki
 
 def largest_step(folder: Path, options: dict[str, Any]) -> dict[str, int]:
     """The bytes `predicted`, and those that it `took`."""
-    command = [sys.executable, "-m", "support.largest_step", str(folder), json.dumps(options)]
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "protos", ROOT / "tests")))
+    command = [sys.executable, "-m", "tests.support.largest_step", str(folder), json.dumps(options)]
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "protos")))
     said = subprocess.check_output(command, env={**os.environ, "PYTHONPATH": path}, text=True)
     answer: dict[str, int] = json.loads(said.splitlines()[-1])
     return answer

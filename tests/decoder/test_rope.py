@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.checkpoints import load_reference, make_checkpoint
 
 from services.decoder.models.rope import rope_table
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.families import read_decoder_config
+from tests.support.checkpoints import load_reference, make_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
     "yarn": {"factor": 4.0},

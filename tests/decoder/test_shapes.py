@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import load_reference, make_checkpoint
-from support.greedy_reference import assert_greedy
-from support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.greedy_reference import assert_greedy
+from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl")
 NEW_TOKENS = 8

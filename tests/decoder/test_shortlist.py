@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from support.instruction_sets import RUNNABLE, open_kernels
 from torch import Tensor
 
 from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.cpu import ops as cpu
 from shared.cpu_kernels import binding, shortlist
+from tests.support.instruction_sets import RUNNABLE, open_kernels
 
 if not RUNNABLE:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.step_stream import (
+
+from shared.block_hash import block_names
+from shared.errors import (
+    InvalidRequest,
+    Precondition,
+    ServingError,
+    Superseded,
+    Unavailable,
+)
+from tessera.decoder.v1.decoder_pb2 import NewSequence
+from tests.support.step_stream import (
     Decoder,
     NaiveScheduler,
     StepStream,
@@ -18,16 +28,6 @@ from support.step_stream import (
     read_ints,
     running_decoder,
 )
-
-from shared.block_hash import block_names
-from shared.errors import (
-    InvalidRequest,
-    Precondition,
-    ServingError,
-    Superseded,
-    Unavailable,
-)
-from tessera.decoder.v1.decoder_pb2 import NewSequence
 
 PROMPT = [5, 6, 7, 8, 9]
 

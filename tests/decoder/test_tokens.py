@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import load_reference, make_checkpoint
-from support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from support.step_stream import (
+
+from services.decoder.models.llama import Llama
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,
@@ -19,8 +21,6 @@ from support.step_stream import (
     read_ints,
     running_decoder,
 )
-
-from services.decoder.models.llama import Llama
 
 LLAMA3 = {
     "rope_type": "llama3",

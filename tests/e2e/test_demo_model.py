@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image, ImageDraw
-from support.pictures import data_url
-from support.system import System
+
+from tests.support.pictures import data_url
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

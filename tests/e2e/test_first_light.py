@@ -18,12 +18,12 @@ import openai
 import psutil
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from support.checkpoints import make_checkpoint
-from support.pictures import data_url, png
-from support.system import System
 
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.checkpoints import make_checkpoint
+from tests.support.pictures import data_url, png
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

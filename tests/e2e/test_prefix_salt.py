@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 from openai import OpenAI
-from support.checkpoints import make_checkpoint
-from support.system import System
+
+from tests.support.checkpoints import make_checkpoint
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,11 +14,12 @@ import pytest
 import torch
 from openai import AsyncOpenAI
 from PIL import Image
-from support.checkpoints import load_reference, make_checkpoint, reference_inputs
-from support.greedy_reference import assert_same_up_to_ties
-from support.pictures import animation, data_url, png
-from support.system import System
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tests.support.checkpoints import load_reference, make_checkpoint, reference_inputs
+from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.pictures import animation, data_url, png
+from tests.support.system import System
 
 NEW_TOKENS = 24
 WORDS = ["the", "red", "circle", "is", "left", "of", "a", "blue", "square", "图中有一个圆形", "and"]

@@ -9,12 +9,12 @@ import openai
 import pytest
 import torch
 from openai import OpenAI
-from support.checkpoints import load_reference, make_checkpoint
-from support.system import System
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 PROMPT = [5, 9, 33, 60, 12, 7, 41, 80, 23, 6, 90, 11, 50, 17, 19, 70, 8, 14, 35]

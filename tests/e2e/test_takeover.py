@@ -12,12 +12,12 @@ import psutil
 import pytest
 import redis
 from openai import OpenAI
-from support.checkpoints import make_checkpoint
-from support.pictures import data_url, png
-from support.system import System
 
 from services.launcher.state.folders import Folders
 from shared.queue.keys import Keys
+from tests.support.checkpoints import make_checkpoint
+from tests.support.pictures import data_url, png
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

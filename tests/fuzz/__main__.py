@@ -1,4 +1,4 @@
-"""`python -m fuzz`; see the package."""
+"""`python -m tests.fuzz`; see the package."""
 
 import argparse
 import asyncio
@@ -8,15 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
-from support.checkpoints import make_checkpoint
-from support.system import System
 
-from fuzz.bodies import MODEL
-from fuzz.grpc_doors import GrpcDoor
-from fuzz.health import Health
-from fuzz.reference import Reference
-from fuzz.rest import RestDoor
-from fuzz.run import Door, Found, Run
 from services.launcher.state.folders import Folders
 from tessera.artifact.v1 import artifact_pb2
 from tessera.decoder.v1 import decoder_pb2
@@ -24,6 +16,14 @@ from tessera.gateway.v1 import chat_pb2
 from tessera.preprocess.v1 import preprocess_pb2
 from tessera.scheduler.v1 import scheduler_pb2
 from tessera.vision_encoder.v1 import vision_encoder_pb2
+from tests.fuzz.bodies import MODEL
+from tests.fuzz.grpc_doors import GrpcDoor
+from tests.fuzz.health import Health
+from tests.fuzz.reference import Reference
+from tests.fuzz.rest import RestDoor
+from tests.fuzz.run import Door, Found, Run
+from tests.support.checkpoints import make_checkpoint
+from tests.support.system import System
 
 # Which services are offered at the socket of a room. The decoder's binding is refused to all but a scheduler that knows
 # its incarnation, which no input does.
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m fuzz")
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("--seconds", type=float, default=86_400.0, help="send for at most so long")
     parser.add_argument("--inputs", type=int, default=1_000_000, help="send at most so many")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds draw equal inputs")

@@ -5,9 +5,8 @@ import json
 import random
 from typing import Any
 
-from support.pictures import animation, png
-
-from fuzz import values
+from tests.fuzz import values
+from tests.support.pictures import animation, png
 
 MODEL = "fuzzed"
 _PICTURES = [

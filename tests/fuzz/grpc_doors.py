@@ -7,8 +7,8 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
-from fuzz.messages import random_message
-from fuzz.verdict import Broken, ends_in_time
+from tests.fuzz.messages import random_message
+from tests.fuzz.verdict import Broken, ends_in_time
 
 # What no input may bring about: these say that the server failed, is gone, or was too slow.
 _BROKEN = {

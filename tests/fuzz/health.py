@@ -3,10 +3,10 @@
 import contextlib
 
 import psutil
-from support.system import System
 
-from fuzz.verdict import Broken
 from services.launcher.supervise.process_table import read_process_table
+from tests.fuzz.verdict import Broken
+from tests.support.system import System
 
 _MIB = 1 << 20
 

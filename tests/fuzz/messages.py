@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from fuzz import bodies, values
+from tests.fuzz import bodies, values
 
 _INTEGERS = [0, 1, -1, 2, 7, 100, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32 - 1, 2**64 - 1]
 _FLOATS = [0.0, -1.0, 0.5, 1.0, 2.0, float("nan"), float("inf"), -float("inf"), 1e308, 1e-320]

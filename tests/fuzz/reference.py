@@ -6,9 +6,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from support.pictures import data_url, png
-
-from fuzz.verdict import Broken
+from tests.fuzz.verdict import Broken
+from tests.support.pictures import data_url, png
 
 _WITHIN_S = 60.0
 

@@ -5,8 +5,8 @@ import contextlib
 import random
 from dataclasses import dataclass
 
-from fuzz import bodies
-from fuzz.verdict import Broken, ends_in_time
+from tests.fuzz import bodies
+from tests.fuzz.verdict import Broken, ends_in_time
 
 _ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fuzz.health import Health
-from fuzz.reference import Reference
-from fuzz.verdict import Broken
+from tests.fuzz.health import Health
+from tests.fuzz.reference import Reference
+from tests.fuzz.verdict import Broken
 
 _AT_ONCE = {"rest": 12, "grpc": 6}  # inputs under way at a door; at all others one
 _CHECK_S = 5.0

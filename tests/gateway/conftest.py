@@ -5,11 +5,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.gateway_stage import MODEL, Stage, open_stage, until_ready, write_model
-from support.tokenizers import byte_level_tokenizer
 from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
+from tests.support.gateway_stage import MODEL, Stage, open_stage, until_ready, write_model
+from tests.support.tokenizers import byte_level_tokenizer
 
 
 @pytest.fixture(scope="session")

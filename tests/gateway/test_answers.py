@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from support.gateway_stage import ANSWER, MODEL, Stage, open_stage
-from support.neighbours import IMAGE_TOKENS
 from tokenizers import Tokenizer
+
+from tests.support.gateway_stage import ANSWER, MODEL, Stage, open_stage
+from tests.support.neighbours import IMAGE_TOKENS
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import structlog.testing
-from support.gateway_stage import open_stage
 from tokenizers import Tokenizer
 
 from services.gateway.admission.api_keys import ApiKeys
@@ -13,6 +12,7 @@ from services.gateway.gateway import open_gateway
 from services.gateway.settings import GatewaySettings
 from shared import access
 from shared.errors import InvalidRequest, Unauthenticated
+from tests.support.gateway_stage import open_stage
 
 
 def test_keys_are_those_of_the_flag_and_of_the_file(tmp_path: Path) -> None:

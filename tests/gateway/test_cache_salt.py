@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway_stage import Stage, open_stage
 from tokenizers import Tokenizer
 
 from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway_stage import Stage, open_stage
 
 KEYS = {"api_key": "ann, bob"}
 

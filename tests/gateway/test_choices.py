@@ -5,12 +5,12 @@ from typing import Any
 
 import openai
 import pytest
-from support.gateway_stage import MODEL, Stage
-from support.sse import event_ids, events, texts_of
 
 from shared.errors import Internal
 from shared.queue import connect
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
+from tests.support.gateway_stage import MODEL, Stage
+from tests.support.sse import event_ids, events, texts_of
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
 TEXTS = ["The red circle", "a blue square 🦊", "", "two small dogs and a cat"]

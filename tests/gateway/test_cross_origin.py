@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support.gateway_stage import Stage, open_stage
 from tokenizers import Tokenizer
+
+from tests.support.gateway_stage import Stage, open_stage
 
 CHAT = "/v1/chat/completions"
 PAGE = "https://chat.example.org"

@@ -2,14 +2,13 @@
 
 import asyncio
 
-from support.queue_desk import Desk
-
 from services.gateway.admission.held_requests import Custody, Holding
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.follower import Follower
 from services.gateway.telemetry.metrics import Metrics
 from shared.queue import TokenChannel
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
+from tests.support.queue_desk import Desk
 
 PAUSE_MS = 3000
 

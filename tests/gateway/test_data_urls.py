@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway_stage import Stage, open_stage
 from tokenizers import Tokenizer
 
 from services.gateway.reading.data_urls import read_json
+from tests.support.gateway_stage import Stage, open_stage
 
 CHAT = "/v1/chat/completions"
 PICTURE = os.urandom(900_000)

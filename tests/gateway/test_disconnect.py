@@ -6,11 +6,11 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from support.gateway_stage import Stage
-from support.neighbours import Played
 
 from services.gateway.http.exchange import Exchange
 from shared.errors import Cancelled
+from tests.support.gateway_stage import Stage
+from tests.support.neighbours import Played
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 STREAM = json.dumps({"messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway_stage import ANSWER, Stage, open_stage
 from tokenizers import Tokenizer
+
+from tests.support.gateway_stage import ANSWER, Stage, open_stage
 
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "hello"}]

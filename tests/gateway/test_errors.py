@@ -8,11 +8,11 @@ from typing import Any
 
 import openai
 import pytest
-from support.gateway_stage import ANSWER, MODEL, Stage, open_stage
 from tokenizers import Tokenizer
 
 from shared.errors import Internal, InvalidRequest, Precondition
 from shared.queue import connect
+from tests.support.gateway_stage import ANSWER, MODEL, Stage, open_stage
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.gateway_stage import ANSWER, MODEL, Stage
 from tokenizers import Tokenizer
 
 from services.gateway.api.openai.replies import EventWriter
@@ -31,6 +30,7 @@ from tessera.scheduler.v1.queue_pb2 import (
     RequestSpec,
 )
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
+from tests.support.gateway_stage import ANSWER, MODEL, Stage
 
 STOP = Ending(reason=FinishReason.FINISH_REASON_STOP)
 LETTERS = TokenBytes([bytes([97 + i]) for i in range(26)])

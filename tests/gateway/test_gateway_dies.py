@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from support.gateway_process import GatewayProcess, beside
-from support.gateway_stage import ANSWER, Stage
-from support.sse import ASK_FOR_IDS, events, told, with_ids
+
+from tests.support.gateway_process import GatewayProcess, beside
+from tests.support.gateway_stage import ANSWER, Stage
+from tests.support.sse import ASK_FOR_IDS, events, told, with_ids
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "n": 2, "logprobs": True}

@@ -10,8 +10,6 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
-from support.gateway_stage import ANSWER, MODEL, Stage, open_stage
-from support.neighbours import score
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidRequest, NotFound, Overloaded, Unauthenticated
@@ -29,6 +27,8 @@ from tessera.gateway.v1.chat_pb2 import (
     VideoFrames,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway_stage import ANSWER, MODEL, Stage, open_stage
+from tests.support.neighbours import score
 
 
 @pytest.fixture

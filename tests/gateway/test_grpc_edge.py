@@ -8,8 +8,6 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.gateway_stage import Stage, open_stage
-from support.raw_http2 import UnfinishedCall
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidRequest, ServingError, Unauthenticated, Unavailable
@@ -23,6 +21,8 @@ from tessera.gateway.v1.chat_pb2 import (
     VideoFrames,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway_stage import Stage, open_stage
+from tests.support.raw_http2 import UnfinishedCall
 
 CHAT = "/tessera.gateway.v1.ChatService/Chat"
 

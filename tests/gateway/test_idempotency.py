@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 from openai import AsyncOpenAI
-from support.gateway_stage import ANSWER, Stage, until_ready
-from support.sse import event_ids, events, texts_of, told, with_ids
 
 from services.gateway.gateway import open_gateway
 from shared.errors import Conflict
 from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway_stage import ANSWER, Stage, until_ready
+from tests.support.sse import event_ids, events, texts_of, told, with_ids
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is there?"}]}

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 from huggingface_hub import InferenceClient
 from prometheus_client.parser import text_string_to_metric_families
-from support.gateway_stage import ANSWER, MODEL, Stage, open_stage, until_ready
 from tokenizers import Tokenizer
 
 from services.gateway.gateway import open_gateway
 from services.launcher.redis.embedded_redis import EmbeddedRedis
+from tests.support.gateway_stage import ANSWER, MODEL, Stage, open_stage, until_ready
 
 
 async def test_models_are_listed(stage: Stage) -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.served_model import model
 
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest, make_spec
@@ -12,6 +11,7 @@ from services.gateway.api.openai.requests import read_chat
 from shared.errors import InvalidRequest
 from shared.queue.token_log import encode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
+from tests.support.served_model import model
 
 
 def read(served: ServedModel, **body: Any) -> ValidRequest:

@@ -4,13 +4,13 @@ import math
 from typing import Any
 
 import pytest
-from support.gateway_stage import MODEL, Stage
-from support.neighbours import score
-from support.sse import events, texts_of
 
 from services.gateway.api.openai.logprobs import LogprobsWriter
 from services.gateway.following.logprobs import LogprobFold, TokenLogprob, prompt_entries
 from shared.text.text_fold import TextFold, TokenBytes
+from tests.support.gateway_stage import MODEL, Stage
+from tests.support.neighbours import score
+from tests.support.sse import events, texts_of
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
 TEXT = "The red 🦊 café 龍"

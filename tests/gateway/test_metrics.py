@@ -6,14 +6,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from support.gateway_process import beside
-from support.gateway_stage import ANSWER, MODEL, Stage
-from support.neighbours import SECOND_DECODER
 
 from services.gateway.gateway import Gateway
 from shared.queue import connect
 from shared.queue.keys import Keys
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
+from tests.support.gateway_process import beside
+from tests.support.gateway_stage import ANSWER, MODEL, Stage
+from tests.support.neighbours import SECOND_DECODER
 
 # As vLLM has them, with the labels that its boards filter by.
 _REQUEST_S = "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"

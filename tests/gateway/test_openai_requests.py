@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from support.served_model import model
-from support.tokenizers import byte_level_tokenizer
 
 from services.gateway.api.openai.requests import read_chat, read_completion, read_completions
 from services.gateway.reading.data_urls import decode_media
 from services.gateway.reading.fields import parse_body
 from shared.errors import InvalidRequest, NotFound
 from shared.queue.token_log import decode_tokens
+from tests.support.served_model import model
+from tests.support.tokenizers import byte_level_tokenizer
 
 PIXEL = b"\x89PNG-like bytes"
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()

@@ -5,8 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from support.gateway_stage import MODEL, Stage
-from support.neighbours import PreprocessPlayer
 
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from shared.errors import Unavailable
@@ -15,6 +13,8 @@ from shared.net.registry import Directory, Member
 from shared.queue import connect
 from shared.queue.keys import Keys
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
+from tests.support.gateway_stage import MODEL, Stage
+from tests.support.neighbours import PreprocessPlayer
 
 
 async def both_known(stage: Stage, second: PreprocessPlayer) -> None:

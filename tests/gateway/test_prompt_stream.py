@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from support.gateway_stage import MODEL
-from support.neighbours import PreprocessPlayer
 from tokenizers import Tokenizer
 
 from services.gateway.admission import prompt_stream
@@ -21,6 +19,8 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     Part,
     PrepareRequest,
 )
+from tests.support.gateway_stage import MODEL
+from tests.support.neighbours import PreprocessPlayer
 
 
 @asynccontextmanager

@@ -6,13 +6,13 @@ from typing import Any
 
 import openai
 import pytest
-from support.gateway_stage import MODEL, Stage, open_stage
-from support.sse import events, texts_of
 from tokenizers import Tokenizer
 
 from shared.errors import Internal
 from shared.queue.token_log import decode_tokens
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
+from tests.support.gateway_stage import MODEL, Stage, open_stage
+from tests.support.sse import events, texts_of
 
 PROMPTS = ["The red circle", "A blue square is", "Two"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway_stage import ANSWER, Stage, open_stage
-from support.sse import ASK_FOR_IDS, events, texts_of
 from tokenizers import Tokenizer
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
+from tests.support.gateway_stage import ANSWER, Stage, open_stage
+from tests.support.sse import ASK_FOR_IDS, events, texts_of
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is there?"}]}
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,6 @@ import httpx
 import pytest
 import structlog
 from structlog.testing import LogCapture
-from support.gateway_stage import Stage
 
 from services.gateway.gateway import Gateway
 from shared.errors import Internal, InvalidRequest
@@ -17,6 +16,7 @@ from shared.net import rpc
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway_stage import Stage
 
 Lines = list[MutableMapping[str, Any]]
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from support.gateway_stage import Stage
 
 from services.gateway.admission.admission import Admission
+from tests.support.gateway_stage import Stage
 
 OWN = "trace-7f3.a:b/c+d=e@f_g"
 

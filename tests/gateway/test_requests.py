@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.gateway_stage import ANSWER, Stage
 
 from shared.errors import Internal, NotFound
 from shared.net import rpc
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import CancelRequestRequest, GetRequestRequest
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway_stage import ANSWER, Stage
 
 
 async def state_of(stage: Stage, rid: str) -> dict[str, Any]:

@@ -10,8 +10,6 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletionChunk
-from support.gateway_stage import ANSWER, Stage
-from support.sse import ASK_FOR_IDS, event_ids, events, told, with_ids
 
 from services.gateway.gateway import Gateway
 from shared.errors import InvalidRequest, NotFound
@@ -26,6 +24,8 @@ from tessera.gateway.v1.chat_pb2 import (
     GenerationOptions,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway_stage import ANSWER, Stage
+from tests.support.sse import ASK_FOR_IDS, event_ids, events, told, with_ids
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "What is there?"}]

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from support.gateway_process import beside
-from support.gateway_stage import MODEL, Stage
 
 from services.gateway.gateway import open_gateway, run_gateway
 from shared.errors import Unavailable
 from shared.queue import connect
 from shared.queue.keys import Keys
+from tests.support.gateway_process import beside
+from tests.support.gateway_stage import MODEL, Stage
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "stream": True}
 

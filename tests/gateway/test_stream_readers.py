@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.gateway_stage import ANSWER, MODEL, Stage
-from support.sse import ASK_FOR_IDS, event_ids, events, texts_of
 
 from shared.errors import InvalidRequest
+from tests.support.gateway_stage import ANSWER, MODEL, Stage
+from tests.support.sse import ASK_FOR_IDS, event_ids, events, texts_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]

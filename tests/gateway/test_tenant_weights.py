@@ -1,7 +1,6 @@
 """Shares of tenants: from the gateway's flag to what the queue reads when it chooses."""
 
 import pytest
-from support.gateway_stage import MODEL, Stage
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.tenant_weights import read_weights
@@ -9,6 +8,7 @@ from services.gateway.gateway import open_gateway
 from shared.errors import InvalidRequest
 from shared.queue import connect
 from shared.queue.keys import Keys
+from tests.support.gateway_stage import MODEL, Stage
 
 ALICE, HEAVY = tenant_of(Caller(""), "alice"), tenant_of(Caller("", api_key="sk-heavy"), "")
 

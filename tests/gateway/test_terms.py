@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway_stage import Stage, open_stage
 from tokenizers import Tokenizer
 
 from services.gateway.admission.request_options import Terms, Timeouts, fingerprint, read_terms
@@ -14,6 +13,7 @@ from shared.errors import Expired, InvalidRequest
 from shared.net import rpc
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway_stage import Stage, open_stage
 
 NONE = Timeouts()
 SERVER = Timeouts(queue_ms=1000, first_token_ms=2000, request_ms=3000)

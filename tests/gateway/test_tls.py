@@ -11,8 +11,6 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.certificates import Certificates, make_certificates
-from support.gateway_stage import ANSWER, MODEL, Stage
 
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.settings import GatewaySettings
@@ -21,6 +19,8 @@ from shared.client.http import HttpClient, HttpError
 from shared.errors import InvalidRequest
 from shared.net import healthcheck
 from shared.net.server_tls import ServerTls
+from tests.support.certificates import Certificates, make_certificates
+from tests.support.gateway_stage import ANSWER, MODEL, Stage
 
 
 @pytest.fixture

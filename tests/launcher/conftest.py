@@ -4,7 +4,8 @@ import functools
 from pathlib import Path
 
 import pytest
-from support.program import ProgramMaker, make_program
+
+from tests.support.program import ProgramMaker, make_program
 
 
 @pytest.fixture

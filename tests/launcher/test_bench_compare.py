@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import transformers
-from support.openai_like_server import events, playing
 
 from benchmarks import compare
 from benchmarks.checkpoints import __main__ as checkpoints
 from benchmarks.checkpoints.words import make_tokenizer, save_tokenizer
 from benchmarks.load.words import WordPrompts
 from shared.text.text_fold import TokenBytes
+from tests.support.openai_like_server import events, playing
 
 
 async def test_a_row_for_each_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

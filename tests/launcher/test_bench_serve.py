@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.gateway_stage import MODEL, open_stage, write_model
-from support.openai_like_server import Played, events, playing
-from support.tokenizers import byte_level_tokenizer
 from tokenizers import Tokenizer
 
 from benchmarks.load.command import run
 from benchmarks.load.errors import BenchError
 from benchmarks.load.settings import BenchSettings
 from services.launcher import cli
+from tests.support.gateway_stage import MODEL, open_stage, write_model
+from tests.support.openai_like_server import Played, events, playing
+from tests.support.tokenizers import byte_level_tokenizer
 
 
 @pytest.fixture

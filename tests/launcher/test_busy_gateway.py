@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from support.system import System
+
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 import structlog.testing
-from support.system import System
 
 from services.launcher.supervise.process_table import ProcessTable, waiting
 from services.launcher.supervise.process_table import System as TableContent
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -13,11 +13,11 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from support.system import System
 
 from services.launcher.state.folders import Folders
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
-from support.system import System
 
 from shared.settings import DEMO_MODEL
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.program import ProgramMaker, make_program
 
 from services.launcher.supervise import prewarmed_process
 from services.launcher.supervise.probe import HeartbeatProbe
@@ -18,6 +17,7 @@ from services.launcher.supervise.process import Program
 from services.launcher.supervise.supervised_process import GaveUp, SupervisedProcess
 from services.launcher.supervise.supervisor import Supervisor
 from shared.settings import child_environment
+from tests.support.program import ProgramMaker, make_program
 
 
 class Record:

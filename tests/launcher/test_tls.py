@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.certificates import make_certificates
-from support.hub_server import HubServer
-from support.system import System
 
 from shared.settings import DEMO_MODEL, child_environment
+from tests.support.certificates import make_certificates
+from tests.support.hub_server import HubServer
+from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.preprocess_room import Room, RoomMaker, running
-from support.vision_checkpoints import llama_checkpoint, llava_checkpoint
 
 from services.preprocess.settings import PreprocessSettings
+from tests.support.preprocess_room import Room, RoomMaker, running
+from tests.support.vision_checkpoints import llama_checkpoint, llava_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from pathlib import Path
 import PIL.Image
 import pytest
 import structlog
-from support.preprocess_room import file_of, picture
 
 from services.preprocess.media.frame_selection import Sampling
 from services.preprocess.media.image_decoder import decode
@@ -22,6 +21,7 @@ from services.preprocess.media.video import open_film
 from services.preprocess.worker.pool import ImageWorkerPool
 from shared.artifacts.store import ArtifactStore, Reservation
 from shared.errors import InvalidRequest, Overloaded
+from tests.support.preprocess_room import file_of, picture
 
 LIMITS = ImageLimits(max_pixels=50_000_000, max_video_pixels=400_000_000)
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
-from support.checkpoints import make_checkpoint, reference_inputs
 
 from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
 from services.preprocess.media.processor_config import read_processor_config
 from services.preprocess.models import ImageProcessing, PromptRule, find_family
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from tests.support.checkpoints import make_checkpoint, reference_inputs
 
 LIMITS = ImageLimits(max_pixels=50_000_000)
 # Beside what is drawn: squares, lines, one pixel more and less than a whole number of patches.

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.preprocess_room import RoomMaker, file_of, image_at, picture, turn
 
 from services.preprocess.media.address_policy import is_public
 from services.preprocess.media.fetch import FetchPolicy, MediaFetcher
 from shared.errors import InvalidRequest
 from shared.queue.media_store import media_digest
+from tests.support.preprocess_room import RoomMaker, file_of, image_at, picture, turn
 
 PNG = file_of(picture(60, 60))
 

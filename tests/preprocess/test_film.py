@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
-from support.checkpoints import make_checkpoint
-from support.pictures import animation, png
-from support.preprocess_room import Room, RoomMaker, file_of, ids_of, picture, text, turn
 
 from services.preprocess.media.frame_selection import Sampling
 from services.preprocess.media.image_limits import ImageLimits
@@ -26,6 +23,9 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareResponse,
     Video,
 )
+from tests.support.checkpoints import make_checkpoint
+from tests.support.pictures import animation, png
+from tests.support.preprocess_room import Room, RoomMaker, file_of, ids_of, picture, text, turn
 
 FIELD = "messages[0].content[1].video_url"
 MP4 = b"\x00\x00\x00\x20ftypisom" + bytes(100)

@@ -13,8 +13,6 @@ import numpy as np
 import PIL.Image
 import pytest
 import redis.asyncio
-from support.pixels import pixel_values
-from support.preprocess_room import RoomMaker, file_of, image, image_at, picture, text, turn
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, ServingError
@@ -22,6 +20,8 @@ from shared.net.rpc import calling
 from shared.queue.media_store import media_digest
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
+from tests.support.pixels import pixel_values
+from tests.support.preprocess_room import RoomMaker, file_of, image, image_at, picture, text, turn
 
 FIELD = "messages[3].content[1].image_url"
 

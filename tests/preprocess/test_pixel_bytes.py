@@ -7,10 +7,6 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
-from support.checkpoints import make_checkpoint
-from support.pixels import pixel_values
-from support.preprocess_room import RoomMaker, file_of, image, picture, turn
-from support.vision_checkpoints import llava_checkpoint
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.efficientnet.image_processing_pil_efficientnet import (
     EfficientNetImageProcessorPil,
@@ -25,6 +21,10 @@ from services.preprocess.media import early_resize
 from services.preprocess.media.processor_config import read_processor_config
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactReader
+from tests.support.checkpoints import make_checkpoint
+from tests.support.pixels import pixel_values
+from tests.support.preprocess_room import RoomMaker, file_of, image, picture, turn
+from tests.support.vision_checkpoints import llava_checkpoint
 
 # Sides that divide evenly and sides that do not, up and down, wide and tall.
 SIZES = [(336, 336), (56, 56), (61, 97), (97, 61), (640, 48), (20, 300), (1001, 747), (57, 113)]

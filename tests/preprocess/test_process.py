@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.preprocess_room import Room, RoomMaker, file_of, image, picture, text, turn
 
 from shared.artifacts.store import ArtifactReader, remove_abandoned
 from shared.net import rpc
 from shared.settings import child_environment
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
+from tests.support.preprocess_room import Room, RoomMaker, file_of, image, picture, text, turn
 
 
 @contextlib.asynccontextmanager

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from support.preprocess_room import RoomMaker, file_of, image, picture, text, turn
-
 from shared.errors import from_failure
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
     PrepareManyRequest,
     PrepareRequest,
 )
+from tests.support.preprocess_room import RoomMaker, file_of, image, picture, text, turn
 
 
 async def test_a_message_is_answered_in_order_and_a_bad_prompt_costs_itself(

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
-from support.pixels import pixel_values
-from support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
-from support.vision_checkpoints import (
+from transformers import AutoProcessor, AutoTokenizer
+
+from shared.errors import InvalidRequest
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest
+from tests.support.pixels import pixel_values
+from tests.support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
+from tests.support.vision_checkpoints import (
     MAX_LEN,
     STRING_TEMPLATE,
     like_older_versions,
     llava_checkpoint,
 )
-from transformers import AutoProcessor, AutoTokenizer
-
-from shared.errors import InvalidRequest
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest
 
 A, B = picture(80, 60, 1), picture(40, 90, 2)
 

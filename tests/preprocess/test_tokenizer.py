@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.preprocess.prompt.tokenizer import GUARD, PromptTokenizer
+from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
 
 TEXTS = [
     "The red circle stands left of the blue square.",

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.text.text_fold import TokenBytes
+from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
 
 TEXTS = [
     "the the  is",

@@ -7,19 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import load_config, load_reference, make_checkpoint
-from support.greedy_reference import assert_same_up_to_ties
-from support.mrope import parts_of, published_positions
-from support.pixels import pixel_values
-from support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
-from support.step_stream import (
-    NaiveScheduler,
-    StepStream,
-    Text,
-    greedy,
-    make_plan,
-    running_decoder,
-)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from services.preprocess.media import frames
@@ -31,6 +18,19 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
+from tests.support.checkpoints import load_config, load_reference, make_checkpoint
+from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.mrope import parts_of, published_positions
+from tests.support.pixels import pixel_values
+from tests.support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
+from tests.support.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    make_plan,
+    running_decoder,
+)
 
 FIELD = "messages[0].content[0].video"
 

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.scheduler_bench import Bench
-from support.tokenizers import byte_level_tokenizer, save
+
+from tests.support.scheduler_bench import Bench
+from tests.support.tokenizers import byte_level_tokenizer, save
 
 
 @pytest.fixture

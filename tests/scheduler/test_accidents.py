@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.scheduler_bench import Bench, generate
 
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.output import output_tracker
@@ -15,6 +14,7 @@ from services.scheduler.output.choice import Choice
 from services.scheduler.output.request import Request
 from services.scheduler.requests.deadlines import Deadlines
 from tessera.decoder.v1 import decoder_pb2
+from tests.support.scheduler_bench import Bench, generate
 
 PROMPT = [1, 2, 3]
 

@@ -1,12 +1,19 @@
 """Beam search in the core: whatever the schedule, the hypotheses are those of a search that is alone."""
 
 import pytest
-from support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence, top_tokens
 
 from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Error
+from tests.support.arithmetic_decoder import (
+    Drive,
+    capacity,
+    generate,
+    search_alone,
+    sequence,
+    top_tokens,
+)
 
 
 def beam_search(**changes: object) -> BeamSearch:

@@ -1,10 +1,9 @@
 """Several choices of one prompt: computed once, forked, and then each on its own."""
 
-from support.arithmetic_decoder import Drive, capacity, generate, sequence
-
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Error, Sequence
+from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
 
 
 def choices(name: str, prompt: list[int], count: int, n: int, **more: object) -> list[Sequence]:

@@ -1,11 +1,10 @@
 """The core against a decoder played by arithmetic: what it plans is what the real one would have to obey."""
 
-from support.arithmetic_decoder import Drive, capacity, generate, sequence
-
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.policy import by_priority
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Error, MediaSpan
+from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
 
 
 def test_outputs_are_those_of_an_undisturbed_run() -> None:

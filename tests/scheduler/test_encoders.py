@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.scheduler_bench import Bench
 
 from services.scheduler.encoders import Encoders
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
@@ -17,6 +16,7 @@ from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 from tessera.vision_encoder.v1.vision_encoder_pb2 import EncodeResponse, ReleaseResponse
+from tests.support.scheduler_bench import Bench
 
 ITEM = MediaItem(digest=b"i" * 16, rows=4)
 

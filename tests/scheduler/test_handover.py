@@ -3,9 +3,8 @@
 import asyncio
 from collections import Counter
 
-from support.scheduler_bench import Bench, PlayedDecoder, generate
-
 from shared.queue.token_log import stride
+from tests.support.scheduler_bench import Bench, PlayedDecoder, generate
 
 PROMPT = [1, 2, 3]
 

@@ -3,10 +3,9 @@
 import asyncio
 from typing import Any
 
-from support.scheduler_bench import Bench, generate
-
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.media_pb2 import MediaItem
+from tests.support.scheduler_bench import Bench, generate
 
 PROMPT = [1, 2, 3]
 

@@ -1,11 +1,11 @@
 """Who gives up its blocks, by which policy, and how it gets them back."""
 
 import pytest
-from support.arithmetic_decoder import Drive, capacity, generate, sequence
 
 from services.scheduler.core.policy import POLICIES
 from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
+from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
 
 
 def crowd(drive: Drive, number: int = 4, count: int = 30) -> dict[str, list[int]]:

@@ -8,10 +8,9 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from support.scheduler_bench import MODEL, Bench, PlayedDecoder, generate
-
 from services.scheduler.server import FENCED
 from shared.settings import child_environment, python_path
+from tests.support.scheduler_bench import MODEL, Bench, PlayedDecoder, generate
 
 PROMPT = [1, 2, 3]
 LENGTH = 240

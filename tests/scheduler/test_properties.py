@@ -10,7 +10,6 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
 
 from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.plan import StepOutput
@@ -18,6 +17,7 @@ from services.scheduler.core.policy import POLICIES
 from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Error, MediaSpan, Sequence
+from tests.support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
 
 BLOCK = 4
 SPAN = 6

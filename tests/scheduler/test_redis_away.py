@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.lost_tail import written
-from support.scheduler_bench import Bench, PlayedDecoder, generate
-from support.tokenizers import byte_level_tokenizer, save
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.net.redis_connection import connection_of
+from tests.support.lost_tail import written
+from tests.support.scheduler_bench import Bench, PlayedDecoder, generate
+from tests.support.tokenizers import byte_level_tokenizer, save
 
 PROMPT = [1, 2, 3]
 LENGTH = 150

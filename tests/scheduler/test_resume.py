@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.checkpoints import make_checkpoint
-from support.scheduler_bench import Bench
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import Unavailable
@@ -19,6 +17,8 @@ from shared.net.rpc import channel
 from shared.queue.token_log import decode_tokens, stride
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from tests.support.checkpoints import make_checkpoint
+from tests.support.scheduler_bench import Bench
 
 LENGTH = 120
 # Name -> prompt's length and sampling.

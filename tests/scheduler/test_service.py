@@ -6,8 +6,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.listening import listening
-from support.scheduler_bench import Bench, generate
 
 from services.scheduler.server import FENCED
 from shared.net.rpc import channel
@@ -17,6 +15,8 @@ from shared.text.text_fold import TokenBytes
 from tessera.common.v1 import ending_pb2
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, GetLoadResponse
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from tests.support.listening import listening
+from tests.support.scheduler_bench import Bench, generate
 
 
 async def test_requests_are_taken_run_and_logged(bench: Bench) -> None:

@@ -1,13 +1,13 @@
 """A step's length is bounded in time while somebody reads along: the core against a decoder whose times are known."""
 
 import pytest
-from support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
 
 from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.costs import Costs
 from services.scheduler.core.plan import Progress, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, MediaSpan
+from tests.support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
 
 TARGET_MS = 250.0
 BLOCK = 16

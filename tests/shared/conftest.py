@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.queue_desk import Desk
 
 from tests.simulation.twin_server import TwinServer
+from tests.support.queue_desk import Desk
 
 
 @pytest.fixture(params=["lua", "python"])

@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from support.ports import closed_port
 
 from shared.client import Client, Event, Failed, GaveUp, Refused
 from shared.client.http import Connection
+from tests.support.ports import closed_port
 
 PATH = "/v1/completions"
 DONE = b"data: [DONE]\n\n"

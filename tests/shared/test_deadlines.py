@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from support.queue_desk import CANCELLED, STOP, Desk
 
 from shared.errors import Conflict
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Ending
+from tests.support.queue_desk import CANCELLED, STOP, Desk
 
 FAILED = Ending(reason=ending_pb2.FINISH_REASON_ERROR)
 

@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
-from support.queue_desk import NO_LOAD, STOP, Desk
 
 from shared.errors import InvalidRequest, Overloaded
+from tests.support.queue_desk import NO_LOAD, STOP, Desk
 
 
 async def flood(desk: Desk, tenant: str, count: int = 30, **more: int) -> list[str]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hub_server import COMMIT, HubServer
-from support.ports import closed_port
 
 from shared.settings import DEMO_MODEL, default_model_name, hub_name
+from tests.support.hub_server import COMMIT, HubServer
+from tests.support.ports import closed_port
 
 NAME = "Example/Tiny-VL-1.5"
 FIND = """

@@ -5,15 +5,14 @@ import contextlib
 import random
 from dataclasses import dataclass, field
 
-from support.lost_tail import written
-from support.queue_desk import STOP, Desk
-
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.queue import RequestSnapshot, TakenRequest
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
+from tests.support.lost_tail import written
+from tests.support.queue_desk import STOP, Desk
 
 CANCELLED = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
 

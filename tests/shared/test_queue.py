@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.listening import listening
-from support.queue_desk import NO_LOAD, STOP, Desk
 
 from shared.errors import Conflict, Overloaded
 from shared.net.registry import Announcement, Directory
 from shared.queue import Append, AppendCode, ControlChannel, token_log
 from tessera.common.v1 import ending_pb2
+from tests.support.listening import listening
+from tests.support.queue_desk import NO_LOAD, STOP, Desk
 
 
 async def test_a_reservation_counts_until_it_is_withdrawn_or_admitted(desk: Desk) -> None:

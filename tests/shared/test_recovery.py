@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.lost_tail import go_back_to, keep_copy
-from support.queue_desk import NO_LOAD, STOP, Desk
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
@@ -17,6 +15,8 @@ from shared.net.registry import Announcement, Directory
 from shared.queue import AppendCode, RequestSnapshot, TakenRequest, TokenChannel
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
+from tests.support.lost_tail import go_back_to, keep_copy
+from tests.support.queue_desk import NO_LOAD, STOP, Desk
 
 
 async def start_recovery(desk: Desk) -> None:

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from support.queue_desk import STOP, Desk
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.net.redis_connection import connection_of
+from tests.support.queue_desk import STOP, Desk
 
 
 class FillableRedis(EmbeddedRedis):

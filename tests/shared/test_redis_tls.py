@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import pytest
 from redis.asyncio import Redis
-from support.certificates import Certificates, make_certificates
 
 from services.launcher.redis import check as redis_check
 from services.launcher.redis.embedded_redis import EmbeddedRedis
@@ -19,6 +18,7 @@ from shared.errors import Unavailable
 from shared.net.redis_connection import Subscription, connection_of
 from shared.queue import Queue, connect
 from shared.queue.keys import Keys
+from tests.support.certificates import Certificates, make_certificates
 
 USER, PASSWORD = "tess:era", "p@ss/w:rd#%"
 LARGE = b"x" * (3 << 20)  # many TLS records

@@ -3,9 +3,6 @@
 import asyncio
 import random
 
-from support.listening import listening
-from support.queue_desk import NO_LOAD, STOP, Desk
-
 from shared.errors import Conflict, Overloaded
 from shared.net import tasks
 from shared.queue import Append, AppendCode, TakenRequest
@@ -14,6 +11,8 @@ from shared.queue.scripts import Scripts
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Ending
+from tests.support.listening import listening
+from tests.support.queue_desk import NO_LOAD, STOP, Desk
 
 REQUESTS = 2500
 LEFT = {"meta"}  # the keys that stay

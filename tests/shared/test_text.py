@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tokenizers import (
+from tokenizers import Tokenizer, decoders
+
+from shared.text.text_fold import StopFinder, StopMatch, TextFold, TokenBytes, UnsupportedTokenizer
+from tests.support.tokenizers import (
     SENTENCES,
     SPECIAL,
     byte_level_tokenizer,
@@ -15,9 +18,6 @@ from support.tokenizers import (
     save,
     sentencepiece_like_tokenizer,
 )
-from tokenizers import Tokenizer, decoders
-
-from shared.text.text_fold import StopFinder, StopMatch, TextFold, TokenBytes, UnsupportedTokenizer
 
 
 def table_of(tokenizer: Tokenizer) -> TokenBytes:

@@ -20,7 +20,6 @@ from unittest import mock
 import grpc.aio
 import redis.asyncio
 import structlog
-from support.tokenizers import byte_level_tokenizer
 
 import services.decoder.server
 import services.gateway.gateway
@@ -36,6 +35,7 @@ from services.scheduler.output.output_tracker import Ledger
 from tests.simulation.arithmetic import MODEL, VirtualExecutor
 from tests.simulation.redis_room import SimulatedRedis
 from tests.simulation.rpc import SimulatedChannel, SimulatedServer
+from tests.support.tokenizers import byte_level_tokenizer
 
 MAX_MODEL_LEN = 120
 _MONOTONIC = time.monotonic

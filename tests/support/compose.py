@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import redis
-from support.ports import free_ports
 
 from shared.queue.keys import Keys
 from tessera.scheduler.v1 import scheduler_pb2
+from tests.support.ports import free_ports
 
 _ROOT = Path(__file__).parents[2]
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-from support.gateway_stage import MODEL, Stage, until_ready
 
 from shared.net.registry import Directory
 from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.settings import child_environment, python_path
+from tests.support.gateway_stage import MODEL, Stage, until_ready
 
 _ROOT = Path(__file__).parents[2]
 _START_WITHIN_S = 90  # on a busy machine it imports for many seconds

@@ -10,9 +10,6 @@ from typing import Any
 
 import httpx
 from openai import AsyncOpenAI
-from support.neighbours import PreprocessPlayer, SchedulerPlayer
-from support.sse import ASK_FOR_IDS
-from support.tokenizers import save
 from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
@@ -20,6 +17,9 @@ from services.gateway.settings import GatewaySettings
 from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.text.text_fold import TokenBytes
+from tests.support.neighbours import PreprocessPlayer, SchedulerPlayer
+from tests.support.sse import ASK_FOR_IDS
+from tests.support.tokenizers import save
 
 MODEL = "tiny-vl"
 MAX_MODEL_LEN = 512

@@ -6,13 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-from support.step_stream import greedy, ints, make_plan
-
 from services.decoder.loading.load import load
 from services.decoder.loading.memory import peak_bytes
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
+from tests.support.step_stream import greedy, ints, make_plan
 
 
 def main(folder: str, options: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.step_stream import DECODER_ID, running_decoder
 
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
@@ -29,6 +28,7 @@ from tessera.decoder.v1.decoder_pb2_grpc import (
     add_DecoderServiceServicer_to_server,
 )
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
+from tests.support.step_stream import DECODER_ID, running_decoder
 
 MODEL = "arithmetic"
 

@@ -1,9 +1,8 @@
 """A model as the gateway knows it, without a folder."""
 
-from support.tokenizers import byte_level_tokenizer
-
 from services.gateway.admission.model import ServedModel
 from shared.text.text_fold import TokenBytes
+from tests.support.tokenizers import byte_level_tokenizer
 
 
 def model(**defaults: float) -> ServedModel:

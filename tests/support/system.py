@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from support.ports import free_ports
 
 from services.launcher.state.folders import Folders
+from tests.support.ports import free_ports
 
 _ROOT = Path(__file__).parents[2]
 

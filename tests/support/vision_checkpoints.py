@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.checkpoints import make_checkpoint, respell
+from tests.support.checkpoints import make_checkpoint, respell
 
 # One loop over parts, as llava-hf writes it.
 PARTS_TEMPLATE = (

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.encoder_room import EncoderRoom, EncoderRoomMaker, running
-from support.preprocess_room import Room, RoomMaker
-from support.preprocess_room import running as preprocess_running
-from support.vision_checkpoints import llama_checkpoint, llava_checkpoint
 
 from services.preprocess.settings import PreprocessSettings
 from services.vision_encoder.settings import VisionEncoderSettings
+from tests.support.encoder_room import EncoderRoom, EncoderRoomMaker, running
+from tests.support.preprocess_room import Room, RoomMaker
+from tests.support.preprocess_room import running as preprocess_running
+from tests.support.vision_checkpoints import llama_checkpoint, llava_checkpoint
 
 torch.set_num_threads(1)
 

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.encoder_room import EncoderRoomMaker
-from support.pixels import pixel_values
-from support.preprocess_room import Room, RoomMaker, file_of, image, picture, turn
-from support.vision_checkpoints import (
-    like_newer_versions,
-    like_older_versions,
-    llava_checkpoint,
-)
 from transformers import LlavaForConditionalGeneration
 
 from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, Unavailable
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
+from tests.support.encoder_room import EncoderRoomMaker
+from tests.support.pixels import pixel_values
+from tests.support.preprocess_room import Room, RoomMaker, file_of, image, picture, turn
+from tests.support.vision_checkpoints import (
+    like_newer_versions,
+    like_older_versions,
+    llava_checkpoint,
+)
 
 SIZES = [(80, 60), (40, 90), (56, 56), (300, 200)]
 

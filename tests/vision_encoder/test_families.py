@@ -8,7 +8,6 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from support.checkpoints import load_reference, make_checkpoint
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
@@ -22,6 +21,7 @@ from shared.artifacts.pixel_scaling import PixelScaling
 from shared.checkpoint.folder import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
+from tests.support.checkpoints import load_reference, make_checkpoint
 
 SIZES = [(64, 48), (56, 56), (300, 20), (4, 800), (800, 4), (113, 400), (57, 112), (500, 375)]
 PLAIN = PixelScaling(1 / 255, (0.5,) * 3, (0.5,) * 3)

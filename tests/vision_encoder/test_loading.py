@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.vision_checkpoints import llava_checkpoint
 from transformers import LlavaConfig as TransformersConfig
 
 from services.vision_encoder import models
@@ -22,6 +21,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.llava import LlavaConfig, TowerConfig
 from shared.settings import child_environment
+from tests.support.vision_checkpoints import llava_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 

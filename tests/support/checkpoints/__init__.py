@@ -14,8 +14,10 @@ import torch
 import transformers
 from PIL.Image import Image
 from safetensors.torch import load_file, save_file
-from support.checkpoints import llava, llava_next, qwen2_5_vl, qwen2_vl
-from support.checkpoints.options import (
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tests.support.checkpoints import llava, llava_next, qwen2_5_vl, qwen2_vl
+from tests.support.checkpoints.options import (
     TEXT_MODELS,
     CheckpointOptions,
     load_config,
@@ -23,7 +25,6 @@ from support.checkpoints.options import (
     text_config,
     tokenizer,
 )
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _IMAGE_FAMILIES = {
     "llava": llava,

@@ -6,13 +6,6 @@ from pathlib import Path
 import torch
 import transformers
 from PIL.Image import Image
-from support.checkpoints.options import (
-    CHAT_TEMPLATE,
-    CheckpointOptions,
-    load_config,
-    text_config,
-    vision_sizes,
-)
 from transformers import (
     CLIPVisionConfig,
     LlavaConfig,
@@ -23,6 +16,14 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+from tests.support.checkpoints.options import (
+    CHAT_TEMPLATE,
+    CheckpointOptions,
+    load_config,
+    text_config,
+    vision_sizes,
+)
 
 
 def build(

@@ -1,7 +1,5 @@
 """LLaVA-NeXT with a CLIP or a SigLIP tower: squares of 4x4 or 3x3 patches, up to four of them."""
 
-from support.checkpoints import llava
-from support.checkpoints.options import CHAT_TEMPLATE, CheckpointOptions, text_config
 from transformers import (
     LlavaNextConfig,
     LlavaNextForConditionalGeneration,
@@ -11,6 +9,9 @@ from transformers import (
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
+
+from tests.support.checkpoints import llava
+from tests.support.checkpoints.options import CHAT_TEMPLATE, CheckpointOptions, text_config
 
 respelt = llava.respelt
 inputs = llava.inputs

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.tokenizers import byte_level_tokenizer
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -20,6 +19,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from tests.support.tokenizers import byte_level_tokenizer
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -1,8 +1,9 @@
 """Qwen2.5-VL."""
 
-from support.checkpoints import qwen2_vl
-from support.checkpoints.options import CheckpointOptions
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration
+
+from tests.support.checkpoints import qwen2_vl
+from tests.support.checkpoints.options import CheckpointOptions
 
 inputs = qwen2_vl.inputs
 respelt = qwen2_vl.respelt

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from PIL.Image import Image
-from support.checkpoints.options import CheckpointOptions, load_config, text_sizes
-from support.mrope import Grid, published_positions
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
@@ -19,6 +17,9 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tests.support.checkpoints.options import CheckpointOptions, load_config, text_sizes
+from tests.support.mrope import Grid, published_positions
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 TOKENS = ["<|vision_start|>", "<|vision_end|>", IMAGE, VIDEO]

@@ -1,0 +1,1 @@
+"""Tests of everything, and what they share."""
