@@ -7,8 +7,9 @@ import argparse
 import time
 from array import array
 
+from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import StepOutput, StepPlan
-from services.scheduler.core.scheduler import Capacity, Scheduler
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.decoders import convert
 from services.scheduler.output.output_tracker import Ledger

@@ -11,7 +11,7 @@ from benchmarks.simulator.fleet import counted, simulate
 from benchmarks.simulator.outcome import Outcome
 from benchmarks.simulator.policies import POLICIES
 from benchmarks.simulator.shard import ShardOptions
-from services.scheduler.core.scheduler import Capacity
+from services.scheduler.core.budget import Capacity
 
 
 def main(arguments: list[str]) -> int:

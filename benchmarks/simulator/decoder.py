@@ -3,8 +3,9 @@
 from collections import deque
 from dataclasses import dataclass
 
+from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
-from services.scheduler.core.scheduler import Capacity, Scheduler
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 
 _TOKEN = 7  # what every answer consists of

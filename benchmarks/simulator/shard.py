@@ -13,9 +13,9 @@ from benchmarks.simulator.encoders import SimulatedEncoders
 from benchmarks.simulator.policies import POLICIES
 from benchmarks.simulator.prompt import sequence_of
 from benchmarks.simulator.trace import Arrival
-from services.scheduler.core.block_hash import extend_hashes
+from services.scheduler.core.blocks import extend_hashes
+from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
-from services.scheduler.core.scheduler import Capacity
 from services.scheduler.core.sequence import Sequence
 
 _LEAD, _DONE, _ENCODED, _FETCHED = range(4)

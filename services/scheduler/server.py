@@ -6,8 +6,8 @@ from pathlib import Path
 
 import structlog
 
-from services.scheduler.core.policy import POLICIES
 from services.scheduler.core.preemption import PreemptionMode
+from services.scheduler.core.sequence import POLICIES
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.encoders import Encoders
 from services.scheduler.requests.ownership import Ownership

@@ -1,9 +1,8 @@
 """The core against a decoder played by arithmetic: what it plans is what the real one would have to obey."""
 
 from services.scheduler.core.plan import StepOutput
-from services.scheduler.core.policy import by_priority
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import EndReason, Error, MediaSpan
+from services.scheduler.core.sequence import EndReason, Error, MediaSpan, by_priority
 from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
 
 

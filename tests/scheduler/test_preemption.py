@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.scheduler.core.policy import POLICIES
 from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.sequence import POLICIES
 from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
 
 

@@ -13,10 +13,9 @@ from hypothesis.stateful import (
 
 from services.scheduler.core.beam_search import BeamSearch
 from services.scheduler.core.plan import StepOutput
-from services.scheduler.core.policy import POLICIES
 from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import EndReason, Error, MediaSpan, Sequence
+from services.scheduler.core.sequence import POLICIES, EndReason, Error, MediaSpan, Sequence
 from tests.support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
 
 BLOCK = 4

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import StepOutput
-from services.scheduler.core.prefix_index import PrefixIndex
-from services.scheduler.core.router import Router
-from services.scheduler.core.scheduler import Capacity, Scheduler
+from services.scheduler.core.router import PrefixIndex, Router
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 
 BLOCK = 4

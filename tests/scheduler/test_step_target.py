@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.beam_search import BeamSearch
-from services.scheduler.core.costs import Costs
+from services.scheduler.core.budget import Costs
 from services.scheduler.core.plan import Progress, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, MediaSpan
@@ -78,14 +78,14 @@ def test_a_long_prompt_does_not_hold_up_those_who_read_along() -> None:
     counts = drive.compute_long_prompt(700)
     assert sum(counts) == 700 and max(counts) == BLOCK  # 85 ms for the streams, 160 for the prompt
     for plan in drive.plans:
-        assert plan.is_read and drive.took_ms(plan) <= TARGET_MS
+        assert plan.has_decoding and drive.took_ms(plan) <= TARGET_MS
         assert plan.num_tokens - drive.prompt_tokens(plan) >= STREAMS  # none of them is left out
 
 
 def test_alone_a_prompt_has_the_whole_step() -> None:
     drive = SlowDrive()
     assert drive.compute_long_prompt(700) == [272, 272, 156]
-    assert not any(plan.is_read for plan in drive.plans if drive.prompt_tokens(plan))
+    assert not any(plan.has_decoding for plan in drive.plans if drive.prompt_tokens(plan))
 
 
 def test_without_a_target_tokens_alone_bound_a_step() -> None:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from unittest import mock
 
-import services.scheduler.core.block_hash
+import services.scheduler.core.blocks
 import services.scheduler.core.state
 from services.scheduler.core.sequence import Sequence
 from shared.block_hash import root_name
@@ -69,7 +69,7 @@ def _hash_over_an_uncommitted_token() -> contextlib.AbstractContextManager[objec
 
 
 def _prefixes_are_found_under_any_salt() -> contextlib.AbstractContextManager[object]:
-    block_hash = services.scheduler.core.block_hash
+    block_hash = services.scheduler.core.blocks
 
     def root_of(sequence: Sequence, block_size: int) -> bytes:
         return root_name(block_size, sequence.lora_id, b"")

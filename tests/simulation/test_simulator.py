@@ -12,7 +12,7 @@ from benchmarks.simulator.fleet import simulate
 from benchmarks.simulator.outcome import Outcome
 from benchmarks.simulator.shard import ShardOptions
 from benchmarks.simulator.trace import Arrival, Picture, TraceOptions, generated, read
-from services.scheduler.core.scheduler import Capacity
+from services.scheduler.core.budget import Capacity
 
 SMALL = TraceOptions(
     requests=600, rate=240, prefixes=60, prefix_tokens=128, own_tokens=64, output_tokens=12

@@ -8,8 +8,9 @@ import math
 from collections import defaultdict
 
 from services.scheduler.core.beam_search import BeamSearch, Hypothesis
+from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import Progress, StepOutput, StepPlan
-from services.scheduler.core.scheduler import Capacity, Scheduler
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Sequence
 
 VOCABULARY = 97

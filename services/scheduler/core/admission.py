@@ -1,10 +1,10 @@
 """Who is let in: waiting sequences, by rank, while budget, slots and blocks last."""
 
+from services.scheduler.core.budget import StepBudget
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import State
-from services.scheduler.core.step_budget import StepBudget
 
 _WATERMARK = 0.01  # share of blocks that admission leaves to running sequences
 

@@ -62,7 +62,7 @@ class StepPlan:
     num_pairs: int = 0  # of these and the tokens that they look at, themselves included
 
     # Not for the decoder.
-    is_read: bool = False  # somebody reads along: others generate while it runs
+    has_decoding: bool = False  # somebody reads along: others generate while it runs
     row_sequence: list[Sequence] = field(default_factory=list)
     sample_sequence: list[Sequence] = field(default_factory=list)
     disowned: set[Sequence] = field(default_factory=set)  # whose tokens are not wanted any more

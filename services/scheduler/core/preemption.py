@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from enum import Enum
 
-from services.scheduler.core.costs import Costs
+from services.scheduler.core.budget import Costs
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import State

@@ -7,8 +7,7 @@ Several schedulers do not know of each other; between them the queue decides, by
 import random
 from typing import Generic, Protocol, TypeVar
 
-from services.scheduler.core.block_hash import extend_hashes
-from services.scheduler.core.prefix_index import PrefixIndex
+from services.scheduler.core.blocks import extend_hashes
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 
@@ -29,6 +28,7 @@ _TOKENS_PER_SLOT = 512
 # Of the blocks of a cache, one in several is at a depth that the index knows, and it keeps two generations.
 _BLOCKS_PER_ENTRY = 4
 _NEVER = 1e9  # seconds: a draining decoder is taken only if all are draining
+_MOST_HOLDERS = 8  # that are remembered of a prefix
 _REFRESH_STEPS = 64  # between looks at a decoder's fitted rate
 
 
@@ -46,6 +46,47 @@ class HasCore(Protocol):
 
 
 Link = TypeVar("Link", bound=HasCore)
+Holder = TypeVar("Holder")
+
+
+class PrefixIndex(Generic[Holder]):
+    """A memory of prefixes of 1, 2, 4, 8... blocks, since most of the others are never asked for.
+
+    Bounded: of two generations the older one is forgotten when the younger is full; what is asked for moves to the
+    younger one. An entry is a hint, since the holder's cache may have lost the prefix.
+    """
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self.capacity = capacity  # entries of a generation
+        self._young: dict[bytes, tuple[Holder, ...]] = {}
+        self._old: dict[bytes, tuple[Holder, ...]] = {}
+
+    def find(self, hashes: list[bytes]) -> tuple[tuple[Holder, ...], int]:
+        """Holders of the longest prefix that is known, the latest last, and its blocks; no one and 0 if none is."""
+        depth = 1 << len(hashes).bit_length() >> 1
+        while depth:
+            content = hashes[depth - 1]
+            holders = self._young.get(content) or self._old.get(content)
+            if holders:
+                return holders, depth
+            depth >>= 1
+        return (), 0
+
+    def add(self, hashes: list[bytes], holder: Holder) -> None:
+        """A sequence with these blocks was sent to a holder."""
+        young, old = self._young, self._old
+        depth, last = 1, len(hashes)
+        while depth <= last:
+            content = hashes[depth - 1]
+            holders = young.get(content)
+            if holders is None:
+                holders = young[content] = old.get(content, ())
+            if not holders or holders[-1] is not holder:
+                others = [other for other in holders if other is not holder]
+                young[content] = (*others[1 - _MOST_HOLDERS :], holder)
+            depth <<= 1
+        if len(young) > self.capacity:
+            self._old, self._young = young, {}
 
 
 class Router(Generic[Link]):

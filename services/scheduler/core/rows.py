@@ -1,10 +1,10 @@
 """Which running sequences compute how many tokens in a step, and the blocks that takes."""
 
+from services.scheduler.core.budget import StepBudget
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.preemption import Preemption
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import State
-from services.scheduler.core.step_budget import StepBudget
 
 
 class Rows:
@@ -31,7 +31,7 @@ class Rows:
         # Beams whose answer is under way generate as well, only not in this step, and so do those whose turn it is not.
         read = plan.row_slot or len(taking_part) < len(running)
         if read or any(s.beams is not None and s.in_flight for s in others):
-            budget.others_read()
+            budget.limit_prompts()
         most = budget.at(0)
         for sequence in others:
             if sequence.num_tokens - sequence.num_computed_tokens > 1:

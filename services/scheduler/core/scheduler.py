@@ -20,27 +20,23 @@ from typing import Any
 
 from services.scheduler.core.admission import Admission
 from services.scheduler.core.beams import Beams
-from services.scheduler.core.block_manager import BlockManager
-from services.scheduler.core.costs import Costs
-from services.scheduler.core.host_blocks import HostBlocks
+from services.scheduler.core.blocks import BlockManager, HostBlocks
+from services.scheduler.core.budget import Capacity, Costs, StepBudget
 from services.scheduler.core.media import MediaState
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
-from services.scheduler.core.policy import Policy, first_come_first_served
 from services.scheduler.core.preemption import Preemption, PreemptionMode
 from services.scheduler.core.results import Results
 from services.scheduler.core.rows import Rows
 from services.scheduler.core.sequence import (
-    INVALID_ARGUMENT,
     Ending,
     EndReason,
     Error,
+    Policy,
     Sequence,
     SequenceStatus,
+    first_come_first_served,
 )
-from services.scheduler.core.state import Capacity, State
-from services.scheduler.core.step_budget import StepBudget
-
-__all__ = ["Capacity", "Scheduler"]
+from services.scheduler.core.state import State
 
 
 class Scheduler:
@@ -75,11 +71,11 @@ class Scheduler:
         Siblings are other choices with the same prompt and no output yet: they share its computation and are forked
         when it is done. A sequence with `beams` becomes the first beam of that search.
         """
-        ending = self._never_runs(sequence, 1 + len(siblings))
-        if ending is not None:
+        refusal = self.capacity.refusal(sequence, 1 + len(siblings))
+        if refusal is not None:
             for one in (sequence, *siblings):
                 one.status = SequenceStatus.ENDED
-            return ending
+            return Ending(EndReason.ERROR, error=refusal)
         if sequence.num_output_tokens and sequence.is_certainly_last:
             sequence.status = SequenceStatus.ENDED
             return Ending(EndReason.LENGTH)
@@ -87,47 +83,6 @@ class Scheduler:
             sequence.beams.live = [sequence]
         sequence.forks = list(siblings)
         self._state.enter(sequence)
-        return None
-
-    def _never_runs(self, sequence: Sequence, choices: int) -> Ending | None:
-        longest = self.capacity.max_tokens_of_one
-        if sequence.prompt_len >= longest:
-            message = (
-                f"the prompt has {sequence.prompt_len} tokens and this decoder holds at most {longest} tokens of "
-                "one sequence; shorten the prompt or give the decoder more KV memory"
-            )
-            return Ending(
-                EndReason.ERROR, error=Error("PROMPT_TOO_LONG", message, INVALID_ARGUMENT)
-            )
-        if not self.capacity.holds(sequence):
-            # How long an answer may be is a matter of the request: cut off here it would be another elsewhere.
-            message = (
-                f"prompt and answer may have {sequence.length_limit} tokens and this decoder's maximum context length "
-                f"is {longest}; lower max_tokens, or give gateway and decoders the same --max-model-len"
-            )
-            return Ending(
-                EndReason.ERROR, error=Error("CONTEXT_LENGTH_EXCEEDED", message, INVALID_ARGUMENT)
-            )
-        if self.capacity.whole_media:
-            span = max((span.length for span in sequence.media), default=0)
-            if span > (most := self.capacity.max_span):
-                message = (
-                    f"an image or video takes {span} tokens that are computed in one step, and this decoder computes "
-                    f"at most {most} beside {self.capacity.max_slots - 1} others; use a smaller one, or give the "
-                    "decoder more --max-num-batched-tokens or fewer --max-num-seqs"
-                )
-                return Ending(
-                    EndReason.ERROR, error=Error("MEDIA_TOO_LONG", message, INVALID_ARGUMENT)
-                )
-        together = choices if sequence.beams is None else sequence.beams.num_beams
-        if together > self.capacity.max_slots:
-            message = (
-                f"{together} choices or beams run together and this decoder runs at most "
-                f"{self.capacity.max_slots} sequences; ask for fewer"
-            )
-            return Ending(
-                EndReason.ERROR, error=Error("TOO_MANY_CHOICES", message, INVALID_ARGUMENT)
-            )
         return None
 
     def cancel(self, request_id: str) -> list[Sequence]:

@@ -1,5 +1,6 @@
 """One choice of one request, as the core sees it."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
@@ -213,3 +214,20 @@ class Sequence:
         # A block is full of computed tokens one commit after its last token.
         border = (len(self.tokens) - 1) // several * several + several + 1
         self.watch_from = min(border, self.length_limit)
+
+
+Policy = Callable[[Sequence], tuple[int, ...]]
+"""Rank of a sequence: the lowest is admitted first, the highest is preempted first."""
+
+
+def first_come_first_served(sequence: Sequence) -> tuple[int, ...]:
+    """By arrival at the queue: a request that comes back from a lost decoder keeps its place."""
+    return (sequence.arrival, sequence.choice)
+
+
+def by_priority(sequence: Sequence) -> tuple[int, ...]:
+    """By priority, lower first, and by arrival among equals."""
+    return (sequence.priority, sequence.arrival, sequence.choice)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": first_come_first_served, "priority": by_priority}

@@ -2,47 +2,13 @@
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 
-from services.scheduler.core.block_hash import extend_hashes
-from services.scheduler.core.block_manager import BlockManager
-from services.scheduler.core.host_blocks import HostBlocks
+from services.scheduler.core.blocks import BlockManager, HostBlocks, extend_hashes
+from services.scheduler.core.budget import Capacity
 from services.scheduler.core.media import MediaState
 from services.scheduler.core.plan import StepPlan
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.sequence import Sequence, SequenceStatus
+from services.scheduler.core.sequence import Policy, Sequence, SequenceStatus
 from services.scheduler.core.turns import Turns
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the decoder said it is."""
-
-    num_blocks: int
-    block_size: int
-    max_slots: int
-    max_model_len: int
-    max_batched_tokens: int
-    num_host_blocks: int = 0
-    whole_media: bool = False  # a media span is computed in one step
-
-    @property
-    def max_span(self) -> int:
-        """The longest media span that is computed in one step, whoever generates meanwhile."""
-        return self.max_batched_tokens - (self.max_slots - 1)
-
-    @property
-    def max_tokens_of_one(self) -> int:
-        """The longest sequence that can ever run here."""
-        return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
-
-    def holds(self, sequence: Sequence) -> bool:
-        """Whether it can run here until its answer is as long as it may be."""
-        return sequence.length_limit <= self.max_tokens_of_one
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-num_tokens // self.block_size)
 
 
 class State:

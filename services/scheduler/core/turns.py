@@ -4,8 +4,7 @@ request and all others take turns then, one plan at a time, so that it is known 
 
 from collections.abc import Iterable, Iterator
 
-from services.scheduler.core.policy import Policy
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import Policy, Sequence
 
 
 class Turns:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.scheduler.core.block_hash import root_of
+from services.scheduler.core.blocks import root_of
+from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import StepOutput, StepPlan
-from services.scheduler.core.scheduler import Capacity
 from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence
 from services.scheduler.output.logprobs import StepLogprobs
 from tessera.common.v1 import ending_pb2

@@ -12,10 +12,9 @@ import grpc.aio
 import structlog
 
 from services.scheduler.core.plan import StepPlan, StepProgress
-from services.scheduler.core.policy import Policy
 from services.scheduler.core.preemption import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import Error, MediaSpan
+from services.scheduler.core.sequence import Error, MediaSpan, Policy
 from services.scheduler.decoders import convert
 from services.scheduler.decoders.move_timer import MoveTimer
 from services.scheduler.decoders.step_durations import StepDurations
@@ -320,7 +319,7 @@ class DecoderLink:
         clock here: what the decoder says of it lacks the way."""
         if plan.num_tokens:
             self.core.costs.learn(plan.num_tokens, plan.num_pairs, 1e6 * seconds)
-            if plan.is_read:
+            if plan.has_decoding:
                 self._durations.add(seconds)
         if plan.num_swapped or self._moves.is_begun:
             self._moves.observe(plan.num_swapped, times.prepare_us)

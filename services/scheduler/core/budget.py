@@ -1,0 +1,178 @@
+"""What one decoder can hold, what its steps cost, and how many tokens a step may have."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+
+from services.scheduler.core.plan import StepPlan
+from services.scheduler.core.sequence import INVALID_ARGUMENT, Error, Sequence
+
+# Before a step has shown what attention costs: for a token and each token that it attends to, this share of what a
+# token costs otherwise. It is 1/8,400 of the arithmetic of a model of 0.4 billion parameters and less for a larger one.
+_SHARE_OF_PAIR = 1 / 8192
+_LEARNING_RATE = 0.3  # share of a step's error that is taken over
+_LARGEST_ERROR = 3.0  # a process that lost its core for a while says little about the next step
+# While other sequences decode, one token in so many stays unused: a prompt that is computed alone may be a little
+# longer without a second step for its last few tokens.
+_RESERVED_SHARE = 17
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The limits of one decoder, as it announced them."""
+
+    num_blocks: int
+    block_size: int
+    max_slots: int
+    max_model_len: int
+    max_batched_tokens: int
+    num_host_blocks: int = 0
+    whole_media: bool = False  # a media span is computed in one step
+
+    @property
+    def max_span(self) -> int:
+        """The longest media span that is computed in one step, however many sequences decode."""
+        return self.max_batched_tokens - (self.max_slots - 1)
+
+    @property
+    def max_tokens_of_one(self) -> int:
+        """The longest sequence that can ever run here."""
+        return min(self.max_model_len, (self.num_blocks - 1) * self.block_size)
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether a sequence can run here until its output is as long as it may be."""
+        return sequence.length_limit <= self.max_tokens_of_one
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def refusal(self, sequence: Sequence, choices: int) -> Error | None:
+        """Why a sequence, with so many choices of one prompt, can never run here; None if it can."""
+        for reason, message in self._refusals(sequence, choices):
+            return Error(reason, message, INVALID_ARGUMENT)
+        return None
+
+    def _refusals(self, sequence: Sequence, choices: int) -> Iterator[tuple[str, str]]:
+        longest = self.max_tokens_of_one
+        if sequence.prompt_len >= longest:
+            yield (
+                "PROMPT_TOO_LONG",
+                f"the prompt has {sequence.prompt_len} tokens and this decoder holds at most {longest} tokens of "
+                "one sequence; shorten the prompt or give the decoder more KV memory",
+            )
+        if not self.holds(sequence):
+            # The request says how long its output may be: if it were cut here, another decoder would give another text.
+            yield (
+                "CONTEXT_LENGTH_EXCEEDED",
+                f"prompt and answer may have {sequence.length_limit} tokens and this decoder's maximum context length "
+                f"is {longest}; lower max_tokens, or give gateway and decoders the same --max-model-len",
+            )
+        span = max((span.length for span in sequence.media), default=0)
+        if self.whole_media and span > self.max_span:
+            yield (
+                "MEDIA_TOO_LONG",
+                f"an image or video takes {span} tokens that are computed in one step, and this decoder computes "
+                f"at most {self.max_span} beside {self.max_slots - 1} others; use a smaller one, or give the "
+                "decoder more --max-num-batched-tokens or fewer --max-num-seqs",
+            )
+        together = choices if sequence.beams is None else sequence.beams.num_beams
+        if together > self.max_slots:
+            yield (
+                "TOO_MANY_CHOICES",
+                f"{together} choices or beams run together and this decoder runs at most "
+                f"{self.max_slots} sequences; ask for fewer",
+            )
+
+
+@dataclass(slots=True)
+class Costs:
+    """Microseconds that steps take: announced by the decoder, then corrected by every step; 0 is unknown.
+
+    A step takes `of_step`, `of_token` for each token and `of_pair` for each pair of a token and a token that it
+    attends to: a chunk late in a long prompt costs more than an early one of the same length.
+    """
+
+    of_step: float = 0.0
+    of_token: float = 0.0
+    of_pair: float = 0.0
+    of_block: float = (
+        0.0  # to move one between device and host; while unknown, swapping is tried first
+    )
+
+    def announced(self, of_step: float, of_token: float) -> None:
+        """What the decoder has measured at its start."""
+        if of_step > 0:
+            # A cost of 0 could never be corrected, since corrections are multiplied.
+            self.of_step, self.of_token = of_step, max(of_token, of_step / 1000)
+            self.of_pair = self.of_token * _SHARE_OF_PAIR
+
+    def predict(self, tokens: int, pairs: int = 0) -> float:
+        """How long a step takes."""
+        return self.of_step + self.of_token * tokens + self.of_pair * pairs
+
+    def learn(self, tokens: int, pairs: int, took: float) -> None:
+        """A step with at least one token took so long.
+
+        Each of the three is corrected by its share of the predicted time (normalized least mean squares over the
+        shares). So steps of generated tokens alone, however many, leave what a prompt's token costs as it was, which a
+        fit that forgets would lose or draw from noise; attention is corrected where it matters; and whatever does not
+        follow the three is followed by them, since the next step is like the last one.
+        """
+        if not self.of_token:
+            self.announced(took / 2, took / 2 / tokens)
+            return
+        parts = (self.of_step, self.of_token * tokens, self.of_pair * pairs)
+        expected = sum(parts)
+        error = min(took / expected - 1, _LARGEST_ERROR)
+        rate = _LEARNING_RATE * error * expected / sum(part * part for part in parts)
+        self.of_step *= 1 + rate * parts[0]
+        self.of_token *= 1 + rate * parts[1]
+        self.of_pair *= 1 + rate * parts[2]
+
+
+class StepBudget:
+    """How many prompt tokens still fit into one plan while it is filled.
+
+    A step is bounded in tokens and, while sequences decode in it, in time: by `target` microseconds as the costs
+    predict them; 0 is no bound. Whatever the target, prompts get a block's worth of tokens in each step, so that they
+    never stand still.
+    """
+
+    def __init__(self, plan: StepPlan, capacity: Capacity, costs: Costs, target: float) -> None:
+        self._plan = plan
+        self._capacity = capacity
+        self._costs = costs
+        self._target = target
+        self._decoding = 0  # tokens of sequences that decode
+
+    @property
+    def whole(self) -> int:
+        """Tokens that the decoder could still take in this step."""
+        return self._capacity.max_batched_tokens - self._plan.num_tokens
+
+    def limit_prompts(self) -> None:
+        """The rows so far decode: what is added from now on must not delay them."""
+        self._plan.has_decoding = True
+        self._decoding = self._plan.num_tokens
+
+    def at(self, start: int) -> int:
+        """Tokens that a chunk may have which starts at index `start` of its sequence."""
+        if not self._plan.has_decoding:
+            return self.whole
+        tokens = self.whole - self._capacity.max_batched_tokens // _RESERVED_SHARE
+        if not self._target or not self._costs.of_token:
+            return tokens
+        block = self._capacity.block_size
+        in_time = self._in_time(start) // block * block
+        given = self._plan.num_tokens - self._decoding
+        return min(tokens, max(in_time, block - given))
+
+    def _in_time(self, start: int) -> int:
+        """The most tokens that the rest of the target suffices for: token k of them attends to `start + k` tokens."""
+        costs, plan = self._costs, self._plan
+        left = self._target - costs.predict(plan.num_tokens, plan.num_pairs)
+        if left <= 0:
+            return 0
+        first = costs.of_token + costs.of_pair * start
+        return int(2 * left / (first + sqrt(first * first + 2 * costs.of_pair * left)))
