@@ -19,7 +19,7 @@ from shared.net.rpc import RoomServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
 from tessera.decoder.v1 import decoder_pb2_grpc
-from tessera.decoder.v1.decoder_pb2 import ATTENTION_KIND_CAUSAL, Hello
+from tessera.decoder.v1.decoder_pb2 import AttentionKind, Hello
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         max_model_len=limits.max_model_len,
         max_batched_tokens=limits.max_batched_tokens,
         plans_in_flight=PLANS_IN_FLIGHT,
-        attention_kind=ATTENTION_KIND_CAUSAL,
+        attention_kind=AttentionKind.Value(f"ATTENTION_KIND_{loaded.attention.name}"),
         host=platform.node(),
         row_invariant=loaded.row_invariant,
         step_us=loaded.profile.step_us,

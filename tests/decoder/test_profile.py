@@ -56,9 +56,9 @@ def test_a_start_computes_less_than_one_step_of_the_largest_size(
     rows_of_logits: list[int] = []
     forward, logits = Llama.forward, Llama.logits
 
-    def counted_forward(self: Any, hidden: Any, positions: Any, meta: Any, kv: Any) -> Any:
-        tokens_in_layers.append(len(hidden) * len(kv))
-        return forward(self, hidden, positions, meta, kv)
+    def counted_forward(self: Any, hidden: Any, step: Any, caches: Any) -> Any:
+        tokens_in_layers.append(len(hidden) * len(caches))
+        return forward(self, hidden, step, caches)
 
     def counted_logits(self: Any, hidden: Any) -> Any:
         rows_of_logits.append(len(hidden))

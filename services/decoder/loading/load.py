@@ -21,6 +21,8 @@ from services.decoder.loading.profile_run import Profile, profile
 from services.decoder.loading.warm_up import warm_up
 from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.layer_spec import paged_layers
+from services.decoder.models.needs import AttentionKind
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
@@ -47,6 +49,7 @@ class Loaded:
     fingerprint: bytes
     row_invariant: bool
     profile: Profile
+    attention: AttentionKind
 
 
 def load(settings: DecoderSettings) -> Loaded:
@@ -67,6 +70,7 @@ def load(settings: DecoderSettings) -> Loaded:
         device=device,
         dtype=str(dtype).removeprefix("torch."),
     )
+    family.needs.require_served()
     model = family.load(checkpoint, ops, longest)
     checkpoint.close()
     tokens = settings.max_num_batched_tokens or _BATCHED_TOKENS[device]
@@ -82,7 +86,8 @@ def load(settings: DecoderSettings) -> Loaded:
         token_ms=round(measured.token_us / 1000, 3),
     )
     equal = _promises_equal_rows(ops)
-    return Loaded(worker, ops, fingerprint(checkpoint, dtype), equal, measured)
+    attention = family.needs.attention
+    return Loaded(worker, ops, fingerprint(checkpoint, dtype), equal, measured, attention)
 
 
 def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype) -> bytes:
@@ -122,7 +127,8 @@ def _limits(
     measured: Profile,
     small: bool,
 ) -> Limits:
-    block_bytes = model.num_layers * model.kv_spec.bytes_per_token * ops.block_size
+    token_bytes = sum(layer.bytes_per_token for layer in paged_layers(model.layers))
+    block_bytes = token_bytes * ops.block_size
     table_blocks = -(-longest // ops.block_size)
     useful = (settings.max_num_seqs * table_blocks + 1) * block_bytes
     share, sharers = settings.gpu_memory_utilization, settings.memory_sharers

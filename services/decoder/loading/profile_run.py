@@ -2,6 +2,7 @@
 with until it has seen steps itself. Together it costs less than one step of the largest size."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.memory import peak_bytes
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.layer_spec import Paged, paged_layers
+from services.decoder.models.step import Step
 
 _TIMED_TOKENS = 48  # on the CPU: enough for the products to be what takes the time
 _LOGIT_BYTES = 4
@@ -30,17 +33,18 @@ def profile(
 ) -> Profile:
     """Of steps of up to `max_tokens` tokens and `max_slots` samples."""
     on_cpu = ops.device.type == "cpu"
+    layers = paged_layers(model.layers)
     with torch.inference_mode():
         if on_cpu:
             step_bytes = _scaled_bytes(model, ops, max_tokens, max_slots, max_model_len)
         else:
-            largest = _Trial(model, ops, max_tokens, max_model_len, model.num_layers)
+            largest = _Trial(model, ops, max_tokens, max_model_len, layers)
             step_bytes = peak_bytes(lambda: largest.run(max_slots), ops.device)
         # Below, kernels are chosen and memory is touched for the first time: the first run of a size is not timed,
         # but for the larger one on the CPU, where that has been done above.
         timed = min(_TIMED_TOKENS, max_tokens) if on_cpu else max_tokens
-        one = _Trial(model, ops, 1, max_model_len, model.num_layers)
-        several = _Trial(model, ops, timed, max_model_len, model.num_layers)
+        one = _Trial(model, ops, 1, max_model_len, layers)
+        several = _Trial(model, ops, timed, max_model_len, layers)
         one.run(1)
         least, more = _seconds(one), _seconds(several)
     token_s = max(0.0, more - least) / max(1, timed - 1)
@@ -52,7 +56,8 @@ def _scaled_bytes(
 ) -> int:
     """One layer and one sample tell the rest: layers use the same memory one after the other, and each sample more is a
     row of logits more."""
-    trial = _Trial(model, ops, max_tokens, max_model_len, 1)
+    first = paged_layers(model.layers)[:1]
+    trial = _Trial(model, ops, max_tokens, max_model_len, first)
     seen = peak_bytes(lambda: trial.run(1), ops.device)
     return seen + (max_slots - 1) * model.config.vocab_size * _LOGIT_BYTES
 
@@ -64,11 +69,16 @@ def _seconds(trial: "_Trial") -> float:
 
 
 class _Trial:
-    """A step of some tokens in as few rows as that takes, every token an embedding of media, by the first `layers` of a
-    model. The cache it writes is its own."""
+    """A step of some tokens in as few rows as that takes, every token an embedding of media, by the first layers of a
+    model, `layers`. The cache it writes is its own."""
 
     def __init__(
-        self, model: DecoderModel, ops: BaseOps, tokens: int, max_model_len: int, layers: int
+        self,
+        model: DecoderModel,
+        ops: BaseOps,
+        tokens: int,
+        max_model_len: int,
+        layers: Sequence[Paged],
     ) -> None:
         self._model = model
         self._ops = ops
@@ -81,7 +91,7 @@ class _Trial:
         places = np.concatenate([np.arange(count) for count in counts])
         rows = np.repeat(np.arange(len(counts)), counts)
         slots = blocks[rows, places // ops.block_size].astype(np.int64) * ops.block_size
-        self._kv = [ops.alloc_kv(model.kv_spec, blocks.size + 1) for _ in range(layers)]
+        self._kv = [ops.alloc_kv(layer, blocks.size + 1) for layer in layers]
         self._counts, self._blocks = counts, blocks
         self._slots = slots + places % ops.block_size
         self._places = np.tile(places, (max(1, model.rotary_axes), 1))
@@ -89,11 +99,15 @@ class _Trial:
     def run(self, samples: int) -> None:
         """Computes all tokens and so many rows of logits, and waits for them."""
         model, ops, tokens = self._model, self._ops, len(self._slots)
-        meta = ops.make_meta(self._counts, self._counts, self._blocks, self._slots)
-        positions = torch.from_numpy(self._places).to(ops.device)
-        ids = torch.zeros(tokens, dtype=torch.int64, device=ops.device)
+        step = Step(
+            ids=torch.zeros(tokens, dtype=torch.int64, device=ops.device),
+            positions=torch.from_numpy(self._places).to(ops.device),
+            meta=ops.make_meta(self._counts, self._counts, self._blocks, self._slots),
+            slots=range(len(self._counts)),
+            media=torch.ones(tokens, dtype=torch.bool, device=ops.device),
+        )
         media = torch.zeros((tokens, model.config.hidden_size)).to(ops.device, ops.dtype)
-        hidden = model.embed(ids, [media], [(0, tokens)])
-        hidden = model.forward(hidden, positions, meta, self._kv)
+        hidden = model.embed(step.ids, [media], [(0, tokens)])
+        hidden = model.forward(hidden, step, self._kv)
         chosen = hidden[torch.arange(samples, device=ops.device) % tokens]
         model.logits(chosen.contiguous())[0, 0].item()

@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, PagedKV
+from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.models.layer_spec import LayerSpec
+from services.decoder.models.needs import Needs
+from services.decoder.models.step import Step
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import DecoderConfig
 from tessera.common.v1.media_pb2 import MediaItem
@@ -20,10 +23,10 @@ class DecoderModel(ABC):
 
     # Axes of rotary positions that `positions` gives; 0: a token's position is its index.
     rotary_axes: ClassVar[int] = 0
+    needs: ClassVar[Needs] = Needs()
 
     config: DecoderConfig
-    kv_spec: KVSpec
-    num_layers: int
+    layers: Sequence[LayerSpec]
 
     @classmethod
     @abstractmethod
@@ -43,11 +46,9 @@ class DecoderModel(ABC):
         return np.arange(prompt_len, dtype=np.int32)[None], 0
 
     @abstractmethod
-    def forward(
-        self, hidden: Tensor, positions: Tensor, meta: AttnMeta, kv: Sequence[PagedKV]
-    ) -> Tensor:
-        """Hidden rows [T, H] after the last norm; positions int64 [1 or axes, T]; one cache a layer,
-        or fewer caches for as many first layers.
+    def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
+        """Hidden rows [T, H] after the last norm, from those of `embed`; one cache a layer, or fewer caches for as many
+        first layers.
 
         May overwrite `hidden`.
         """

@@ -7,19 +7,14 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import (
-    AttnMeta,
-    HeadNorms,
-    Heads,
-    KVSpec,
-    Packed,
-    PagedKV,
-)
+from services.decoder.devices.base.attention_meta import HeadNorms, Heads, Packed, PagedKV
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.weights import LanguageWeights
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.layer_spec import Paged
 from services.decoder.models.rope import rope_table
+from services.decoder.models.step import Step
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import DecoderConfig
 from shared.model_config.families import read_decoder_config
@@ -43,8 +38,8 @@ class Llama(DecoderModel):
 
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         self.config = config
-        self.num_layers = config.num_layers
-        self.kv_spec = KVSpec(config.num_kv_heads, config.head_size, config.head_size, ops.dtype)
+        heads, size = config.num_kv_heads, config.head_size
+        self.layers = [Paged(heads, size, size, ops.dtype, window) for window in config.windows]
         self._ops = ops
         cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype)
         self._cos, self._sin = cos.to(ops.device), sin.to(ops.device)
@@ -80,16 +75,16 @@ class Llama(DecoderModel):
             hidden[first : first + count] = rows
         return hidden
 
-    def forward(
-        self, hidden: Tensor, positions: Tensor, meta: AttnMeta, kv: Sequence[PagedKV]
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
         """See `DecoderModel.forward`."""
         ops = self._ops
-        cos, sin = self.rotation(positions)
+        cos, sin = self.rotation(step.positions)
         residual = hidden
         normed = ops.rms_norm(hidden, self._first_norm, self.config.rms_norm_eps)
-        for layer, cache in zip(self._layers, kv, strict=False):
-            normed, residual = ops.decoder_layer(normed, residual, layer, cos, sin, cache, meta)
+        for layer, cache in zip(self._layers, caches, strict=False):
+            normed, residual = ops.decoder_layer(
+                normed, residual, layer, cos, sin, cache, step.meta
+            )
         return normed
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.models.step import Step
 from services.decoder.worker.media_spans import MediaSpan, contiguous_runs
 from services.decoder.worker.slots import SlotTable
 
@@ -41,11 +41,9 @@ class Batch:
     """T tokens, padding included; `rows` in the order of the batch: those of one token first."""
 
     rows: Rows
-    ids: Tensor  # int64 [T]
-    positions: Tensor  # int64 [axes, T]
+    step: Step
     embeds: Sequence[Tensor]
     runs: Sequence[tuple[int, int]]
-    meta: AttnMeta
     last: Longs  # each row's last token in the batch
     token_rows: Longs  # each token's row, without padding
     blocks: Longs  # each token's block, without padding
@@ -87,15 +85,27 @@ def build_batch(rows: Rows, slots: SlotTable, ops: BaseOps, read: ReadRows) -> B
     embeds, runs = _embeds(rows, ends - counts, slots, read)
     return Batch(
         rows=rows,
-        ids=torch.from_numpy(ids).to(ops.device, non_blocking=True),
-        positions=torch.from_numpy(positions).to(ops.device, non_blocking=True),
+        step=Step(
+            ids=torch.from_numpy(ids).to(ops.device, non_blocking=True),
+            positions=torch.from_numpy(positions).to(ops.device, non_blocking=True),
+            meta=meta,
+            slots=rows.slot.tolist(),
+            media=_takes_embedding(padded, runs).to(ops.device) if runs else None,
+        ),
         embeds=embeds,
         runs=runs,
-        meta=meta,
         last=ends - 1,
         token_rows=token_rows,
         blocks=blocks,
     )
+
+
+def _takes_embedding(tokens: int, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """bool [tokens]: those inside a run (first, count)."""
+    found = torch.zeros(tokens, dtype=torch.bool)
+    for first, count in runs:
+        found[first : first + count] = True
+    return found
 
 
 def _embeds(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.layer_spec import paged_layers
 from services.decoder.sampling.sampler import Sampler, nan_logits
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.inputs import Batch, Rows, build_batch, order_rows, spans_of
@@ -54,9 +55,9 @@ class Worker:
         self.embeddings = embeddings
         self._model = model
         self._ops = ops
-        layers = range(model.num_layers)
-        self._kv = [ops.alloc_kv(model.kv_spec, limits.num_blocks) for _ in layers]
-        self._host_kv = [ops.alloc_host_kv(model.kv_spec, limits.num_host_blocks) for _ in layers]
+        layers = paged_layers(model.layers)
+        self._kv = [ops.alloc_kv(layer, limits.num_blocks) for layer in layers]
+        self._host_kv = [ops.alloc_host_kv(layer, limits.num_host_blocks) for layer in layers]
         vocabulary = model.config.vocab_size
         self.slots = SlotTable(
             limits.max_slots,
@@ -242,8 +243,8 @@ class Worker:
         batch = build_batch(order_rows(rows), self.slots, self._ops, self._read)
         self.sealed.overwrite(batch.blocks)
         times.prepare_us = watch.lap_us()
-        hidden = self._model.embed(batch.ids, batch.embeds, batch.runs)
-        hidden = self._model.forward(hidden, batch.positions, batch.meta, self._kv)
+        hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
+        hidden = self._model.forward(hidden, batch.step, self._kv)
         finite = np.isfinite(hidden.sum(-1, dtype=torch.float32).cpu().numpy())
         kept = batch.rows
         if not finite.all():
@@ -261,7 +262,9 @@ class Worker:
         bad_rows = np.unique(batch.token_rows[~finite[: len(batch.token_rows)]])
         tainted = ~finite
         tainted[: len(batch.token_rows)] |= np.isin(batch.token_rows, bad_rows)
-        slots = batch.meta.slots[torch.from_numpy(np.flatnonzero(tainted)).to(self._ops.device)]
+        slots = batch.step.meta.slots[
+            torch.from_numpy(np.flatnonzero(tainted)).to(self._ops.device)
+        ]
         for layer in self._kv:
             self._ops.scrub(layer, slots)
         for row in bad_rows.tolist():

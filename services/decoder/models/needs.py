@@ -1,0 +1,36 @@
+"""What a decoder asks of the order in which its tokens are computed."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from shared.errors import InvalidRequest
+
+
+class AttentionKind(Enum):
+    """How far a token's attention looks; the names are those of `AttentionKind` in decoder.proto."""
+
+    CAUSAL = "each token sees what is before it"
+    BIDIRECTIONAL_MEDIA = "media spans see themselves whole"
+    PREFIX_LM = "the prompt sees itself whole"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """`whole_prompt`: what is not computed yet is never split between steps; `state`: something lies outside the
+    blocks of the cache."""
+
+    attention: AttentionKind = AttentionKind.CAUSAL
+    whole_prompt: bool = False
+    state: bool = False
+
+    def require_served(self) -> None:
+        """Raises InvalidRequest for anything but causal attention over blocks."""
+        asked = [] if self.attention is AttentionKind.CAUSAL else [self.attention.value]
+        asked += ["prompts are never split"] if self.whole_prompt else []
+        asked += ["state is kept outside the cache's blocks"] if self.state else []
+        if asked:
+            raise InvalidRequest(
+                "UNSUPPORTED_MODEL",
+                f"the model needs what is not served: {', '.join(asked)}",
+                field="model",
+            )

@@ -1,0 +1,96 @@
+"""What a model file is given in each step, and what it may ask for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.decoder.loading.load import load
+from services.decoder.models.layer_spec import LayerSpec, Opaque, Shared, State
+from services.decoder.models.llama import Llama
+from services.decoder.models.needs import AttentionKind, Needs
+from services.decoder.models.step import Step
+from services.decoder.settings import DecoderSettings
+from shared.artifacts.store import ArtifactStore
+from shared.errors import InvalidRequest
+from tessera.common.v1.media_pb2 import EmbedRun, MediaItem
+from tests.support.checkpoints import make_checkpoint
+from tests.support.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    make_plan,
+    running_decoder,
+)
+
+DIGEST = b"image".ljust(16, b"-")
+
+
+async def test_a_step_says_whose_rows_run_and_which_tokens_take_an_embedding(
+    tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path, "llava")
+    ref = ArtifactStore(short_tmp / "artifacts", "producer", "").put(
+        DIGEST, np.ones((3, 64), np.float32)
+    )
+    # Tokens 2 and 4 of the span keep their own embedding.
+    runs = [EmbedRun(start=0, length=2), EmbedRun(start=3, length=1)]
+    media = MediaItem(digest=DIGEST, modality=1, offset=2, length=5, rows=3, embed_runs=runs)
+    seen: list[Step] = []
+    forward = Llama.forward
+
+    def recorded(
+        model: Llama, hidden: torch.Tensor, step: Step, caches: Sequence[object]
+    ) -> object:
+        seen.append(step)
+        return forward(model, hidden, step, caches)  # type: ignore[arg-type]
+
+    async with running_decoder(folder, short_tmp / "s") as decoder:
+        monkeypatch.setattr(Llama, "forward", recorded)
+        async with StepStream.open(decoder.address) as stream:
+            await stream.run(make_plan(fetch=[ref]))
+            while not stream.ready:
+                await stream.news()
+            text = Text(3, list(range(40, 49)), greedy(), media=[media])
+            await NaiveScheduler(stream).generate([text], 2, 64)
+    first, second = seen
+    expected = [False, False, True, True, False, True, False, False, False]
+    assert first.media is not None and first.media[:9].tolist() == expected
+    assert first.ids[:9].tolist() == list(text.prompt)
+    assert list(first.slots) == list(second.slots) == [3]
+    assert second.media is None and second.ids[0] == text.output[0]
+
+
+@pytest.mark.parametrize("layer", [Shared(0), State(64), Opaque()])
+def test_a_layer_that_is_not_in_blocks_is_refused_by_name(
+    llama_folder: Path, layer: LayerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = Llama.__init__
+
+    def changed(model: Llama, *arguments: object) -> None:
+        created(model, *arguments)  # type: ignore[arg-type]
+        model.layers = [*model.layers[:1], layer]
+
+    monkeypatch.setattr(Llama, "__init__", changed)
+    with pytest.raises(InvalidRequest, match=f"layer 1 keeps {type(layer).__name__}"):
+        load(DecoderSettings(model=llama_folder, device="cpu", threads=1))
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (Needs(AttentionKind.BIDIRECTIONAL_MEDIA), "media spans see themselves whole"),
+        (Needs(AttentionKind.PREFIX_LM), "the prompt sees itself whole"),
+        (Needs(whole_prompt=True), "prompts are never split"),
+        (Needs(state=True), "outside the cache's blocks"),
+    ],
+)
+def test_a_need_that_is_not_served_is_refused_by_name(
+    llama_folder: Path, needs: Needs, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Llama, "needs", needs)
+    with pytest.raises(InvalidRequest, match=said):
+        load(DecoderSettings(model=llama_folder, device="cpu", threads=1))
