@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from shared.net import rpc
+from shared.net.channels import open_channel
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.pictures import data_url, png
@@ -113,7 +113,7 @@ class Clients:
     async def run(self, count: int, at_a_time: int) -> None:
         """Sends so many requests. Raises RuntimeError if an answer was an internal error."""
         last = self._number + count
-        async with rpc.channel(self._grpc_address) as channel:
+        async with open_channel(self._grpc_address) as channel:
             self._stub = ChatServiceStub(channel)
 
             async def one() -> None:

@@ -23,7 +23,7 @@ from benchmarks import toy_model
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from services.launcher.service_commands import QUIET_GRPC
 from shared.net.registry import Announcement
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue import Queue, connect
 from shared.queue.keys import Keys, new_instance_id, new_request_id
 from shared.queue.token_log import encode_tokens
@@ -101,7 +101,7 @@ async def _measure(
     listen = f"unix:{model.parent}/decoder-{running}.sock"
     scheduler = _start_scheduler(redis.url, model)
     try:
-        async with RoomServer(listen, grace_s=0) as server:
+        async with RpcServer(listen, grace_s=0) as server:
             server.add(
                 "tessera.decoder.v1.DecoderService", add_DecoderServiceServicer_to_server, decoder
             )

@@ -3,9 +3,9 @@
 from functools import partial
 
 from services.decoder.settings import DecoderSettings
+from shared import service_process
 from shared.checkpoint.prepare import prepare_model
 from shared.model_config.check import Parts
-from shared.net import rpc
 from shared.settings import set_process_environment
 from shared.telemetry.logs import configure_logs
 
@@ -18,10 +18,10 @@ def main() -> None:
     set_process_environment(GOMP_SPINCOUNT="10000")
     settings = prepare_model(settings, Parts.WEIGHTS, device=settings.device, dtype=settings.dtype)
 
-    rpc.load_without_collecting()
+    service_process.load_without_collecting()
     from services.decoder.server import serve
 
-    rpc.run(partial(serve, settings), settings.internal_token_file)
+    service_process.run(partial(serve, settings), settings.internal_token_file)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from services.decoder.servicer import DecoderServicer
 from services.decoder.session import PLANS_IN_FLIGHT
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.executor import Executor
+from shared import service_process
 from shared.cpu_kernels import host_memory
-from shared.net import rpc
 from shared.net.registry import Announcement
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
 from tessera.decoder.v1 import decoder_pb2_grpc
@@ -31,7 +31,7 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
     """Runs until `stop` is set. Raises ServingError for what keeps it from starting."""
     sys.setswitchinterval(_SWITCH_S)
     decoder_id = new_instance_id()
-    async with RoomServer(
+    async with RpcServer(
         settings.listen, advertise=settings.advertise, heartbeat=settings.heartbeat
     ) as server:
         log.info("loading", model=str(settings.model), address=server.address, id=decoder_id)
@@ -49,7 +49,7 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
         keys = Keys(settings.model_name)
         async with Announcement(redis, keys, "decoder", decoder_id, server.address) as announcement:
             log.info("ready", address=server.address)
-            rpc.settle()
+            service_process.settle()
             host_memory.make_present()
             await stop.wait()
             log.info("draining")

@@ -4,9 +4,9 @@ import asyncio
 
 from services.gateway.gateway import run_gateway
 from services.gateway.settings import GatewaySettings
+from shared import service_process
 from shared.checkpoint.prepare import prepare_model
 from shared.model_config.check import Parts
-from shared.net import rpc
 from shared.telemetry.logs import configure_logs
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     async def body(stop: asyncio.Event) -> None:
         await run_gateway(settings, stop)
 
-    rpc.run(body, settings.internal_token_file)
+    service_process.run(body, settings.internal_token_file)
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ from services.gateway.http.server import HttpServer
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
-from shared import access
-from shared.net import rpc, tasks
+from shared import access, service_process
+from shared.net import tasks
 from shared.net.registry import Announcement, Directory
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.net.server_tls import ServerTls
 from shared.queue import Queue, TokenChannel, connect
 from shared.queue.keys import Keys, new_instance_id
@@ -70,7 +70,7 @@ class Gateway:
 async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set, then drains."""
     async with open_gateway(settings) as gateway:
-        rpc.settle()
+        service_process.settle()
         log.info("ready", url=gateway.url, grpc=gateway.grpc_address, model=gateway.model.name)
         await _until_told(stop, gateway.http_server)
         log.info("draining", open_answers=len(gateway.follower))
@@ -88,7 +88,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     weights = read_weights(settings.tenant_weights)
     api_keys = _api_keys(settings)
     budget = BodyBudget(max(settings.max_body_bytes_in_flight, 2 * limit))
-    grpc_server = RoomServer(
+    grpc_server = RpcServer(
         _join(settings.host, settings.grpc_port),
         credentials=tls.grpc_credentials() if tls else None,
         heartbeat=settings.heartbeat,
@@ -232,7 +232,7 @@ def _grpc_limits(settings: GatewaySettings) -> list[tuple[str, int]]:
 
 
 async def _drain(
-    http_server: HttpServer, grpc_server: RoomServer, custody: Custody, timeout_s: float
+    http_server: HttpServer, grpc_server: RpcServer, custody: Custody, timeout_s: float
 ) -> None:
     """Lets open answers run for a while, then closes them. Their requests are not cancelled: other
     gateways go on with them.

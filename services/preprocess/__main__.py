@@ -15,14 +15,14 @@ def main() -> None:
     # fight for the same cores. The image workers are programs of their own and know nothing of this process's gRPC.
     set_process_environment(TOKENIZERS_PARALLELISM="false", GRPC_ENABLE_FORK_SUPPORT="0")
 
+    from shared import service_process
     from shared.checkpoint.prepare import prepare_model
     from shared.model_config.check import Parts
-    from shared.net import rpc
 
     settings = prepare_model(settings, Parts.TOKENIZER | Parts.PROCESSOR)
     from services.preprocess.server import serve
 
-    rpc.run(partial(serve, settings), settings.internal_token_file)
+    service_process.run(partial(serve, settings), settings.internal_token_file)
 
 
 if __name__ == "__main__":

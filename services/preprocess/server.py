@@ -19,14 +19,14 @@ from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.preprocess.servicer import PreprocessServicer
 from services.preprocess.settings import PreprocessSettings
 from services.preprocess.worker.pool import ImageWorkerPool
+from shared import service_process
 from shared.artifacts import store as artifacts
 from shared.artifacts.store import ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.families import read_decoder_config
-from shared.net import rpc
 from shared.net.registry import Announcement
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.media_store import MediaStore
@@ -44,7 +44,7 @@ _SERVICE_NAME = "tessera.preprocess.v1.PreprocessService"
 async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ServingError when the room cannot start."""
     watch = Stopwatch()
-    server = RoomServer(
+    server = RpcServer(
         settings.listen,
         advertise=settings.advertise,
         heartbeat=settings.heartbeat,
@@ -110,7 +110,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
                 images=builder.takes_images,
                 start_ms=watch.lap_us() // 1000,
             )
-            rpc.settle()
+            service_process.settle()
             await stop.wait()
         log.info("draining")
         await server.not_ready()

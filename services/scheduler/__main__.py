@@ -2,7 +2,7 @@
 
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
-from shared.net import rpc
+from shared import service_process
 from shared.telemetry.logs import configure_logs
 
 
@@ -10,7 +10,7 @@ def main() -> None:
     """Starts the scheduler and ends with its exit status."""
     settings = SchedulerSettings.load(prog="tessera-scheduler")
     configure_logs("scheduler", settings.log_level, settings.log_format)
-    rpc.run(lambda stop: serve(settings, stop), settings.internal_token_file)
+    service_process.run(lambda stop: serve(settings, stop), settings.internal_token_file)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailab
 from shared.net import tasks
 from shared.net.channels import Channels
 from shared.net.registry import Directory, Member
-from shared.net.rpc import calling
+from shared.net.rpc.errors import calling
 from shared.telemetry import request_names
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem

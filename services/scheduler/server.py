@@ -13,10 +13,11 @@ from services.scheduler.encoders import Encoders
 from services.scheduler.requests.ownership import Ownership
 from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
+from shared import service_process
 from shared.errors import InvalidRequest
-from shared.net import rpc, tasks
+from shared.net import tasks
 from shared.net.registry import Announcement, Directory
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue import ControlChannel, Queue, connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.media_store import MediaStore
@@ -38,7 +39,7 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         server = await stack.enter_async_context(
-            RoomServer(settings.listen, advertise=settings.advertise, heartbeat=settings.heartbeat)
+            RpcServer(settings.listen, advertise=settings.advertise, heartbeat=settings.heartbeat)
         )
         table = _read_table(settings.model / "tokenizer.json")
         decoders = Directory(redis, keys, "decoder")
@@ -73,7 +74,7 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         )
         await server.ready()
         log.info("ready", scheduler=scheduler_id, model=settings.model_name)
-        rpc.settle()
+        service_process.settle()
         return await _work(dispatcher, ownership, stop)
 
 

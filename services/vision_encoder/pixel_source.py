@@ -8,9 +8,9 @@ import structlog
 from shared.artifacts.file import Array
 from shared.artifacts.store import ArtifactReader
 from shared.errors import NotFound, ServingError, Unavailable
-from shared.net import rpc
-from shared.net.channels import Channels
+from shared.net.channels import Channels, open_channel
 from shared.net.registry import Directory, Member
+from shared.net.rpc.errors import calling
 from shared.telemetry import request_names
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
@@ -28,7 +28,7 @@ class PixelSource:
         self,
         reader: ArtifactReader,
         directory: Directory,
-        open_channel: Callable[[str], grpc.aio.Channel] = rpc.channel,
+        open_channel: Callable[[str], grpc.aio.Channel] = open_channel,
     ) -> None:
         self._reader = reader
         self._directory = directory
@@ -65,7 +65,7 @@ class PixelSource:
     async def _from(self, member: Member, media: MediaItem) -> Array:
         with self._channels.use(member.address) as channel:
             stub = PreprocessServiceStub(channel)
-            with rpc.calling(f"preprocess {member.address}"):
+            with calling(f"preprocess {member.address}"):
                 answer = await stub.GetPixels(
                     GetPixelsRequest(media=media),
                     timeout=_TIMEOUT_S,

@@ -15,14 +15,13 @@ from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.queue import TowerQueue
 from services.vision_encoder.servicer import VisionEncoderServicer
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import processors
+from shared import processors, service_process
 from shared.artifacts import store as artifacts
 from shared.artifacts.store import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.check import require_dtype
-from shared.net import rpc
 from shared.net.registry import Announcement, Directory
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.telemetry.logs import Stopwatch
@@ -39,7 +38,7 @@ _SERVICE_NAME = "tessera.vision_encoder.v1.VisionEncoderService"
 async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ServingError when the room cannot start."""
     watch = Stopwatch()
-    server = RoomServer(
+    server = RpcServer(
         settings.listen,
         advertise=settings.advertise,
         heartbeat=settings.heartbeat,
@@ -84,7 +83,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
                 processors=str(processors.find()),
                 start_ms=watch.lap_us() // 1000,
             )
-            rpc.settle()
+            service_process.settle()
             await stop.wait()
         log.info("draining")
         await server.not_ready()

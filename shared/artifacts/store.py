@@ -24,8 +24,8 @@ import numpy as np
 from shared.artifacts import file as artifact_file
 from shared.artifacts.file import Array, TornFile
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
-from shared.net import rpc
 from shared.net.channels import Channels
+from shared.net.rpc.errors import calling
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import (
     ArtifactLocation,
@@ -238,7 +238,7 @@ class ArtifactReader:
         buffer = np.empty(ref.size_bytes, np.uint8)
         with (
             self._channels.use(address) as channel,
-            rpc.calling(f"artifact producer {address}"),
+            calling(f"artifact producer {address}"),
         ):
             stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
             call = stub.FetchArtifact(

@@ -1,64 +1,96 @@
-"""Channels to peers that come and go: each restart has a new address, and nobody says goodbye to the old one."""
+"""gRPC channels to other services, by address. A restarted service has a new address; the old one is never announced as
+gone.
+"""
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 
-from shared.net import rpc, tasks
+from shared.net import internal_token, tasks
+
+MAX_MESSAGE_BYTES = 16 << 20
+
+# Pings find a peer that is frozen or cut off while TCP still looks alive: the kernel acknowledges for a stopped
+# process, so without the ping timeout every call to it waits for its whole deadline.
+KEEPALIVE: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
 
 _UNUSED_S = 60.0
 
 
+def open_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """Opens a channel to `host:port` or `unix:/path`. Connects at the first call."""
+    opened = grpc.aio.insecure_channel(
+        address,
+        options=[
+            *KEEPALIVE,
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+            # Names are resolved here and addresses are on loopback or in the cluster: never by a proxy.
+            ("grpc.enable_http_proxy", 0),
+        ],
+    )
+    return internal_token.with_token(opened)
+
+
 @dataclass(slots=True)
-class _Line:
+class _Entry:
     channel: grpc.aio.Channel
     calls: int = 0
     used_at: float = 0.0
 
 
 class Channels:
-    """One for each address, opened at first use. Those that nobody has used for a minute are closed when another one
-    is opened: a peer that is alive costs a new connection then, and a dead one nothing any more.
+    """One channel for each address, opened at first use. Channels unused for a minute are closed when another one is
+    opened, so that dead peers cost nothing; a live one is connected to again.
     """
 
-    def __init__(self, open_channel: Callable[[str], grpc.aio.Channel] = rpc.channel) -> None:
+    def __init__(self, open_channel: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
         self._open = open_channel
-        self._lines: dict[str, _Line] = {}
+        self._entries: dict[str, _Entry] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._entries)
 
     @contextlib.contextmanager
     def use(self, address: str) -> Iterator[grpc.aio.Channel]:
         """The channel to an address, which stays open inside."""
-        line = self._lines.get(address)
-        if line is None:
+        entry = self._entries.get(address)
+        if entry is None:
             self._close_unused()
-            line = self._lines[address] = _Line(self._open(address))
-        line.calls += 1
+            entry = self._entries[address] = _Entry(self._open(address))
+        entry.calls += 1
         try:
-            yield line.channel
+            yield entry.channel
         finally:
-            line.calls -= 1
-            line.used_at = asyncio.get_running_loop().time()
+            entry.calls -= 1
+            entry.used_at = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
         """Closes all of them, and with them the calls under way."""
-        lines, self._lines = list(self._lines.values()), {}
-        for line in lines:
-            await line.channel.close()
+        entries, self._entries = list(self._entries.values()), {}
+        for entry in entries:
+            await entry.channel.close()
         await tasks.end(*self._closing)
 
     def _close_unused(self) -> None:
         horizon = asyncio.get_running_loop().time() - _UNUSED_S
-        for address, line in list(self._lines.items()):
-            if not line.calls and line.used_at < horizon:
-                del self._lines[address]
-                task = asyncio.create_task(_close(line.channel))
+        for address, entry in list(self._entries.items()):
+            if not entry.calls and entry.used_at < horizon:
+                del self._entries[address]
+                task = asyncio.create_task(_close(entry.channel))
                 self._closing[task] = None
                 task.add_done_callback(lambda done: self._closing.pop(done, None))
 

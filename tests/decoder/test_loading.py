@@ -18,8 +18,8 @@ from services.decoder.loading.memory import cache_budget, count_blocks, kv_bytes
 from services.decoder.settings import DecoderSettings
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest, NotFound, ServingError
+from shared.net.channels import open_channel
 from shared.net.registry import Directory
-from shared.net.rpc import channel
 from shared.queue import connect
 from shared.queue.keys import Keys
 from tests.support.checkpoints import make_checkpoint
@@ -215,7 +215,7 @@ async def test_the_room_starts_announces_itself_and_leaves_when_told(
 
         async with StepStream.open(member.address, decoder_id=member.instance_id) as stream:
             assert stream.hello.decoder_id == member.instance_id
-        async with channel(member.address) as connection:
+        async with open_channel(member.address) as connection:
             from grpc_health.v1 import health_pb2, health_pb2_grpc
 
             stub = health_pb2_grpc.HealthStub(connection)

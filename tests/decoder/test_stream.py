@@ -257,11 +257,12 @@ async def test_a_third_unanswered_plan_ends_the_stream(decoder: Decoder) -> None
 
 
 async def test_streams_must_begin_with_open(decoder: Decoder) -> None:
-    from shared.net.rpc import calling, channel
+    from shared.net.channels import open_channel
+    from shared.net.rpc.errors import calling
     from tessera.decoder.v1 import decoder_pb2_grpc
     from tessera.decoder.v1.decoder_pb2 import Heartbeat, StepsRequest
 
-    async with channel(decoder.address) as connection:
+    async with open_channel(decoder.address) as connection:
         call = decoder_pb2_grpc.DecoderServiceStub(connection).Steps()
         await call.write(StepsRequest(heartbeat=Heartbeat()))
         with pytest.raises(InvalidRequest, match="open"), calling("decoder"):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from shared.net import rpc
+from shared.net.channels import open_channel
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway_stage import Stage, open_stage
@@ -65,7 +65,7 @@ async def test_a_salt_is_a_text_that_is_not_empty(stage: Stage, wrong: object) -
 
 
 async def test_grpc_has_the_same_salt(stage: Stage) -> None:
-    async with rpc.channel(stage.gateway.grpc_address) as channel:
+    async with open_channel(stage.gateway.grpc_address) as channel:
         options = GenerationOptions(max_tokens=1, cache_salt="team")
         call = ChatServiceStub(channel).Complete(CompleteRequest(text="Hi", options=options))
         events = [event async for event in call]

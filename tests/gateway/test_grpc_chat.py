@@ -13,7 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidRequest, NotFound, Overloaded, Unauthenticated
-from shared.net import rpc
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import (
     ChatEvent,
@@ -33,7 +34,7 @@ from tests.support.neighbours import score
 
 @pytest.fixture
 async def channel(stage: Stage) -> AsyncIterator[grpc.aio.Channel]:
-    async with rpc.channel(stage.gateway.grpc_address) as opened:
+    async with open_channel(stage.gateway.grpc_address) as opened:
         yield opened
 
 
@@ -191,7 +192,7 @@ async def test_a_prompt_is_repeated_and_scored(stage: Stage, channel: grpc.aio.C
 async def test_refusals_name_the_field(
     channel: grpc.aio.Channel, request_: ChatRequest, error: type[Exception], field: str
 ) -> None:
-    with pytest.raises(error) as caught, rpc.calling("gateway"):
+    with pytest.raises(error) as caught, calling("gateway"):
         async for _ in ChatServiceStub(channel).Chat(request_):
             pass
     assert caught.value.metadata["field"] == field  # type: ignore[attr-defined]
@@ -277,16 +278,16 @@ async def test_keys_and_limits_hold_here_too(
     changes = {"api_key": "secret", "max_waiting_requests": 1}
     async with (
         open_stage(redis_url, model_folder, tokenizer, **changes) as stage,
-        rpc.channel(stage.gateway.grpc_address) as channel,
+        open_channel(stage.gateway.grpc_address) as channel,
     ):
         stub = ChatServiceStub(channel)
-        with pytest.raises(Unauthenticated), rpc.calling("gateway"):
+        with pytest.raises(Unauthenticated), calling("gateway"):
             await stub.ListModels(ListModelsRequest())
         key = (("authorization", "Bearer secret"),)
         stage.scheduler.taking = False
         waiting = stub.Chat(question(), metadata=key)
         assert (await waiting.read()).WhichOneof("event") == "accepted"
-        with pytest.raises(Overloaded) as caught, rpc.calling("gateway"):
+        with pytest.raises(Overloaded) as caught, calling("gateway"):
             await stub.Chat(question(), metadata=key).read()
         assert int(caught.value.metadata["retry_after_s"]) >= 1
         waiting.cancel()

@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidRequest, ServingError, Unauthenticated, Unavailable
-from shared.net import rpc
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
 from tessera.gateway.v1.chat_pb2 import (
     ChatMessage,
     ChatRequest,
@@ -29,7 +30,7 @@ CHAT = "/tessera.gateway.v1.ChatService/Chat"
 
 @pytest.fixture
 async def channel(stage: Stage) -> AsyncIterator[grpc.aio.Channel]:
-    async with rpc.channel(stage.gateway.grpc_address, 64 << 20) as opened:
+    async with open_channel(stage.gateway.grpc_address, 64 << 20) as opened:
         yield opened
 
 
@@ -40,7 +41,7 @@ def question(**options: object) -> ChatRequest:
 
 async def refused(channel: grpc.aio.Channel, method: str, message: bytes) -> ServingError:
     """The error of a call with these bytes."""
-    with pytest.raises(ServingError) as caught, rpc.calling("gateway"):
+    with pytest.raises(ServingError) as caught, calling("gateway"):
         async for _ in channel.unary_stream(method)(message):
             pass
     error: ServingError = caught.value
@@ -67,7 +68,7 @@ async def test_the_key_comes_before_the_message(
 ) -> None:
     async with open_stage(redis_url, model_folder, tokenizer, api_key="secret") as stage:
         port = int(stage.gateway.grpc_address.rpartition(":")[2])
-        async with rpc.channel(stage.gateway.grpc_address) as channel:
+        async with open_channel(stage.gateway.grpc_address) as channel:
             error = await refused(channel, CHAT, b"\xff\xff\xff")
             assert isinstance(error, Unauthenticated)
         async with UnfinishedCall(port, CHAT, 30 << 20) as call:
@@ -92,11 +93,11 @@ async def test_messages_are_received_within_the_budget(
                 await asyncio.sleep(0.05)
         await asyncio.sleep(1)
         assert sum(call.sent for call in calls) < 4 << 20
-        async with rpc.channel(stage.gateway.grpc_address) as channel:
+        async with open_channel(stage.gateway.grpc_address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             answer = await health.Check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-            with pytest.raises(Unavailable, match="max-body-bytes-in-flight"), rpc.calling("it"):
+            with pytest.raises(Unavailable, match="max-body-bytes-in-flight"), calling("it"):
                 async for _ in ChatServiceStub(channel).Chat(question()):
                     pass
             for call in calls:

@@ -10,7 +10,8 @@ from openai import AsyncOpenAI
 
 from services.gateway.gateway import open_gateway
 from shared.errors import Conflict
-from shared.net import rpc
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway_stage import ANSWER, Stage, until_ready
@@ -167,7 +168,7 @@ async def test_grpc_reads_the_key_from_its_metadata(stage: Stage) -> None:
     picture = ContentPart(image=b"x" * 9000)
     request = ChatRequest(messages=[message, ChatMessage(role="user", content=[picture])])
     metadata = (("idempotency-key", "once"),)
-    async with rpc.channel(stage.gateway.grpc_address) as channel:
+    async with open_channel(stage.gateway.grpc_address) as channel:
         stub = ChatServiceStub(channel)
         one = [event async for event in stub.Chat(request, metadata=metadata)]
         two = [event async for event in stub.Chat(request, metadata=metadata)]
@@ -176,6 +177,6 @@ async def test_grpc_reads_the_key_from_its_metadata(stage: Stage) -> None:
         rest = [event async for event in stub.Chat(request, metadata=last)]
         assert "".join(e.delta.text for e in rest) == "".join(e.delta.text for e in one[5:])
         request.messages[1].content[0].image = b"y" * 9000
-        with pytest.raises(Conflict), rpc.calling("gateway"):
+        with pytest.raises(Conflict), calling("gateway"):
             await stub.Chat(request, metadata=metadata).read()
     assert len(stage.scheduler.played) == 1

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from services.gateway.admission import prompt_stream
 from services.gateway.admission.prompt_stream import PromptStream, is_short
 from shared.errors import Expired, InvalidRequest, Unavailable
-from shared.net import rpc
+from shared.net.channels import open_channel
 from shared.queue.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
@@ -25,7 +25,7 @@ from tests.support.neighbours import PreprocessPlayer
 
 @asynccontextmanager
 async def stream_to(player: PreprocessPlayer) -> AsyncIterator[PromptStream]:
-    channel = rpc.channel(player.address)
+    channel = open_channel(player.address)
     stream = PromptStream(channel, "the player")
     try:
         yield stream

@@ -12,7 +12,7 @@ from structlog.testing import LogCapture
 
 from services.gateway.gateway import Gateway
 from shared.errors import Internal, InvalidRequest
-from shared.net import rpc
+from shared.net.channels import open_channel
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
@@ -122,7 +122,7 @@ async def test_names_go_to_other_services_and_come_back(lines: Lines, stage: Sta
     assert stage.preprocess.seen[1].client_request_id == ""
     message = ChatMessage(role="user", content=[ContentPart(text="hello")])
     metadata = (("x-request-id", "client-18"),)
-    async with rpc.channel(stage.gateway.grpc_address) as channel:
+    async with open_channel(stage.gateway.grpc_address) as channel:
         stub = ChatServiceStub(channel)
         async for _ in stub.Chat(ChatRequest(messages=[message]), metadata=metadata):
             pass

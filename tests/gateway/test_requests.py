@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from shared.errors import Internal, NotFound
-from shared.net import rpc
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import CancelRequestRequest, GetRequestRequest
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
@@ -95,7 +96,7 @@ async def test_a_failure_is_told_with_its_reason(stage: Stage) -> None:
 async def test_the_same_over_grpc(stage: Stage) -> None:
     tokens = stage.says(ANSWER)
     rid = (await stage.chat()).headers["x-request-id"]
-    async with rpc.channel(stage.gateway.grpc_address) as channel:
+    async with open_channel(stage.gateway.grpc_address) as channel:
         stub = ChatServiceStub(channel)
         found = await stub.GetRequest(GetRequestRequest(request_id=rid))
         assert (found.request_id, found.status, found.attempts) == (rid, "completed", 1)
@@ -107,7 +108,7 @@ async def test_the_same_over_grpc(stage: Stage) -> None:
             stub.GetRequest(GetRequestRequest(request_id=rid, user="eve")),
             stub.CancelRequest(CancelRequestRequest(request_id=rid[:-1])),
         ):
-            with pytest.raises(NotFound), rpc.calling("gateway"):
+            with pytest.raises(NotFound), calling("gateway"):
                 await call
 
 

@@ -13,7 +13,8 @@ from openai.types.chat import ChatCompletionChunk
 
 from services.gateway.gateway import Gateway
 from shared.errors import InvalidRequest, NotFound
-from shared.net import rpc
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
 from tessera.gateway.v1.chat_pb2 import (
     ChatEvent,
     ChatMessage,
@@ -196,7 +197,7 @@ async def test_an_answers_own_id_names_its_request(stage: Stage, other: Gateway)
     for method in ("GET", "DELETE"):
         state = (await stage.http.request(method, f"/v1/requests/{whole}")).json()
         assert (f"cmpl-{state['id']}", state["status"]) == (whole, "completed")
-    async with rpc.channel(other.grpc_address) as channel:
+    async with open_channel(other.grpc_address) as channel:
         follow = FollowRequest(request_id=whole)
         told_texts = [event.delta.text async for event in ChatServiceStub(channel).Follow(follow)]
     assert "".join(told_texts) == ANSWER
@@ -263,8 +264,8 @@ async def test_follow_gives_the_rest_after_every_event(
 ) -> None:
     speak_differently(stage)
     async with (
-        rpc.channel(stage.gateway.grpc_address) as here,
-        rpc.channel(other.grpc_address) as there,
+        open_channel(stage.gateway.grpc_address) as here,
+        open_channel(other.grpc_address) as there,
     ):
         stub = ChatServiceStub(here)
         call = stub.Chat if isinstance(request_, ChatRequest) else stub.Complete
@@ -281,14 +282,14 @@ async def test_follow_gives_the_rest_after_every_event(
 
 async def test_follow_refuses_what_is_wrong(stage: Stage) -> None:
     rid = (await stage.chat()).headers["x-request-id"]
-    async with rpc.channel(stage.gateway.grpc_address) as channel:
+    async with open_channel(stage.gateway.grpc_address) as channel:
         stub = ChatServiceStub(channel)
         for request, error in (
             (FollowRequest(request_id=rid, after="x"), InvalidRequest),
             (FollowRequest(request_id=rid, user="eve"), NotFound),
             (FollowRequest(request_id="x"), NotFound),
         ):
-            with pytest.raises(error), rpc.calling("gateway"):
+            with pytest.raises(error), calling("gateway"):
                 await _first(stub.Follow(request))
 
 

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from services.gateway.admission.request_options import Terms, Timeouts, fingerprint, read_terms
 from services.gateway.reading.data_urls import read_json
 from shared.errors import Expired, InvalidRequest
-from shared.net import rpc
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway_stage import Stage, open_stage
@@ -118,8 +119,8 @@ async def test_timeouts_over_grpc(stage: Stage) -> None:
     stage.scheduler.taking = False
     message = ChatMessage(role="user", content=[ContentPart(text="hello")])
     request = ChatRequest(messages=[message], options=GenerationOptions(timeout=0.2))
-    async with rpc.channel(stage.gateway.grpc_address) as channel:
-        with pytest.raises(Expired) as caught, rpc.calling("gateway"):
+    async with open_channel(stage.gateway.grpc_address) as channel:
+        with pytest.raises(Expired) as caught, calling("gateway"):
             async for _ in ChatServiceStub(channel).Chat(request):
                 pass
     assert caught.value.reason == "REQUEST_TIMEOUT"

@@ -8,11 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shared.net import healthcheck, rpc
+from shared.net import healthcheck
+from shared.net.rpc.server import RpcServer
 
 
 async def test_a_service_is_ready_once_it_says_so() -> None:
-    async with rpc.RoomServer("127.0.0.1:0") as server:
+    async with RpcServer("127.0.0.1:0") as server:
         assert await asyncio.to_thread(healthcheck.check, server.address) == "NOT_SERVING"
         await server.ready()
         assert await asyncio.to_thread(healthcheck.check, server.address) == "ready"
@@ -22,7 +23,7 @@ async def test_a_service_is_ready_once_it_says_so() -> None:
 
 
 async def test_a_service_that_listens_everywhere_advertises_where_it_is_reached() -> None:
-    async with rpc.RoomServer("0.0.0.0:0") as server:
+    async with RpcServer("0.0.0.0:0") as server:
         host, port = server.address.rsplit(":", 1)
         assert host != "0.0.0.0"
         assert host == socket.gethostname() or not host.startswith("127.")
@@ -31,7 +32,7 @@ async def test_a_service_that_listens_everywhere_advertises_where_it_is_reached(
 
 
 async def test_what_is_advertised_can_be_given() -> None:
-    async with rpc.RoomServer("0.0.0.0:0", advertise="decoder-7.example:50051") as server:
+    async with RpcServer("0.0.0.0:0", advertise="decoder-7.example:50051") as server:
         assert server.address == "decoder-7.example:50051"
 
 

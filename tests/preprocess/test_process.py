@@ -12,7 +12,7 @@ from pathlib import Path
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shared.artifacts.store import ArtifactReader, remove_abandoned
-from shared.net import rpc
+from shared.net.channels import open_channel
 from shared.settings import child_environment
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
@@ -33,7 +33,7 @@ async def process(
             TESSERA_PREPROCESS_MEDIA_WORKERS="1",
         ),
     )
-    channel = rpc.channel(address)
+    channel = open_channel(address)
     try:
         while child.poll() is None:
             with contextlib.suppress(Exception):

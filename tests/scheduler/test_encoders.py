@@ -10,7 +10,7 @@ import pytest
 from services.scheduler.encoders import Encoders
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
 from shared.net.registry import Announcement, Directory
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue.keys import new_instance_id
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
@@ -46,7 +46,7 @@ class PlayedEncoder(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
 @contextlib.asynccontextmanager
 async def started(bench: Bench) -> AsyncIterator[PlayedEncoder]:
     played = PlayedEncoder()
-    async with RoomServer("127.0.0.1:0", grace_s=0) as server:
+    async with RpcServer("127.0.0.1:0", grace_s=0) as server:
         server.add(
             "tessera.vision_encoder.v1.VisionEncoderService",
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,

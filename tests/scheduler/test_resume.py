@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import Unavailable
-from shared.net.rpc import channel
+from shared.net.channels import open_channel
 from shared.queue.token_log import decode_tokens, stride
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -164,7 +164,7 @@ async def test_a_takeover_computes_less_than_a_block_of_each_sequence_again(
     bench.scheduler(listen=address)
     for rid in rids:
         assert len((await bench.answer(rid))[0]) == 150
-    async with channel(address) as opened:
+    async with open_channel(address) as opened:
         load = await SchedulerServiceStub(opened).GetLoad(GetLoadRequest())
     again = load.decoders[0].totals.tokens - (150 * len(rids) - there)
     assert again <= 17 * len(rids)

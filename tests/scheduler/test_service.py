@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from services.scheduler.server import FENCED
-from shared.net.rpc import channel
+from shared.net.channels import open_channel
 from shared.queue import token_log
 from shared.queue.keys import new_instance_id
 from shared.text.text_fold import TokenBytes
@@ -152,7 +152,7 @@ async def test_it_answers_health_reflection_and_load(bench: Bench, short_tmp: Pa
     address = f"unix:{short_tmp}/s"
     bench.scheduler(listen=address)
     await bench.answer(await bench.ask([1, 2, 3]))
-    async with channel(address) as opened:
+    async with open_channel(address) as opened:
         answer = await SchedulerServiceStub(opened).GetLoad(GetLoadRequest())
         assert [d.blocks_total for d in answer.decoders] == [199]
         totals = answer.decoders[0].totals

@@ -13,7 +13,7 @@ from shared.artifacts import file as artifact_file
 from shared.artifacts import store as artifacts
 from shared.artifacts.store import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.errors import NotFound, Unavailable
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.settings import child_environment
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
@@ -111,7 +111,7 @@ async def test_a_killed_producers_folder_is_removed(tmp_path: Path) -> None:
 
 async def test_fetching_gives_what_mapping_gives(tmp_path: Path, short_tmp: Path) -> None:
     big = np.random.default_rng(0).random((3, 1000, 1000), np.float32)  # several pieces
-    async with RoomServer(f"unix:{short_tmp}/a.sock") as server:
+    async with RpcServer(f"unix:{short_tmp}/a.sock") as server:
         store = ArtifactStore(tmp_path, "far", server.address)
         server.add(
             artifacts.SERVICE_NAME,

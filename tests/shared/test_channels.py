@@ -5,7 +5,7 @@ import asyncio
 import grpc.aio
 import pytest
 
-from shared.net import channels, rpc
+from shared.net import channels
 from shared.net.channels import Channels
 
 
@@ -15,20 +15,20 @@ async def test_those_of_gone_peers_are_closed_and_those_in_use_stay(
     opened: list[grpc.aio.Channel] = []
 
     def open_channel(address: str) -> grpc.aio.Channel:
-        opened.append(rpc.channel(address))
+        opened.append(channels.open_channel(address))
         return opened[-1]
 
     monkeypatch.setattr(channels, "_UNUSED_S", 0.0)
-    lines = Channels(open_channel)
-    with lines.use("127.0.0.1:1") as first:
+    pool = Channels(open_channel)
+    with pool.use("127.0.0.1:1") as first:
         for port in range(2, 30):
-            with lines.use(f"127.0.0.1:{port}"):
+            with pool.use(f"127.0.0.1:{port}"):
                 pass
             await asyncio.sleep(0.001)
-        assert len(lines) == 2  # the one in use and the last
-        with lines.use("127.0.0.1:1") as again:
+        assert len(pool) == 2  # the one in use and the last
+        with pool.use("127.0.0.1:1") as again:
             assert again is first
-    await lines.close()
+    await pool.close()
     assert len(opened) == 29
     assert all(c.get_state() is grpc.ChannelConnectivity.SHUTDOWN for c in opened)
 
@@ -38,11 +38,11 @@ async def test_one_that_is_used_often_is_opened_once() -> None:
 
     def open_channel(address: str) -> grpc.aio.Channel:
         opened.append(address)
-        return rpc.channel(address)
+        return channels.open_channel(address)
 
-    lines = Channels(open_channel)
+    pool = Channels(open_channel)
     for address in ("127.0.0.1:1", "127.0.0.1:2") * 5:
-        with lines.use(address):
+        with pool.use(address):
             pass
     assert opened == ["127.0.0.1:1", "127.0.0.1:2"]
-    await lines.close()
+    await pool.close()

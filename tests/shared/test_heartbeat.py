@@ -8,7 +8,7 @@ import pytest
 
 from shared.net import healthcheck
 from shared.net.heartbeat import Beat, Heartbeat, Question
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 
 
 def ask(path: Path) -> Beat:
@@ -38,7 +38,7 @@ async def test_a_loop_that_stands_still_is_told_by_the_thread_beside_it(short_tm
 
 async def test_a_heartbeat_says_what_the_room_says(short_tmp: Path) -> None:
     path, there = short_tmp / "beat", True
-    async with RoomServer(f"unix:{short_tmp}/s.sock", heartbeat=path, grace_s=0) as server:
+    async with RpcServer(f"unix:{short_tmp}/s.sock", heartbeat=path, grace_s=0) as server:
         assert not (await asyncio.to_thread(ask, path)).is_ready
         assert await asyncio.to_thread(healthcheck.check, str(path)) == "not ready"
         await server.ready(also=lambda: there)

@@ -13,7 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shared.artifacts.store import SERVICE_NAME, ArtifactServicer, ArtifactStore
 from shared.errors import InvalidRequest
-from shared.net import healthcheck, internal_token, rpc
+from shared.net import healthcheck, internal_token
+from shared.net.channels import open_channel
+from shared.net.rpc.server import RpcServer
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import FetchArtifactRequest
 
@@ -36,7 +38,7 @@ async def address(token_file: Path, tmp_path: Path) -> AsyncIterator[str]:
     """A service that streams an artifact of 12 bytes."""
     store = ArtifactStore(tmp_path / "artifacts", "producer", "")
     store.put(DIGEST, np.arange(3, dtype=np.float32))
-    async with rpc.RoomServer("127.0.0.1:0", grace_s=0) as server:
+    async with RpcServer("127.0.0.1:0", grace_s=0) as server:
         register = artifact_pb2_grpc.add_ArtifactServiceServicer_to_server
         server.add(SERVICE_NAME, register, ArtifactServicer(store))
         await server.ready()
@@ -51,7 +53,7 @@ async def fetched(channel: grpc.aio.Channel, **options: object) -> bytes:
 
 
 async def test_those_who_have_it_are_served(address: str) -> None:
-    async with rpc.channel(address) as channel:
+    async with open_channel(address) as channel:
         assert len(await fetched(channel)) == 12
         assert len(await fetched(channel, metadata=(("more", "said"),))) == 12
 
@@ -78,7 +80,7 @@ async def test_probes_need_none(address: str) -> None:
 
 
 async def test_a_door_for_clients_asks_for_none(token_file: Path) -> None:
-    async with rpc.RoomServer("127.0.0.1:0", grace_s=0, public=True) as server:
+    async with RpcServer("127.0.0.1:0", grace_s=0, public=True) as server:
         await server.ready()
         async with grpc.aio.insecure_channel(server.address) as channel:
             call = channel.unary_unary("/no.such.Service/Method")(b"")
@@ -96,7 +98,7 @@ def test_a_file_without_one_token_is_refused(tmp_path: Path, content: str) -> No
 async def test_a_service_that_is_open_to_others_says_so(token_file: Path) -> None:
     async def warnings(listen: str) -> list[str]:
         with structlog.testing.capture_logs() as lines:
-            async with rpc.RoomServer(listen, grace_s=0):
+            async with RpcServer(listen, grace_s=0):
                 return [line["event"] for line in lines if line["log_level"] == "warning"]
 
     assert await warnings("0.0.0.0:0") == []

@@ -7,9 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
+from shared import service_process
 from shared.errors import Internal, InvalidRequest, Unavailable
-from shared.net import rpc
-from shared.net.rpc import RoomServer, calling, channel
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
+from shared.net.rpc.server import RpcServer
 from tessera.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 
@@ -22,8 +24,8 @@ class Servicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 async def test_a_method_is_unavailable_while_its_service_loads(short_tmp: Path) -> None:
     async with (
-        RoomServer(f"unix:{short_tmp}/s.sock", grace_s=0) as server,
-        channel(server.address) as line,
+        RpcServer(f"unix:{short_tmp}/s.sock", grace_s=0) as server,
+        open_channel(server.address) as line,
     ):
         stub = scheduler_pb2_grpc.SchedulerServiceStub(line)
         with pytest.raises(Unavailable, match="is starting; retry") as caught, calling("it"):
@@ -59,10 +61,10 @@ class Breaking(scheduler_pb2_grpc.SchedulerServiceServicer):
 async def test_a_mistake_of_the_server_is_told_from_a_call_that_broke(short_tmp: Path) -> None:
     name = "tessera.scheduler.v1.SchedulerService"
     add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
-    async with RoomServer(f"unix:{short_tmp}/s.sock", grace_s=0) as ours:
+    async with RpcServer(f"unix:{short_tmp}/s.sock", grace_s=0) as ours:
         ours.add(name, add, Failing())
         await ours.ready()
-        async with channel(ours.address) as line:
+        async with open_channel(ours.address) as line:
             with pytest.raises(Internal), calling("it"):
                 await scheduler_pb2_grpc.SchedulerServiceStub(line).GetLoad(
                     scheduler_pb2.GetLoadRequest()
@@ -73,7 +75,7 @@ async def test_a_mistake_of_the_server_is_told_from_a_call_that_broke(short_tmp:
     broken.add_insecure_port(address)
     await broken.start()
     try:
-        async with channel(address) as line:
+        async with open_channel(address) as line:
             with pytest.raises(Unavailable, match="it: Internal error"), calling("it"):
                 await scheduler_pb2_grpc.SchedulerServiceStub(line).GetLoad(
                     scheduler_pb2.GetLoadRequest()
@@ -85,9 +87,9 @@ async def test_a_mistake_of_the_server_is_told_from_a_call_that_broke(short_tmp:
 def test_garbage_is_collected_again_once_a_room_has_loaded() -> None:
     thresholds = gc.get_threshold()
     try:
-        rpc.load_without_collecting()
+        service_process.load_without_collecting()
         assert not gc.isenabled()
-        rpc.settle()
+        service_process.settle()
         assert gc.isenabled()
     finally:
         gc.enable()
@@ -99,8 +101,8 @@ async def test_what_is_no_protobuf_is_the_callers_mistake(
     short_tmp: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
-        RoomServer(f"unix:{short_tmp}/s.sock", grace_s=0) as server,
-        channel(server.address) as line,
+        RpcServer(f"unix:{short_tmp}/s.sock", grace_s=0) as server,
+        open_channel(server.address) as line,
     ):
         server.add(
             "tessera.scheduler.v1.SchedulerService",

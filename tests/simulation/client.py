@@ -12,7 +12,7 @@ import grpc.aio
 
 from services.gateway.admission.cache_salt import salt_of
 from services.gateway.admission.caller import Caller, tenant_of
-from shared.net.rpc import channel
+from shared.net.channels import open_channel
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import (
     ChatEvent,
@@ -264,7 +264,7 @@ class Reader:
         gateways = [room for room in self._world.rooms if room.name.startswith("gateway")]
         address = f"{self._rng.choice(gateways).name}:1"
         self.state = f"asks {address}"
-        async with channel(address) as line:
+        async with open_channel(address) as line:
             try:
                 async for event in self._call(ChatServiceStub(line)):
                     self._hear(event)

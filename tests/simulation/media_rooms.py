@@ -13,7 +13,7 @@ import numpy as np
 
 from shared.errors import NotFound, Overloaded
 from shared.net.registry import Announcement
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.token_log import encode_tokens
@@ -138,7 +138,7 @@ class _Encoder(
 
 async def serve_preprocess(world: "World", address: str, model: str, stop: asyncio.Event) -> None:
     """Runs until `stop` is set."""
-    async with RoomServer(address, grace_s=0.5) as server:
+    async with RpcServer(address, grace_s=0.5) as server:
         server.add(
             "tessera.preprocess.v1.PreprocessService",
             preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server,
@@ -149,7 +149,7 @@ async def serve_preprocess(world: "World", address: str, model: str, stop: async
 
 async def serve_encoder(world: "World", address: str, model: str, stop: asyncio.Event) -> None:
     """Runs until `stop` is set."""
-    async with RoomServer(address, grace_s=0.5) as server:
+    async with RpcServer(address, grace_s=0.5) as server:
         encoder = _Encoder(server.address, random.Random(f"{world.seed}/{address}"))
         server.add(
             "tessera.vision_encoder.v1.VisionEncoderService",
@@ -164,7 +164,7 @@ async def serve_encoder(world: "World", address: str, model: str, stop: asyncio.
         await _announced(server, "vision_encoder", model, stop)
 
 
-async def _announced(server: RoomServer, room: str, model: str, stop: asyncio.Event) -> None:
+async def _announced(server: RpcServer, room: str, model: str, stop: asyncio.Event) -> None:
     await server.ready()
     redis = connect("redis://simulated")
     async with Announcement(redis, Keys(model), room, new_instance_id(), server.address):

@@ -25,7 +25,7 @@ import services.decoder.server
 import services.gateway.gateway
 import services.scheduler.decoders.link
 import services.scheduler.server
-import shared.net.rpc
+import shared.service_process
 from services.decoder.loading.profile_run import Profile
 from services.gateway.admission.model import ServedModel
 from services.scheduler.decoders.fleet import Fleet
@@ -127,7 +127,7 @@ def seams(world: Any) -> Iterator[None]:
         patch(services.scheduler.decoders.link, "Scheduler", world.core_class)
         patch(services.decoder.server, "Executor", lambda: _executor(loop, world))
         patch(services.decoder.server, "load", lambda settings: world.load_decoder())
-        patch(shared.net.rpc, "settle", lambda: None)
+        patch(shared.service_process, "settle", lambda: None)
         patch(sys, "setswitchinterval", lambda _: None)
         stack.enter_context(_logging_to(world))
         stack.enter_context(_without_garbage_collection())

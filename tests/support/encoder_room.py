@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.vision_encoder.server import serve
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared.artifacts.store import ArtifactReader
-from shared.net import rpc
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.vision_encoder.v1.vision_encoder_pb2 import (
     EncodeRequest,
@@ -36,7 +37,7 @@ class EncoderRoom:
     async def encode(self, item: MediaItem, retain_s: int = 60) -> EncodeResponse:
         """One call; errors come as the room raised them."""
         request = EncodeRequest(media=item, retention=Duration(seconds=retain_s))
-        with rpc.calling("vision_encoder"):
+        with calling("vision_encoder"):
             response: EncodeResponse = await self.stub.Encode(request, timeout=60)
         return response
 
@@ -58,7 +59,7 @@ async def running(settings: VisionEncoderSettings) -> AsyncIterator[EncoderRoom]
     """The room until the block is left; it must start and stop cleanly."""
     stop = asyncio.Event()
     task = asyncio.create_task(serve(settings, stop))
-    channel = rpc.channel(settings.listen)
+    channel = open_channel(settings.listen)
     reader = ArtifactReader()
     try:
         await _serving(channel, task)

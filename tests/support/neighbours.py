@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from shared.errors import InvalidRequest, ServingError, Unavailable
 from shared.net import tasks
 from shared.net.registry import Announcement
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
@@ -59,7 +59,7 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self.gate.set()
 
     async def __aenter__(self) -> Self:
-        server = await self._stack.enter_async_context(RoomServer("127.0.0.1:0", grace_s=0.1))
+        server = await self._stack.enter_async_context(RpcServer("127.0.0.1:0", grace_s=0.1))
         server.add(
             "tessera.preprocess.v1.PreprocessService",
             preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server,

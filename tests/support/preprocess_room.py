@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.preprocess.server import serve
 from services.preprocess.settings import PreprocessSettings
-from shared.net import rpc
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
     Media,
@@ -37,7 +38,7 @@ class Room:
 
     async def prepare(self, request: PrepareRequest) -> PrepareResponse:
         """One call; errors come as the room raised them."""
-        with rpc.calling("preprocess"):
+        with calling("preprocess"):
             response: PrepareResponse = await self.stub.Prepare(request, timeout=60)
         return response
 
@@ -56,7 +57,7 @@ async def running(settings: PreprocessSettings) -> AsyncIterator[Room]:
     """The room until the block is left; it must start and stop cleanly."""
     stop = asyncio.Event()
     task = asyncio.create_task(serve(settings, stop))
-    channel = rpc.channel(settings.listen, 64 << 20)
+    channel = open_channel(settings.listen, 64 << 20)
     try:
         health = health_pb2_grpc.HealthStub(channel)
         while True:

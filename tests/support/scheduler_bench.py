@@ -16,7 +16,7 @@ from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
 from shared.errors import Superseded, Unavailable
 from shared.net.registry import Announcement
-from shared.net.rpc import RoomServer
+from shared.net.rpc.server import RpcServer
 from shared.queue import Queue, connect, token_log
 from shared.queue.keys import Keys, new_instance_id, new_request_id
 from shared.queue.log_event import PROMPT
@@ -185,7 +185,7 @@ class Bench:
     ) -> tuple[PlayedDecoder, contextlib.AsyncExitStack]:
         played = PlayedDecoder(delay_s)
         stack = await self.stack.enter_async_context(contextlib.AsyncExitStack())
-        server = await stack.enter_async_context(RoomServer("127.0.0.1:0", grace_s=0))
+        server = await stack.enter_async_context(RpcServer("127.0.0.1:0", grace_s=0))
         server.add(
             "tessera.decoder.v1.DecoderService", add_DecoderServiceServicer_to_server, played
         )

@@ -14,7 +14,9 @@ from services.decoder.server import hello
 from services.decoder.servicer import DecoderServicer
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.executor import Executor
-from shared.net.rpc import RoomServer, calling, channel
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
+from shared.net.rpc.server import RpcServer
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1 import decoder_pb2_grpc
@@ -74,7 +76,7 @@ async def running_decoder(folder: Path, listen: Path, **settings: Any) -> AsyncI
     loaded = load(chosen)
     executor = Executor()
     servicer = DecoderServicer(hello(DECODER_ID, loaded), loaded.worker, executor)
-    async with RoomServer(f"unix:{listen}", grace_s=0.1) as server:
+    async with RpcServer(f"unix:{listen}", grace_s=0.1) as server:
         server.add(
             "tessera.decoder.v1.DecoderService",
             decoder_pb2_grpc.add_DecoderServiceServicer_to_server,
@@ -114,7 +116,7 @@ class StepStream:
         cls, address: str, lease: int = 1, decoder_id: str = DECODER_ID
     ) -> AsyncIterator["StepStream"]:
         """Raises the decoder's refusal."""
-        async with channel(address) as connection:
+        async with open_channel(address) as connection:
             call = decoder_pb2_grpc.DecoderServiceStub(connection).Steps()
             opening = Open(decoder_id=decoder_id, scheduler_id="test", lease=lease)
             with calling("decoder"):

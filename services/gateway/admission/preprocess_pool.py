@@ -11,8 +11,9 @@ import structlog
 from services.gateway.admission.prompt_stream import PromptStream, is_short
 from services.gateway.api.openai.errors import BodyTooLarge
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
-from shared.net import rpc
+from shared.net.channels import open_channel
 from shared.net.registry import Directory, Member
+from shared.net.rpc.errors import calling
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
 
@@ -78,7 +79,7 @@ class PreprocessPool:
             if is_short(request):
                 return await self._streams[member.address].prepare(request, timeout_s)
             stub = PreprocessServiceStub(channel)
-            with rpc.calling(f"preprocess at {member.address}"):
+            with calling(f"preprocess at {member.address}"):
                 answer: PrepareResponse = await stub.Prepare(request, timeout=timeout_s)
                 return answer
         except Overloaded as error:
@@ -106,7 +107,7 @@ class PreprocessPool:
             unused = [a for a in self._channels if not self._in_hand[a]]
             await self._hang_up([address for address in unused if address not in live])
             if address not in self._channels:
-                channel = rpc.channel(address, self._max_message_bytes)
+                channel = open_channel(address, self._max_message_bytes)
                 self._channels[address] = channel
                 self._streams[address] = PromptStream(channel, f"preprocess at {address}")
         return self._channels[address]

@@ -9,7 +9,7 @@ import structlog
 
 from shared.errors import Expired, Internal, ServingError, Unavailable, from_failure
 from shared.net import tasks
-from shared.net.rpc import calling
+from shared.net.rpc.errors import calling
 from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareManyRequest,
     PrepareRequest,

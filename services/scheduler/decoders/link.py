@@ -23,8 +23,9 @@ from services.scheduler.decoders.step_totals import StepTotals
 from services.scheduler.encoders import Encoders
 from shared.errors import Internal, ServingError, Superseded, Unavailable, status_number
 from shared.net import tasks
+from shared.net.channels import open_channel
 from shared.net.registry import Member
-from shared.net.rpc import calling, channel
+from shared.net.rpc.errors import calling
 from shared.telemetry import request_names
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceStub
@@ -91,7 +92,7 @@ class DecoderLink:
         self._preemption_mode = preemption_mode
         self._on_step = on_step
         self._clock = clock
-        self._channel = channel(member.address)
+        self._channel = open_channel(member.address)
         self._call: Any = None
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
         self._sent: deque[_Sent] = deque()

@@ -1,0 +1,1 @@
+"""The gRPC server that every service has, and how errors travel over gRPC."""
