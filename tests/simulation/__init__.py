@@ -13,7 +13,7 @@ tensors of the decoder and the towers of the encoder. No line of production code
     network         connections: in order within one, independent of each other, slow, held back, cut
     rpc             the transport of gRPC on it: `insecure_channel` and `server`
     redis_room      Redis on it, speaking its protocol; `redis_model` is what it keeps, in plain dicts
-    scripts/        each Lua script again, line for line, in Python; `prelude.py` is what stands before them
+    redis_scripts   the Lua scripts that Redis is given, run by Lua 5.1 on that model
     arithmetic      a decoder whose next token is a number computed from what its cache really holds
     rooms           the processes, and the launcher that starts again what dies
     client          who asks, reads, is cut off and comes back, sends twice, leaves; it knows the text that is right
@@ -21,7 +21,7 @@ tensors of the decoder and the towers of the encoder. No line of production code
     faults          kill and restart, freeze and wake, cut, delay, partition, drain; Redis killed with its tail lost
     invariants      what must hold after every command of Redis, and what must be gone at the end
     watched_core    what must hold after everything that the scheduler's core does
-    planted         faults in the twins and beside the core that the invariants must see; see `test_faults.py`
+    planted         faults in scripts and beside the core that the invariants must see; see `test_faults.py`
     world           puts it together: `simulate(seed)`
 
 What is looked at: logs only grow (after a loss in Redis they may become a beginning of themselves); each choice has one
@@ -33,6 +33,6 @@ minute of the last fault, and then no request, reservation, place in line, seque
 A run depends on its seed alone, not on PYTHONHASHSEED or on the machine. Where production code walks over a set, its
 order would; there it keeps a dict.
 
-`test_scripts.py` has Lua on a real Redis and the twins do the same drawn calls, and compares answers, messages and
-databases. Who changes a script changes its twin.
+`test_redis_model.py` has the same Lua do the same drawn calls on a real Redis and on the model, and compares answers,
+messages and databases after each call.
 """

@@ -1,4 +1,4 @@
-"""Draws calls of scripts, as likely to be refused as to be carried out."""
+"""Draws calls of scripts, as likely to be refused as to be executed."""
 
 import random
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from shared.queue.log_event import EventWriter
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 
-Call = tuple[str, list[str]]
+Call = tuple[str, list[str]]  # a script or a command, and its arguments, a character for each byte
 
 PREFIX = "t:{m}"
 _STOP = Ending(reason=FinishReason.FINISH_REASON_STOP)
@@ -61,14 +61,15 @@ class Draw:
             self._check_run,
             self._report,
             self._report,
-            self._hold,
+            self._recovery,
+            self._weight,
             self._restore,
             self._restore,
             self._media,
         ]
 
     def next(self) -> Call:
-        """A script's name and its arguments; `hold` is a plain SET or DEL of that key."""
+        """A script's name and its arguments; one in capitals is a command of Redis itself."""
         self.now_us += self._rng.choice([1, 900, 40_000, 300_000, 1_700_000, 4_000_000])
         return self._rng.choice(self._kinds)()
 
@@ -208,8 +209,13 @@ class Draw:
     def _check_run(self) -> Call:
         return "check_run", [self._rng.choice(["", "cafe"]), "900000"]
 
-    def _hold(self) -> Call:
-        return "hold", self._rng.choice([["SET"], ["DEL"], ["DEL"]])
+    def _recovery(self) -> Call:
+        key = f"{PREFIX}:recovery"
+        return self._rng.choice([("SET", [key, "x"]), ("DEL", [key]), ("DEL", [key])])
+
+    def _weight(self) -> Call:
+        weight = self._rng.choice(["2", "3", "0.7"])
+        return "HSET", [f"{PREFIX}:weights", self._rng.choice(["x", "y"]), weight]
 
     def _restore(self) -> Call:
         rng = self._rng

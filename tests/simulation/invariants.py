@@ -17,9 +17,9 @@ class Watch:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._redis = world.redis
-        self._prefix = Keys(MODEL_NAME).prefix
-        self._logs: dict[str, str] = {}
-        self._endings: dict[tuple[str, str], str] = {}
+        self._prefix = Keys(MODEL_NAME).prefix.encode()
+        self._logs: dict[bytes, bytes] = {}
+        self._endings: dict[tuple[bytes, bytes], bytes] = {}
         world.redis.after = self._look
 
     def rolled_back(self) -> None:
@@ -34,55 +34,57 @@ class Watch:
         }
         self._redis.model.touched.clear()
 
-    def _look(self, name: str, words: list[str], reply: Reply) -> None:
+    def _look(self, name: str, words: list[bytes], reply: Reply) -> None:
         if name not in _QUIET:
             self._world.trace(f"redis: {name} {_short(words)} -> {_short(reply)}")
         if name in ("take", "fence") and self._is_held() and _gave_something(name, reply):
             self._world.broken(f"{name} gives something away while Redis recovers")
         touched, self._redis.model.touched = self._redis.model.touched, {}
         for key in touched:
-            if key.startswith(f"{self._prefix}:l:"):
+            if key.startswith(self._prefix + b":l:"):
                 self._look_at_log(key)
-            elif key.startswith(f"{self._prefix}:r:"):
+            elif key.startswith(self._prefix + b":r:"):
                 self._look_at_request(key)
 
     def _is_held(self) -> bool:
-        return f"{self._prefix}:recovery" in self._redis.model.data
+        return self._prefix + b":recovery" in self._redis.model.data
 
-    def _look_at_log(self, key: str) -> None:
-        before, now = self._logs.get(key, ""), self._text(key)
+    def _look_at_log(self, key: bytes) -> None:
+        before, now = self._logs.get(key, b""), self._text(key)
         if not now.startswith(before):
             self._world.broken(f"{key} has changed what it said")
         self._logs[key] = now
 
-    def _look_at_request(self, key: str) -> None:
+    def _look_at_request(self, key: bytes) -> None:
         found = self._redis.model.data.get(key)
         if found is None:
             return
         assert isinstance(found, Hash)
-        rid = key.rsplit(":", 1)[1]
+        rid = key.rsplit(b":", 1)[1]
         for field, value in found.items():
-            if not (field[0] == "e" and field[1:].isdigit()):
+            if not (field.startswith(b"e") and field[1:].isdigit()):
                 continue
             if self._endings.setdefault((key, field), value) != value:
-                self._world.broken(f"{rid}: choice {field[1:]} has a second ending")
-        state, owner = found.get("state"), found.get("owner", "")
-        if (state == "running") != bool(owner):
-            self._world.broken(f"{rid} is {state} and its owner is '{owner}'")
-        open_ = int(found.get("open", "0"))
-        if (state == "ended") != (open_ <= 0):
-            self._world.broken(f"{rid} is {state} with {open_} open choices")
-        waiting = f"{self._prefix}:w:{found.get('prio')}:{found.get('tenant')}"
+                self._world.broken(f"{rid!r}: choice {field[1:]!r} has a second ending")
+        state, owner = found.get(b"state"), found.get(b"owner", b"")
+        if (state == b"running") != bool(owner):
+            self._world.broken(f"{rid!r} is {state!r} and its owner is {owner!r}")
+        open_ = int(found.get(b"open", b"0"))
+        if (state == b"ended") != (open_ <= 0):
+            self._world.broken(f"{rid!r} is {state!r} with {open_} open choices")
+        waiting = b":".join(
+            [self._prefix, b"w", found.get(b"prio", b""), found.get(b"tenant", b"")]
+        )
         waits = rid in self._redis.model.data.get(waiting, ())
-        if waits != (state == "queued"):
-            self._world.broken(f"{rid} is {state} and waits: {waits}")
+        if waits != (state == b"queued"):
+            self._world.broken(f"{rid!r} is {state!r} and waits: {waits}")
 
-    def _text(self, key: str) -> str:
-        value = self._redis.model.data.get(key, "")
-        assert isinstance(value, str)
+    def _text(self, key: bytes) -> bytes:
+        value = self._redis.model.data.get(key, b"")
+        assert isinstance(value, bytes)
         return value
 
-    def _field(self, key: str, field: str) -> str | None:
+    def _field(self, key: bytes, field: bytes) -> bytes | None:
         found = self._redis.model.data.get(key)
         return found.get(field) if isinstance(found, Hash) else None
 
@@ -102,19 +104,19 @@ def _short(value: object) -> str:
 
 def leftovers(world: "World") -> list[str]:
     """What has not been cleaned up, in words. Empty when all is quiet."""
-    prefix = Keys(MODEL_NAME).prefix
+    prefix = Keys(MODEL_NAME).prefix.encode()
     found = []
     for key, value in world.redis.model.data.items():
         part = key.removeprefix(prefix)
-        if part.startswith((":own:", ":w:", ":tenants:", ":resv", ":live", ":due")):
-            found.append(f"{key}: {value}")
-        elif part.startswith(":r:") and isinstance(value, Hash) and value["state"] != "ended":
-            found.append(f"{key} is {value['state']}")
-    tokens = world.redis.model.data.get(f"{prefix}:meta", {})
-    if isinstance(tokens, Hash) and int(tokens.get("live_tokens", "0")):
-        found.append(f"{tokens['live_tokens']} tokens count as live")
-    for sid, load in world.redis.model.data.get(f"{prefix}:load", {}).items():
-        for decoder in GetLoadResponse.FromString(load.encode("latin-1")).decoders:
+        if part.startswith((b":own:", b":w:", b":tenants:", b":resv", b":live", b":due")):
+            found.append(f"{key!r}: {value!r}")
+        elif part.startswith(b":r:") and isinstance(value, Hash) and value[b"state"] != b"ended":
+            found.append(f"{key!r} is {value[b'state']!r}")
+    tokens = world.redis.model.data.get(prefix + b":meta", {})
+    if isinstance(tokens, Hash) and int(tokens.get(b"live_tokens", b"0")):
+        found.append(f"{tokens[b'live_tokens']!r} tokens count as live")
+    for sid, load in world.redis.model.data.get(prefix + b":load", {}).items():
+        for decoder in GetLoadResponse.FromString(load).decoders:
             if decoder.running or decoder.waiting or decoder.blocks_used:
-                found.append(f"scheduler {sid} still has {decoder.running} running")
+                found.append(f"scheduler {sid!r} still has {decoder.running} running")
     return found

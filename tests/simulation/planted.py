@@ -8,9 +8,8 @@ import services.scheduler.core.blocks
 import services.scheduler.core.state
 from services.scheduler.core.sequence import Sequence
 from shared.block_hash import root_name
-from tests.simulation import scripts
-from tests.simulation.scripts import append, take
-from tests.simulation.scripts.prelude import Prelude, Reply
+from shared.queue.scripts import source
+from tests.simulation.redis_scripts import replaced
 
 
 @contextlib.contextmanager
@@ -22,35 +21,20 @@ def planted(name: str | None) -> Iterator[None]:
         yield
 
 
+def _in_script(name: str, right: str, wrong: str) -> contextlib.AbstractContextManager[object]:
+    text = source(name)
+    assert text.count(right) == 1, f"{name}.lua has no such line: {right}"
+    return mock.patch.dict(replaced, {name: text.replace(right, wrong).encode()})
+
+
 def _append_without_owner_check() -> contextlib.AbstractContextManager[object]:
-    def run(lua: Prelude) -> Reply:
-        call, sid = lua.call, lua.ARGV[1]
-
-        def lying(command: str, *words: str | int | float) -> Reply:
-            reply = call(command, *words)
-            if command == "HMGET" and words[1:3] == ("owner", "cancel"):
-                reply[0] = sid
-            return reply
-
-        lua.call = lying  # type: ignore[method-assign]
-        return append.run(lua)
-
-    return mock.patch.dict(scripts.replaced, append=run)
+    return _in_script("append", "if f[1] ~= sid then", "if false then")
 
 
-def _take_ignores_hold() -> contextlib.AbstractContextManager[object]:
-    def run(lua: Prelude) -> Reply:
-        call = lua.call
-
-        def lying(command: str, *words: str | int | float) -> Reply:
-            if command == "EXISTS" and str(words[0]).endswith(":recovery"):
-                return 0
-            return call(command, *words)
-
-        lua.call = lying  # type: ignore[method-assign]
-        return take.run(lua)
-
-    return mock.patch.dict(scripts.replaced, take=run)
+def _take_ignores_recovery() -> contextlib.AbstractContextManager[object]:
+    return _in_script(
+        "take", "if redis.call('EXISTS', P .. ':recovery') == 1 then", "if false then"
+    )
 
 
 def _hash_over_an_uncommitted_token() -> contextlib.AbstractContextManager[object]:
@@ -79,7 +63,7 @@ def _prefixes_are_found_under_any_salt() -> contextlib.AbstractContextManager[ob
 
 PLANTED: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "append-without-owner-check": _append_without_owner_check,
-    "take-ignores-hold": _take_ignores_hold,
+    "take-ignores-recovery": _take_ignores_recovery,
     "prefixes-are-found-under-any-salt": _prefixes_are_found_under_any_salt,
     "hash-over-an-uncommitted-token": _hash_over_an_uncommitted_token,
 }

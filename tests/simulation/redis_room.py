@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from tests.simulation.network import End, Network, Refused
 from tests.simulation.redis_model import RedisError, RedisModel, Reply, Status
-from tests.simulation.scripts import twin_of
+from tests.simulation.redis_scripts import digest_of, replaced, run_script, script_names
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 ADDRESS = "redis"
@@ -26,14 +26,16 @@ class RedisHost:
     def __init__(self, loop: VirtualLoop, network: Network, rng: random.Random) -> None:
         self.model = RedisModel(self.now_us)
         self.process = Process(ADDRESS)
-        self.after: Callable[[str, list[str], Reply], None] = lambda name, words, reply: None
+        self.after: Callable[[str, list[bytes], Reply], None] = lambda name, words, reply: None
         self._loop = loop
         self._network = network
         self._rng = rng
         self._time_us = 0
         self.lost_writes = False  # ever
-        self._known: set[str] = set()  # digests of scripts that this incarnation has seen
-        self._subscribers: dict[str, dict[End, None]] = {}
+        self._known: dict[
+            bytes, bytes
+        ] = {}  # the scripts that this incarnation has seen, by digest
+        self._subscribers: dict[bytes, dict[End, None]] = {}
         self.model.published = self._publish
         self.start()
 
@@ -64,7 +66,7 @@ class RedisHost:
         def hear(data: bytes) -> None:
             reader.feed(data)
             while (words := reader.gets()) is not ...:
-                end.send(self._answer(end, [str(word, "latin-1") for word in words]))
+                end.send(self._answer(end, words))
 
         def close() -> None:
             for listening in self._subscribers.values():
@@ -72,51 +74,55 @@ class RedisHost:
 
         end.on_message, end.on_close = hear, close
 
-    def _answer(self, end: End, words: list[str]) -> bytes:
+    def _answer(self, end: End, words: list[bytes]) -> bytes:
         self._time_us = self.now_us() + 1  # no command is executed in no time
         name = words[0].upper()
-        if name == "SUBSCRIBE":
+        if name == b"SUBSCRIBE":
             self._subscribers.setdefault(words[1], {})[end] = None
-            return resp(["subscribe", words[1], 1])
+            return resp([b"subscribe", words[1], 1])
         try:
             reply = self._run(name, words)
         except RedisError as error:
             return b"-" + str(error).encode() + b"\r\n"
         return resp(reply)
 
-    def _run(self, name: str, words: list[str]) -> Reply:
-        if name not in ("EVAL", "EVALSHA"):
+    def _run(self, name: bytes, words: list[bytes]) -> Reply:
+        if name not in (b"EVAL", b"EVALSHA"):
             reply = self.model.call(name, *words[1:])
-            self.after(name, words[1:], reply)
+            self.after(name.decode(), words[1:], reply)
             return reply
-        script, run, digest = twin_of(words[1])
-        if name == "EVAL":
-            self._known.add(digest)
-        elif digest not in self._known:
-            raise RedisError("NOSCRIPT No matching script. Please use EVAL.")
+        text = self._text(name, words[1])
+        script = script_names()[digest_of(text)]
         count = int(words[2])
         arguments = words[3 + count :]
-        reply = run(self.model, words[3 : 3 + count], arguments)
+        reply = run_script(self.model, replaced.get(script, text), words[3 : 3 + count], arguments)
         self.after(script, arguments, reply)
         return reply
 
-    def _publish(self, channel: str, message: str) -> None:
+    def _text(self, name: bytes, word: bytes) -> bytes:
+        if name == b"EVAL":
+            self._known[digest_of(word)] = word
+            return word
+        if word not in self._known:
+            raise RedisError("NOSCRIPT No matching script. Please use EVAL.")
+        return self._known[word]
+
+    def _publish(self, channel: bytes, message: bytes) -> None:
         for end in self._subscribers.get(channel, ()):
-            end.send(resp(["message", channel, message]))
+            end.send(resp([b"message", channel, message]))
 
 
 def resp(reply: Reply) -> bytes:
-    """A reply as it goes over the wire; numbers of a script lose what is behind the point."""
-    if reply is None or reply is False:
+    """A reply as it goes over the wire."""
+    if reply is None:
         return b"$-1\r\n"
     if isinstance(reply, Status):
-        return b"+" + reply.encode("latin-1") + b"\r\n"
-    if isinstance(reply, str):
-        data = reply.encode("latin-1")
-        return b"$%d\r\n%s\r\n" % (len(data), data)
+        return b"+%b\r\n" % reply
+    if isinstance(reply, bytes):
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
     if isinstance(reply, list):
         return b"*%d\r\n" % len(reply) + b"".join(map(resp, reply))
-    return b":%d\r\n" % int(reply)
+    return b":%d\r\n" % reply
 
 
 class SimulatedRedis:

@@ -87,6 +87,6 @@ def test_drains_and_lost_schedulers_are_nobodys_fault() -> None:
     world.outside(6.3, lambda: world.loop.call_soon(world.rooms[decoder].stop.set))
     assert run(world).failures == []
     assert [client.state for client in world.clients] == ["served"] * OTHERS
-    assert {value["deaths"] for key, value in world.redis.model.data.items() if ":r:" in key} == {
-        "0"
+    assert {value[b"deaths"] for key, value in world.redis.model.data.items() if b":r:" in key} == {
+        b"0"
     }
