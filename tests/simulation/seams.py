@@ -27,6 +27,7 @@ import services.scheduler.decoders.link
 import services.scheduler.server
 import shared.service_process
 from services.decoder.loading.profile_run import Profile
+from services.decoder.models.needs import AttentionKind
 from services.gateway.admission.model import ServedModel
 from services.scheduler.decoders.fleet import Fleet
 from services.scheduler.decoders.link import DecoderLink
@@ -154,6 +155,7 @@ def loaded(worker: Any, step_us: float, token_us: float) -> Any:
         fingerprint=b"arithmetic-model",
         row_invariant=True,
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
+        attention=AttentionKind.CAUSAL,
     )
 
 
