@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.decoder.devices import load_ops
+from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models import model_class
 from services.vision_encoder.models import load_vision_model
 from shared.checkpoint.folder import Checkpoint
@@ -53,7 +53,7 @@ def test_decoder_and_encoder_share_a_checkpoint_out(
     folder = make_checkpoint(tmp_path, **options)
 
     def load_decoder(checkpoint: Checkpoint) -> object:
-        ops = load_ops("cpu", torch.float32)
+        ops = CpuDevice(torch.float32).ops
         return model_class(checkpoint).load(checkpoint, ops, 128)
 
     def load_encoder(checkpoint: Checkpoint) -> object:

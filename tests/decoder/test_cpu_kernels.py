@@ -13,6 +13,7 @@ from services.decoder.devices.base.attention_meta import Heads
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.devices.cpu import ops as cpu
+from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from shared.cpu_kernels import binding, build
 from shared.errors import InvalidRequest
@@ -56,16 +57,16 @@ def test_blocks_of_several_pages(block_size: int) -> None:
     """A block may be any multiple of what the kernels keep together."""
     heads = Heads(4, 2, 16)
     results = []
-    for ops in (cpu.make_ops(torch.float32, 1, block_size), BaseOps(CPU, torch.float32)):
-        ops.block_size = block_size
+    own = CpuDevice(torch.float32, block_size=block_size).ops
+    for ops in (own, BaseOps(CPU, torch.float32, block_size)):
         results.append(Cache(ops, heads, LENGTHS).attend(ROWS))
-    assert isinstance(cpu.make_ops(torch.float32, 1, block_size), cpu.CpuOps)
+    assert isinstance(own, cpu.CpuOps)
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_block_size_that_the_kernels_do_not_know_is_left_to_torch() -> None:
-    assert isinstance(cpu.make_ops(torch.float32, 1, 8), TorchCpuOps)
+    assert isinstance(CpuDevice(torch.float32, block_size=8).ops, TorchCpuOps)
 
 
 def test_without_a_compiler_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +74,7 @@ def test_without_a_compiler_torch_does_the_work(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "/nowhere")
     binding.load_kernels.cache_clear()
     try:
-        assert isinstance(cpu.make_ops(torch.bfloat16, 1), TorchCpuOps)
+        assert isinstance(CpuDevice(torch.bfloat16).ops, TorchCpuOps)
     finally:
         binding.load_kernels.cache_clear()
 
@@ -120,7 +121,7 @@ def test_a_set_can_be_forced(asked: Callable[[str], None], known: build.Instruct
 
 def test_none_leaves_the_work_to_torch(asked: Callable[[str], None]) -> None:
     asked("none")
-    assert isinstance(cpu.make_ops(torch.bfloat16, 1), TorchCpuOps)
+    assert isinstance(CpuDevice(torch.bfloat16).ops, TorchCpuOps)
     assert build.status("none") == "torch alone, as asked"
 
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.decoder.devices.base.device import Memory
+from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.loading.load import load
-from services.decoder.loading.memory import cache_budget, count_blocks, kv_bytes, peak_bytes
+from services.decoder.loading.memory import count_blocks, count_host_blocks, kv_bytes
 from services.decoder.settings import DecoderSettings
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest, NotFound, ServingError
@@ -167,34 +169,57 @@ def test_what_is_chosen_by_itself(llama_folder: Path) -> None:
     loaded = load(settings(llama_folder, block_size=32, max_model_len=100))
     limits = loaded.worker.limits
     assert (limits.block_size, limits.max_model_len, limits.max_batched_tokens) == (32, 100, 272)
-    assert str(loaded.ops.dtype) == "torch.float32"
+    assert str(loaded.device.ops.dtype) == "torch.float32"
     other = load(settings(llama_folder, dtype="bfloat16"))
     assert other.fingerprint != loaded.fingerprint
 
 
+GIGA = 1 << 30
+
+
+class Host(CpuDevice):
+    """A CPU whose host has 1000 GiB, half of them free."""
+
+    def memory(self) -> Memory:
+        return Memory(500 * GIGA, 1000 * GIGA)
+
+
 def test_the_cache_takes_the_least_of_its_bounds() -> None:
-    giga = 1 << 30
-    assert kv_bytes(0, 100 * giga, 50 * giga, small=False) == 4 * giga
-    assert kv_bytes(0, 100 * giga, 50 * giga, small=True) == giga // 2
-    assert kv_bytes(0, giga, 50 * giga, small=False) == giga
-    assert kv_bytes(0, 100 * giga, 5, small=False) == 5
-    assert kv_bytes(7, giga, giga, small=True) == 7
+    assert kv_bytes(0, GIGA, 50 * GIGA) == GIGA
+    assert kv_bytes(0, 100 * GIGA, 5) == 5
+    assert kv_bytes(7, GIGA, GIGA) == 7
     assert count_blocks(100, 10, 16 * 9, 16) == 10
+    assert count_host_blocks(None, 100, 50, 10) == 5
+    assert count_host_blocks(None, 4, 50, 10) == 3
+    assert count_host_blocks(7, 4, 0, 10) == 7
+
+
+def test_the_cpu_bounds_the_cache_by_the_size_of_the_model() -> None:
+    assert Host(torch.float32).cache_bytes(None, 1, 0) == 4 * GIGA
+    assert Host(torch.float32, small_model=True).cache_bytes(None, 1, 0) == GIGA // 2
+    assert Host(torch.float32).cache_bytes(0.004, 1, GIGA) == GIGA
+    assert Host(torch.float32).swap_bytes(2) == 25 * GIGA
 
 
 def test_several_decoders_divide_the_memory_and_leave_some_for_a_step() -> None:
-    device = torch.device("cpu")
-    whole = cache_budget(device, 0.5, 1, 0)
-    quarter = cache_budget(device, 0.5, 4, 0)
-    assert quarter == pytest.approx(whole / 4, rel=0.2)  # others come and go meanwhile
-    assert cache_budget(device, 0.5, 4, quarter // 2) < 0.7 * quarter
-    assert cache_budget(device, 0.5, 4, 1 << 50) == 0
+    device = Host(torch.float32)
+    whole = device.cache_bytes(0.006, 1, 0)
+    quarter = device.cache_bytes(0.006, 4, 0)
+    assert quarter == whole // 4
+    assert device.cache_bytes(0.006, 4, quarter // 2) == quarter - quarter // 2
+    assert device.cache_bytes(0.006, 4, 1 << 50) == 0
+
+
+def test_the_memory_of_the_host_is_seen() -> None:
+    found = CpuDevice(torch.float32).memory()
+    assert 0 < found.free < found.total < 1 << 60
 
 
 def test_the_memory_of_a_step_is_seen() -> None:
+    device = CpuDevice(torch.float32)
     size = 256 << 20  # far above what the kernel may take back of other pages meanwhile
-    assert peak_bytes(lambda: None, torch.device("cpu")) < size // 4
-    seen = peak_bytes(lambda: torch.ones(size // 4).sum(), torch.device("cpu"))
+    assert device.peak_bytes(lambda: None) < size // 4
+    seen = device.peak_bytes(lambda: torch.ones(size // 4).sum())
     assert size * 0.9 < seen < size * 1.5
 
 

@@ -195,7 +195,7 @@ async def test_artifacts_of_another_kind(
 
 
 async def test_what_was_wrong_with_an_artifact_is_forgotten_with_it(store: ArtifactStore) -> None:
-    embeddings = Embeddings(ArtifactReader(), torch.device("cpu"), torch.float32, 0)
+    embeddings = Embeddings(ArtifactReader(), lambda tensor: tensor.float(), 0)
     arrived = asyncio.Event()
     embeddings.listen(arrived.set)
 

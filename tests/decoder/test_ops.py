@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
@@ -265,8 +264,8 @@ def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool) -> No
     results = []
     for ops in (kind(CPU, torch.float32), BaseOps(CPU, torch.float32)):
         kv: PagedKV = ops.alloc_kv(KVSpec(2, 8, 8, torch.float32), 3)
-        slots = np.asarray([17, 18, 40, 41, 19], np.int64)
-        meta = ops.make_meta([5], [5], np.ones((1, 1), np.int32), slots)
+        slots = torch.tensor([17, 18, 40, 41, 19])
+        meta = ops.make_meta([5], [5], torch.ones((1, 1), dtype=torch.int32), slots)
         q, k, v = ops.qkv_rope_write(qkv.clone(), cos, sin, heads, kv, meta, norms)
         assert torch.equal(ops.export_block(kv, 1)[0][[1, 2, 3]], k[[0, 1, 4]])
         assert torch.equal(ops.export_block(kv, 2)[1][[8, 9]], v[[2, 3]])

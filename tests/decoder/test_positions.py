@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.decoder.devices import load_ops
+from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
 from shared.checkpoint.folder import Checkpoint
@@ -29,7 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def load(folder: Path, max_model_len: int = 4096) -> DecoderModel:
     checkpoint = Checkpoint(folder)
-    return model_class(checkpoint).load(checkpoint, load_ops("cpu", torch.float32), max_model_len)
+    return model_class(checkpoint).load(checkpoint, CpuDevice(torch.float32).ops, max_model_len)
 
 
 def drawn_prompts() -> Iterator[tuple[int, list[MediaItem]]]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Ints, Limits, Plan
@@ -100,7 +99,7 @@ class ArithmeticWorker:
         broken: Callable[[str], None],
     ) -> None:
         self.limits = limits
-        self.embeddings = Embeddings(ArtifactReader(), torch.device("cpu"), torch.float32, 64)
+        self.embeddings = Embeddings(ArtifactReader(), lambda tensor: tensor.float(), 64)
         self.sealed = SealedBlocks(limits.num_blocks)
         self.slots = SlotTable(
             limits.max_slots, limits.max_model_len, limits.block_size, MODEL.vocabulary

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 from services.decoder.loading.load import load
-from services.decoder.loading.memory import peak_bytes
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
@@ -23,7 +22,7 @@ def main(folder: str, options: str) -> None:
     plan = read_plan(_plan(counts, limits.block_size), limits)
     results: list[StepResult] = []
     time.sleep(1)  # until the cache's pages are there
-    took = peak_bytes(lambda: loaded.worker.step(plan, results.append), loaded.ops.device)
+    took = loaded.device.peak_bytes(lambda: loaded.worker.step(plan, results.append))
     assert not results[0].failed, results[0].failed
     print(json.dumps({"predicted": loaded.profile.step_bytes, "took": took}))
 

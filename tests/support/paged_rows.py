@@ -59,8 +59,8 @@ class Cache:
         meta = self.ops.make_meta(
             [row.count for row in rows],
             [row.length for row in rows],
-            table,
-            np.concatenate(slots).astype(np.int64),
+            torch.from_numpy(table),
+            torch.from_numpy(np.concatenate(slots).astype(np.int64)),
         )
         return torch.cat(q), meta
 

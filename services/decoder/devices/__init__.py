@@ -1,21 +1,18 @@
-"""Devices as tables of ops: which of `shared.devices` has which."""
+"""Devices that a decoder computes on, by the names of `shared.devices`."""
 
 import importlib
 
-import torch
+from services.decoder.devices.base.device import Device
 
-from services.decoder.devices.base.ops import BaseOps
-
-# Device -> module and what there makes its ops of (dtype, threads, block_size).
+# Module and class; a device's libraries are imported only where it is used.
 _DEVICES = {
-    "cpu": ("services.decoder.devices.cpu.ops", "make_ops"),
-    "cuda": ("services.decoder.devices.cuda.ops", "make_ops"),
+    "cpu": ("services.decoder.devices.cpu.device", "CpuDevice"),
+    "cuda": ("services.decoder.devices.cuda.device", "CudaDevice"),
 }
 
 
-def load_ops(device: str, dtype: torch.dtype, threads: int = 0, block_size: int = 0) -> BaseOps:
-    """The ops of a resolved device; 0 is one thread for each core, and the device's own block."""
-    module, name = _DEVICES[device]
-    ops: BaseOps = getattr(importlib.import_module(module), name)(dtype, threads, block_size)
-    ops.block_size = block_size or ops.block_size
-    return ops
+def device_class(name: str) -> type[Device]:
+    """The class of a resolved device (`shared.torch_device`)."""
+    module, attribute = _DEVICES[name]
+    found: type[Device] = getattr(importlib.import_module(module), attribute)
+    return found

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.memory import peak_bytes
+from services.decoder.devices.base.device import Device
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged, paged_layers
 from services.decoder.models.step import Step
 
-_TIMED_TOKENS = 48  # on the CPU: enough for the products to be what takes the time
+_TIMED_TOKENS = 48  # where the whole is not run: enough for the products to be what takes the time
 _LOGIT_BYTES = 4
 
 
@@ -29,22 +28,22 @@ class Profile:
 
 
 def profile(
-    model: DecoderModel, ops: BaseOps, max_tokens: int, max_slots: int, max_model_len: int
+    model: DecoderModel, device: Device, max_tokens: int, max_slots: int, max_model_len: int
 ) -> Profile:
     """Of steps of up to `max_tokens` tokens and `max_slots` samples."""
-    on_cpu = ops.device.type == "cpu"
+    in_full = device.profile_in_full
     layers = paged_layers(model.layers)
     with torch.inference_mode():
-        if on_cpu:
-            step_bytes = _scaled_bytes(model, ops, max_tokens, max_slots, max_model_len)
+        if in_full:
+            largest = _Trial(model, device, max_tokens, max_model_len, layers)
+            step_bytes = device.peak_bytes(lambda: largest.run(max_slots))
         else:
-            largest = _Trial(model, ops, max_tokens, max_model_len, layers)
-            step_bytes = peak_bytes(lambda: largest.run(max_slots), ops.device)
+            step_bytes = _scaled_bytes(model, device, max_tokens, max_slots, max_model_len)
         # Below, kernels are chosen and memory is touched for the first time: the first run of a size is not timed,
-        # but for the larger one on the CPU, where that has been done above.
-        timed = min(_TIMED_TOKENS, max_tokens) if on_cpu else max_tokens
-        one = _Trial(model, ops, 1, max_model_len, layers)
-        several = _Trial(model, ops, timed, max_model_len, layers)
+        # but for the larger one where one layer was measured: that has been done above.
+        timed = max_tokens if in_full else min(_TIMED_TOKENS, max_tokens)
+        one = _Trial(model, device, 1, max_model_len, layers)
+        several = _Trial(model, device, timed, max_model_len, layers)
         one.run(1)
         least, more = _seconds(one), _seconds(several)
     token_s = max(0.0, more - least) / max(1, timed - 1)
@@ -52,13 +51,13 @@ def profile(
 
 
 def _scaled_bytes(
-    model: DecoderModel, ops: BaseOps, max_tokens: int, max_slots: int, max_model_len: int
+    model: DecoderModel, device: Device, max_tokens: int, max_slots: int, max_model_len: int
 ) -> int:
     """One layer and one sample tell the rest: layers use the same memory one after the other, and each sample more is a
     row of logits more."""
     first = paged_layers(model.layers)[:1]
-    trial = _Trial(model, ops, max_tokens, max_model_len, first)
-    seen = peak_bytes(lambda: trial.run(1), ops.device)
+    trial = _Trial(model, device, max_tokens, max_model_len, first)
+    seen = device.peak_bytes(lambda: trial.run(1))
     return seen + (max_slots - 1) * model.config.vocab_size * _LOGIT_BYTES
 
 
@@ -75,34 +74,35 @@ class _Trial:
     def __init__(
         self,
         model: DecoderModel,
-        ops: BaseOps,
+        device: Device,
         tokens: int,
         max_model_len: int,
         layers: Sequence[Paged],
     ) -> None:
-        self._model = model
-        self._ops = ops
+        self._model, self._device = model, device
+        size = device.block_size
         longest = min(tokens, max_model_len)
         counts = [longest] * (tokens // longest)
         if tokens % longest:
             counts.append(tokens % longest)
-        width = -(-longest // ops.block_size)
+        width = -(-longest // size)
         blocks = np.arange(1, len(counts) * width + 1, dtype=np.int32).reshape(len(counts), width)
         places = np.concatenate([np.arange(count) for count in counts])
         rows = np.repeat(np.arange(len(counts)), counts)
-        slots = blocks[rows, places // ops.block_size].astype(np.int64) * ops.block_size
-        self._kv = [ops.alloc_kv(layer, blocks.size + 1) for layer in layers]
+        slots = blocks[rows, places // size].astype(np.int64) * size
+        self._kv = [device.ops.alloc_kv(layer, blocks.size + 1) for layer in layers]
         self._counts, self._blocks = counts, blocks
-        self._slots = slots + places % ops.block_size
+        self._slots = slots + places % size
         self._places = np.tile(places, (max(1, model.rotary_axes), 1))
 
     def run(self, samples: int) -> None:
         """Computes all tokens and so many rows of logits, and waits for them."""
-        model, ops, tokens = self._model, self._ops, len(self._slots)
+        model, ops, tokens = self._model, self._device.ops, len(self._slots)
+        sent = self._device.upload(self._places, self._blocks, self._slots)
         step = Step(
             ids=torch.zeros(tokens, dtype=torch.int64, device=ops.device),
-            positions=torch.from_numpy(self._places).to(ops.device),
-            meta=ops.make_meta(self._counts, self._counts, self._blocks, self._slots),
+            positions=sent[0],
+            meta=ops.make_meta(self._counts, self._counts, sent[1], sent[2]),
             slots=range(len(self._counts)),
             media=torch.ones(tokens, dtype=torch.bool, device=ops.device),
         )
@@ -110,4 +110,5 @@ class _Trial:
         hidden = model.embed(step.ids, [media], [(0, tokens)])
         hidden = model.forward(hidden, step, self._kv)
         chosen = hidden[torch.arange(samples, device=ops.device) % tokens]
-        model.logits(chosen.contiguous())[0, 0].item()
+        model.logits(chosen.contiguous())
+        self._device.synchronize()

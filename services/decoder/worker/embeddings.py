@@ -28,13 +28,12 @@ class Embeddings:
     def __init__(
         self,
         reader: ArtifactReader,
-        device: torch.device,
-        dtype: torch.dtype,
+        copy_in: Callable[[Tensor], Tensor],
         spare_bytes: int,
     ) -> None:
+        """copy_in: see `Device.copy_in`."""
         self._reader = reader
-        self._device = device
-        self._dtype = dtype
+        self._copy_in = copy_in
         self._spare_bytes = spare_bytes
         self._lock = threading.Lock()
         self._tensors: OrderedDict[bytes, Tensor] = OrderedDict()  # least recently used first
@@ -181,7 +180,7 @@ class Embeddings:
         own = torch.from_numpy(np.array(array))
         if ref.dtype == "bfloat16":
             own = own.view(torch.bfloat16)
-        return own.to(self._device, self._dtype)
+        return self._copy_in(own)
 
     def _evict(self) -> None:
         for digest in [d for d in self._unusable if not self._is_needed(d)]:

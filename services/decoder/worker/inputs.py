@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.device import Device
 from services.decoder.models.step import Step
 from services.decoder.worker.media_spans import MediaSpan, contiguous_runs
 from services.decoder.worker.slots import SlotTable
 
+Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Longs = np.ndarray[tuple[int], np.dtype[np.int64]]
 # Rows [first, last) of a span's embedding.
 ReadRows = Callable[[MediaSpan, int, int], Tensor]
@@ -56,7 +56,7 @@ def order_rows(rows: Rows) -> Rows:
     return rows.select(np.argsort(rows.count != 1, kind="stable"))
 
 
-def build_batch(rows: Rows, slots: SlotTable, ops: BaseOps, read: ReadRows) -> Batch:
+def build_batch(rows: Rows, slots: SlotTable, device: Device, read: ReadRows) -> Batch:
     """Builds the batch of `order_rows(...)`; every row fits its history and its block table."""
     counts = rows.count
     token_rows = np.repeat(np.arange(len(counts)), counts)
@@ -68,7 +68,7 @@ def build_batch(rows: Rows, slots: SlotTable, ops: BaseOps, read: ReadRows) -> B
 
     size = slots.block_size
     blocks = slots.table[owners, places // size].astype(np.int64)
-    padded = ops.padded_rows(total)
+    padded = device.ops.padded_rows(total)
     # Padding: token 0 at position 0, written to block 0, seen by nobody.
     ids = np.zeros(padded, np.int64)
     ids[:total] = slots.tokens[owners, places]
@@ -79,18 +79,18 @@ def build_batch(rows: Rows, slots: SlotTable, ops: BaseOps, read: ReadRows) -> B
     positions[:, :total] = places if slots.rotary is None else slots.rotary[:, owners, places]
 
     width = -(-int(rows.end.max()) // size)
-    meta = ops.make_meta(
-        counts.tolist(), rows.end.tolist(), slots.table[rows.slot, :width], written
-    )
     embeds, runs = _embeds(rows, ends - counts, slots, read)
+    flags = [_takes_embedding(padded, runs)] if runs else []
+    sent = device.upload(ids, positions, slots.table[rows.slot, :width], written, *flags)
+    meta = device.ops.make_meta(counts.tolist(), rows.end.tolist(), sent[2], sent[3])
     return Batch(
         rows=rows,
         step=Step(
-            ids=torch.from_numpy(ids).to(ops.device, non_blocking=True),
-            positions=torch.from_numpy(positions).to(ops.device, non_blocking=True),
+            ids=sent[0],
+            positions=sent[1],
             meta=meta,
             slots=rows.slot.tolist(),
-            media=_takes_embedding(padded, runs).to(ops.device) if runs else None,
+            media=sent[4] if runs else None,
         ),
         embeds=embeds,
         runs=runs,
@@ -100,9 +100,9 @@ def build_batch(rows: Rows, slots: SlotTable, ops: BaseOps, read: ReadRows) -> B
     )
 
 
-def _takes_embedding(tokens: int, runs: Sequence[tuple[int, int]]) -> Tensor:
+def _takes_embedding(tokens: int, runs: Sequence[tuple[int, int]]) -> Flags:
     """bool [tokens]: those inside a run (first, count)."""
-    found = torch.zeros(tokens, dtype=torch.bool)
+    found: Flags = np.zeros(tokens, bool)
     for first, count in runs:
         found[first : first + count] = True
     return found

@@ -9,10 +9,10 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.device import Device
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
-from services.decoder.sampling.sampler import Sampler, nan_logits
+from services.decoder.sampling.sampler import nan_logits
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.inputs import Batch, Rows, build_batch, order_rows, spans_of
 from services.decoder.worker.media_spans import MediaSpan
@@ -48,13 +48,13 @@ class Worker:
     """The decoder's whole state: slots, sampler, cache; one object for each process."""
 
     def __init__(
-        self, model: DecoderModel, ops: BaseOps, limits: Limits, embeddings: Embeddings
+        self, model: DecoderModel, device: Device, limits: Limits, embeddings: Embeddings
     ) -> None:
         """Allocates the cache: `limits.num_blocks` on the device, touched."""
         self.limits = limits
         self.embeddings = embeddings
         self._model = model
-        self._ops = ops
+        self._device, ops = device, device.ops
         layers = paged_layers(model.layers)
         self._kv = [ops.alloc_kv(layer, limits.num_blocks) for layer in layers]
         self._host_kv = [ops.alloc_host_kv(layer, limits.num_host_blocks) for layer in layers]
@@ -67,7 +67,7 @@ class Worker:
             model.rotary_axes,
         )
         self.sealed = SealedBlocks(limits.num_blocks)
-        self._sampler = Sampler(limits.max_slots, vocabulary)
+        self._sampler = device.make_sampler(limits.max_slots, vocabulary)
         self._prompt_logprobs = PromptLogprobs(model, self.slots)
         self._has_failed = False  # some row, since the last reset
 
@@ -135,7 +135,7 @@ class Worker:
         slots.set_last_tokens(plan.set_token_slot, plan.set_token)
         if len(plan.edit_slot):
             slots.edit_tables(plan)
-        apply_moves(plan, self._ops, self._kv, self._host_kv)
+        apply_moves(plan, self._device.ops, self._kv, self._host_kv)
         self.sealed.overwrite(plan.copy_dst)
         self.sealed.overwrite(plan.swap_in_device)
         if plan.release:
@@ -240,7 +240,7 @@ class Worker:
 
     def _run(self, step: _Step, rows: Rows, times: StepTimes, watch: Stopwatch) -> Rows:
         """Runs the rows and samples; returns those that came out finite."""
-        batch = build_batch(order_rows(rows), self.slots, self._ops, self._read)
+        batch = build_batch(order_rows(rows), self.slots, self._device, self._read)
         self.sealed.overwrite(batch.blocks)
         times.prepare_us = watch.lap_us()
         hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
@@ -263,10 +263,10 @@ class Worker:
         tainted = ~finite
         tainted[: len(batch.token_rows)] |= np.isin(batch.token_rows, bad_rows)
         slots = batch.step.meta.slots[
-            torch.from_numpy(np.flatnonzero(tainted)).to(self._ops.device)
+            torch.from_numpy(np.flatnonzero(tainted)).to(self._device.ops.device)
         ]
         for layer in self._kv:
-            self._ops.scrub(layer, slots)
+            self._device.ops.scrub(layer, slots)
         for row in bad_rows.tolist():
             self._fail_row(step, int(batch.rows.place[row]), nan_logits())
         return batch.rows.select(np.setdiff1d(np.arange(len(batch.rows.slot)), bad_rows))
@@ -300,7 +300,7 @@ class Worker:
         if not len(samples):
             return
         owner = owner[samples]
-        picked = torch.from_numpy(token_of[plan.sample_row[samples]]).to(self._ops.device)
+        picked = torch.from_numpy(token_of[plan.sample_row[samples]]).to(self._device.ops.device)
         last = hidden.index_select(0, picked)
         if self._sampler.is_plain(owner):
             tokens, values = self._model.largest(last)

@@ -6,7 +6,6 @@ can do better; a fused op it leaves alone is made of the small ones here.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,13 +25,14 @@ class BaseOps:
     """The table of ops. One object for each process: it knows the device and the element type."""
 
     name = "base"
-    block_size = 16
     # The axis of `PagedKV` tensors that counts blocks.
     block_axis = 0
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:
+        """block_size: tokens in a block of the cache."""
         self.device = device
         self.dtype = dtype
+        self.block_size = block_size
 
     @property
     def row_invariant(self) -> bool:
@@ -174,21 +174,24 @@ class BaseOps:
 
     # The cache
 
+    def block_bytes(self, spec: KVSpec) -> int:
+        """Bytes that one block takes in one layer, padding of the layout included."""
+        return spec.bytes_per_token * self.block_size
+
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """One layer's cache, zeroed, its memory touched."""
-        shape = (num_blocks, self.block_size, spec.num_kv_heads)
-        return PagedKV(
-            torch.zeros((*shape, spec.k_size), dtype=spec.dtype, device=self.device),
-            torch.zeros((*shape, spec.v_size), dtype=spec.dtype, device=self.device),
-        )
+        return self._zeros(spec, num_blocks, self.device)
 
     def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """The same layout in host memory, for swapping."""
-        here, self.device = self.device, torch.device("cpu")
-        try:
-            return self.alloc_kv(spec, num_blocks)
-        finally:
-            self.device = here
+        return self._zeros(spec, num_blocks, torch.device("cpu"))
+
+    def _zeros(self, spec: KVSpec, num_blocks: int, device: torch.device) -> PagedKV:
+        shape = (num_blocks, self.block_size, spec.num_kv_heads)
+        return PagedKV(
+            torch.zeros((*shape, spec.k_size), dtype=spec.dtype, device=device),
+            torch.zeros((*shape, spec.v_size), dtype=spec.dtype, device=device),
+        )
 
     def kv_write(self, k: Tensor, v: Tensor, kv: PagedKV, meta: AttnMeta) -> None:
         """Writes this step's keys and values [T, num_kv, D] where `meta.slots` says."""
@@ -225,11 +228,12 @@ class BaseOps:
         self,
         counts: Sequence[int],
         kv_lens: Sequence[int],
-        block_table: "np.ndarray[tuple[int, int], np.dtype[np.int32]]",
-        slots: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+        block_table: Tensor,
+        slots: Tensor,
         bidirectional: list[tuple[int, int, int]] | None = None,
     ) -> AttnMeta:
-        """Builds the description of a batch whose rows of one token come first."""
+        """The description of a batch whose rows of one token come first; block_table int32 [n, blocks] and slots
+        int64 [T] are on the device."""
         cu_q = [0]
         for count in counts:
             cu_q.append(cu_q[-1] + count)
@@ -238,8 +242,8 @@ class BaseOps:
             num_decodes=sum(1 for count in counts if count == 1),
             cu_q=cu_q,
             kv_lens=list(kv_lens),
-            block_table=torch.from_numpy(block_table).to(self.device, non_blocking=True),
-            slots=torch.from_numpy(slots).to(self.device, non_blocking=True),
+            block_table=block_table,
+            slots=slots,
             max_q=max(counts, default=0),
             max_kv=max(kv_lens, default=0),
             bidirectional=bidirectional,

@@ -1,10 +1,9 @@
 """Whether this machine's libraries keep what `row_invariant` promises: tried at every start.
 
-The rules in `cpu.py` were found by measurement; another processor makes a library choose other
+The rules in `cpu/torch_ops.py` were found by measurement; another processor makes a library choose other
 kernels. A decoder that fails here runs, but promises nothing about equal bits.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,10 +38,10 @@ def _attention_holds(ops: BaseOps, generator: torch.Generator) -> bool:
     kv = ops.alloc_kv(KVSpec(num_kv, size, size, ops.dtype), blocks + 1)
     draw = [torch.randn(_KEYS, n, size, generator=generator) for n in (num_q, num_kv, num_kv)]
     q, k, v = (x.to(ops.device, ops.dtype) for x in draw)
-    table = np.arange(1, blocks + 1, dtype=np.int32)[None]
+    table = torch.arange(1, blocks + 1, dtype=torch.int32).to(ops.device)[None]
 
     def attend(start: int, end: int) -> Tensor:
-        slots = np.arange(start, end, dtype=np.int64) + ops.block_size
+        slots = torch.arange(start, end).to(ops.device) + ops.block_size
         meta = ops.make_meta([end - start], [end], table, slots)
         ops.kv_write(k[start:end], v[start:end], kv, meta)
         return ops.paged_attention(

@@ -25,8 +25,6 @@ from services.decoder.devices.base.attention_meta import (
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
-from services.decoder.devices.cpu.torch_ops import TorchCpuOps
-from shared import processors
 from shared.cpu_kernels import binding, packed_linear, shortlist
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
@@ -39,26 +37,14 @@ log = structlog.get_logger(__name__)
 _TASK_ROWS = 112
 
 
-def make_ops(dtype: torch.dtype, threads: int, block_size: int = 0) -> BaseOps:
-    """Ops with our kernels, or torch's where those cannot be had or do not know type or block."""
-    found = processors.find()
-    threads = threads or found.threads
-    kernels = binding.load_kernels(threads) if dtype in TYPES else None
-    if kernels is None or block_size % kernels.page:
-        torch.set_num_threads(threads)
-        return TorchCpuOps(torch.device("cpu"), dtype)
-    torch.set_num_threads(1)  # two pools would take the cores from each other
-    log.info("CPU kernels", instructions=kernels.name, threads=threads, processors=str(found))
-    return CpuOps(dtype, kernels)
-
-
 class CpuOps(BaseOps):
     """The kernels take contiguous rows; what they return is new memory."""
 
     name = "cpu"
 
-    def __init__(self, dtype: torch.dtype, kernels: Kernels) -> None:
-        super().__init__(torch.device("cpu"), dtype)
+    def __init__(self, dtype: torch.dtype, kernels: Kernels, block_size: int = 16) -> None:
+        """block_size: a multiple of the 16 tokens of a page."""
+        super().__init__(torch.device("cpu"), dtype, block_size)
         self._kernels = kernels
         self._type = TYPES[dtype]
         self._layers: WeakKeyDictionary[DecoderLayer, LayerCall] = WeakKeyDictionary()
@@ -154,6 +140,14 @@ class CpuOps(BaseOps):
 
     # The cache
 
+    def block_bytes(self, spec: KVSpec) -> int:
+        """With heads padded to whole vectors."""
+        return 2 * self.block_size * spec.num_kv_heads * self._padded(spec) * spec.dtype.itemsize
+
+    def _padded(self, spec: KVSpec) -> int:
+        lanes = self._kernels.lanes
+        return -(-spec.size // lanes) * lanes
+
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Memory of its own, in huge pages."""
         return self._alloc(spec, num_blocks, touch=True)
@@ -163,9 +157,8 @@ class CpuOps(BaseOps):
         return self._alloc(spec, num_blocks, touch=False)
 
     def _alloc(self, spec: KVSpec, num_blocks: int, touch: bool) -> PagedKV:
-        page, lanes = self._kernels.page, self._kernels.lanes
-        pages, heads = self.block_size // page, spec.num_kv_heads
-        size = -(-spec.size // lanes) * lanes
+        page, heads, size = self._kernels.page, spec.num_kv_heads, self._padded(spec)
+        pages = self.block_size // page
         both = zeros_in_huge_pages((num_blocks, heads, pages, 2, page * size), spec.dtype, touch)
         cache = binding.Cache(both.data_ptr(), pages, heads, size, spec.size)
         return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.size, ctypes.byref(cache))

@@ -1,4 +1,4 @@
-"""Ops for CPUs by torch alone, where the kernels of `cpu.py` cannot be had. In float32 every row is
+"""Ops for CPUs by torch alone, where the kernels of `ops.py` cannot be had. In float32 every row is
 bit-equal whatever else is in the batch.
 
 What makes that so (each point is tested): torch's float32 GEMM gives equal rows when the number of
@@ -11,7 +11,6 @@ and scalar forms agree in every bit.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,13 +154,15 @@ class TorchCpuOps(BaseOps):
         self,
         counts: Sequence[int],
         kv_lens: Sequence[int],
-        block_table: "np.ndarray[tuple[int, int], np.dtype[np.int32]]",
-        slots: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+        block_table: Tensor,
+        slots: Tensor,
         bidirectional: list[tuple[int, int, int]] | None = None,
     ) -> AttnMeta:
         """Adds the groups of rows of like size that attention runs as one batch each."""
         meta = super().make_meta(counts, kv_lens, block_table, slots, bidirectional)
-        meta.device_state["groups"] = group_rows(counts, kv_lens, block_table, self.block_size)
+        meta.device_state["groups"] = group_rows(
+            counts, kv_lens, block_table.numpy(), self.block_size
+        )
         return meta
 
     def paged_attention(

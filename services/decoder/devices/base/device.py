@@ -1,0 +1,131 @@
+"""What a device decides: everything that is not the same on all of them is asked here."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.sampling.sampler import Sampler
+from shared.checkpoint.folder import Checkpoint
+from shared.model_config.check import require_dtype
+
+Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
+
+_ALIGNMENT = 64  # bytes: where each array begins in an upload
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a device's memory; this process could take `free` of them now."""
+
+    free: int
+    total: int
+
+
+class Device(ABC):
+    """One device, as the process that computes on it uses it; `ops` is its table of ops."""
+
+    name: ClassVar[str]  # in `shared.devices`
+    default_block_size: ClassVar[int] = 16  # tokens
+    # Tokens of a step unless --max-num-batched-tokens says otherwise: 256 or 2,048, and the
+    # seventeenth part that the scheduler leaves out while others generate.
+    default_batched_tokens: ClassVar[int]
+    # Whether the largest step is run whole at start; elsewhere one layer of it tells the rest.
+    profile_in_full: ClassVar[bool] = True
+    # Rows that a decode step is padded to, for graphs captured at start; none: no graphs.
+    graph_sizes: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        *,
+        threads: int = 0,
+        block_size: int = 0,
+        small_model: bool = False,
+    ) -> None:
+        """dtype: of weights, activations and cache. threads: on the host; block_size: tokens; for both 0 is the
+        device's own choice. small_model: it has fewer than 100 million parameters."""
+        self.small_model = small_model
+        self.block_size = block_size or self.default_block_size
+        self.ops = self._make_ops(dtype, threads)
+
+    @classmethod
+    def choose_dtype(cls, asked: str, checkpoint: Checkpoint) -> torch.dtype:
+        """The element type for `--dtype`. Raises InvalidRequest for one that the device does not compute in."""
+        require_dtype(asked, cls.name)
+        name = checkpoint.default_dtype(cls.name) if asked == "auto" else asked
+        found: torch.dtype = getattr(torch, name)
+        return found
+
+    @abstractmethod
+    def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
+        """The ops, for blocks of `block_size`."""
+
+    # Memory
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """What there is now."""
+
+    @abstractmethod
+    def cache_bytes(self, share: float | None, sharers: int, step_bytes: int) -> int:
+        """Bytes that the caches of one of `sharers` decoders may take, once the weights are loaded: of `share` of the
+        device's memory (the device's own unless given) what `step_bytes`, the largest step, leaves."""
+
+    @abstractmethod
+    def swap_bytes(self, sharers: int) -> int:
+        """Bytes of host memory that blocks of one of `sharers` decoders may be swapped out to."""
+
+    @abstractmethod
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """How much more memory than now `run` takes at its highest; 0 where nobody can tell."""
+
+    # Transfers
+
+    def upload(self, *arrays: Array) -> list[Tensor]:
+        """Tensors on the device with the content of host arrays, all in one transfer.
+
+        They are views of one buffer, aligned to 64 bytes. Nothing waits for the transfer but what
+        is computed later on the device.
+        """
+        starts, size = [], 0
+        for array in arrays:
+            starts.append(size)
+            size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        staged = self._staging_buffer(size)
+        host = staged.numpy()
+        for start, array in zip(starts, arrays, strict=True):
+            host[start : start + array.nbytes] = (
+                np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            )
+        sent = staged.to(self.ops.device, non_blocking=True)
+        return [
+            sent[start : start + array.nbytes]
+            .view(torch.from_numpy(array[:0]).dtype)
+            .view(array.shape)
+            for start, array in zip(starts, arrays, strict=True)
+        ]
+
+    def _staging_buffer(self, size: int) -> Tensor:
+        """Host memory [size] of bytes that an upload is sent from; not used again before it is sent."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def copy_in(self, host: Tensor) -> Tensor:
+        """A host tensor in the model's type on the device, complete when this returns. It does not wait for running
+        steps, so other threads than the one that computes may call it."""
+        return host.to(self.ops.device, self.ops.dtype)
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Waits until everything submitted has been computed."""
+
+    # Sampling
+
+    def make_sampler(self, max_slots: int, vocab_size: int) -> Sampler:
+        """What chooses tokens from logits here: on the host unless the device has a faster way."""
+        return Sampler(max_slots, vocab_size)

@@ -1,0 +1,80 @@
+"""The CPU as a device: its memory is the host's, which it shares with all other services."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import structlog
+import torch
+from torch import Tensor
+
+from services.decoder.devices.base import host_memory
+from services.decoder.devices.base.device import Array, Device, Memory
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.cpu.ops import CpuOps
+from services.decoder.devices.cpu.torch_ops import TorchCpuOps
+from shared import processors
+from shared.cpu_kernels import binding
+from shared.cpu_kernels.packed_linear import TYPES
+
+log = structlog.get_logger(__name__)
+
+_SHARE = 0.4  # of free memory; the rest is for other services
+_SWAP_SHARE = 0.1
+_MOST_CACHE_BYTES = 4 << 30
+_MOST_CACHE_BYTES_SMALL = 512 << 20  # a hundred thousand tokens of a model that small
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+class CpuDevice(Device):
+    """Our own kernels, or torch's where those cannot be had or do not know type or block."""
+
+    name = "cpu"
+    default_batched_tokens: ClassVar[int] = 272
+    profile_in_full: ClassVar[bool] = False
+
+    def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
+        found = processors.find()
+        # The operations of a small model are shorter than the wait for a second thread.
+        threads = threads or (1 if self.small_model else found.threads)
+        kernels = binding.load_kernels(threads) if dtype in TYPES else None
+        if kernels is None or self.block_size % kernels.page:
+            torch.set_num_threads(threads)
+            return TorchCpuOps(torch.device("cpu"), dtype, self.block_size)
+        torch.set_num_threads(1)  # two pools would take the cores from each other
+        log.info("CPU kernels", instructions=kernels.name, threads=threads, processors=str(found))
+        return CpuOps(dtype, kernels, self.block_size)
+
+    def memory(self) -> Memory:
+        """The host's, as far as our control group allows."""
+        return Memory(host_memory.available_bytes(), host_memory.total_bytes())
+
+    def cache_bytes(self, share: float | None, sharers: int, step_bytes: int) -> int:
+        """`share` of what is free (0.4 unless given), 4 GiB at most, or 512 MiB for a small model: it is not the
+        decoder's alone, and the cache touches all of it."""
+        most = _MOST_CACHE_BYTES_SMALL if self.small_model else _MOST_CACHE_BYTES
+        allowed = int(self.memory().free * (share or _SHARE) / sharers) - step_bytes
+        return max(0, min(most, allowed))
+
+    def swap_bytes(self, sharers: int) -> int:
+        """A tenth of what is free; it costs nothing before it is used."""
+        return int(self.memory().free * _SWAP_SHARE / sharers)
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """Of resident memory."""
+        with contextlib.suppress(AttributeError):  # a C library without it
+            ctypes.CDLL(None).malloc_trim(0)  # what was freed before would be used again unseen
+        with contextlib.suppress(OSError):
+            _CLEAR.write_text("5")  # the highest mark is that of now: proc(5)
+        before = host_memory.resident_bytes()
+        run()
+        return max(0, host_memory.peak_resident_bytes() - before)
+
+    def upload(self, *arrays: Array) -> list[Tensor]:
+        """Views of the arrays themselves."""
+        return [torch.from_numpy(array) for array in arrays]
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: what a call returns has been computed."""

@@ -1,0 +1,68 @@
+"""The first CUDA device that the process sees."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from services.decoder.devices.base import host_memory
+from services.decoder.devices.base.device import Device, Memory
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.cuda.ops import CudaOps
+
+_SHARE = 0.9
+_SWAP_SHARE = 0.1
+_MOST_PINNED_BYTES = 4 << 30
+
+
+class CudaDevice(Device):
+    """Steps run on the current stream; what other threads bring comes on a stream of its own."""
+
+    name = "cuda"
+    default_batched_tokens: ClassVar[int] = 2176
+
+    def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
+        self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return CudaOps(torch.device("cuda"), dtype, self.block_size)
+
+    def memory(self) -> Memory:
+        """As the driver says, for all processes."""
+        return Memory(*torch.cuda.mem_get_info(self.ops.device))
+
+    def cache_bytes(self, share: float | None, sharers: int, step_bytes: int) -> int:
+        """`share` of all memory (0.9 unless given), less what is taken."""
+        memory = self.memory()
+        taken = memory.total - memory.free
+        if sharers > 1:  # each counts its own
+            taken = torch.cuda.memory_reserved(self.ops.device)
+        return max(0, int(memory.total * (share or _SHARE) / sharers) - taken - step_bytes)
+
+    def swap_bytes(self, sharers: int) -> int:
+        """A tenth of what is free on the host, 4 GiB at most: it is pinned from the start."""
+        return min(int(host_memory.available_bytes() * _SWAP_SHARE / sharers), _MOST_PINNED_BYTES)
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """Of what torch has given out."""
+        before = torch.cuda.memory_allocated(self.ops.device)
+        torch.cuda.reset_peak_memory_stats(self.ops.device)
+        run()
+        self.synchronize()
+        return int(torch.cuda.max_memory_allocated(self.ops.device)) - before
+
+    def _staging_buffer(self, size: int) -> Tensor:
+        """Pinned. torch's allocator gives it out again when the copy on the stream is done."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def copy_in(self, host: Tensor) -> Tensor:
+        """On the stream of copies."""
+        with torch.cuda.stream(self._copies):
+            here = host.pin_memory().to(self.ops.device, self.ops.dtype, non_blocking=True)
+        # Steps read it: its memory may not be used for the next copy while they do.
+        here.record_stream(torch.cuda.default_stream(self.ops.device))
+        self._copies.synchronize()
+        return here
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        torch.cuda.synchronize(self.ops.device)
