@@ -4,6 +4,9 @@ Each service has one frozen subclass of `ServiceSettings` in its `settings.py`. 
 the flag `--max-num-seqs` and the variable `TESSERA_DECODER_MAX_NUM_SEQS`; fields of `ServiceSettings` are also read
 from `TESSERA_<FIELD>`, so that one variable sets them for all services. Nothing else in the project reads the
 environment.
+
+A field that `tessera serve` offers too is declared in a base class of the service's settings, such as
+`DecoderOptions`, from which the launcher's settings inherit it.
 """
 
 import argparse
@@ -116,8 +119,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return text
 
 
-class ServiceSettings(Settings):
-    """The settings that every service has."""
+class CommonSettings(Settings):
+    """Settings of every service, and of a whole system (`tessera serve`)."""
 
     model: Path = Field(
         DEMO_MODEL, description="Hugging Face checkpoint folder, or a model's name on the hub."
@@ -133,8 +136,48 @@ class ServiceSettings(Settings):
         description="Where the queue is (redis://, rediss:// or unix://).",
     )
     redis_password_file: Path | None = Field(
-        None, description="File with the password of Redis, where --redis-url holds none."
+        None, description="File with the password of Redis, where --redis-url contains none."
     )
+    log_level: str = Field(
+        "info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error."
+    )
+    log_format: str = Field("text", pattern="^(text|json)$", description="text or json lines.")
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in requests."""
+        return self.served_model_name or default_model_name(self.model)
+
+    @property
+    def queue_url(self) -> str:
+        """Where the queue is, with the password. Raises InvalidRequest if its file cannot be read."""
+        return with_password(self.redis_url, self.redis_password_file)
+
+
+class ModelLengthSettings(Settings):
+    """A setting of the services that limit or reserve tokens, and of `tessera serve`."""
+
+    max_model_len: int | None = Field(
+        None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
+    )
+
+
+class ComputeSettings(Settings):
+    """Settings of the services that compute the model, and of `tessera serve`."""
+
+    device: str = Field(
+        "auto", description="auto, cpu or cuda; auto is cuda where there is one, else cpu."
+    )
+    dtype: str = Field(
+        "auto",
+        description="Element type of weights and activations: auto, float32, bfloat16 or float16. auto is bfloat16; on"
+        " the CPU float32 for checkpoints stored so and for models under 100 million parameters.",
+    )
+
+
+class ServiceSettings(CommonSettings):
+    """Settings that every service has."""
+
     listen: str = Field(
         "127.0.0.1:0", description="Address of the gRPC server: host:port, or unix:/path."
     )
@@ -148,25 +191,13 @@ class ServiceSettings(Settings):
     )
     heartbeat: Path | None = Field(
         None,
-        description="Unix socket on which the process tells whether it is ready and its event loop runs; none unless"
+        description="Unix socket on which the process reports whether it is ready and its event loop runs; none unless"
         " given.",
     )
     artifact_dir: Path = Field(
         Path("/dev/shm") / f"tessera-{os.getuid()}",
         description="Folder in shared memory for pixel values and embeddings.",
     )
-    log_level: str = Field("info", description="debug, info, warning or error.")
-    log_format: str = Field("text", pattern="^(text|json)$", description="text or json lines.")
-
-    @property
-    def model_name(self) -> str:
-        """The model's name in requests."""
-        return self.served_model_name or default_model_name(self.model)
-
-    @property
-    def queue_url(self) -> str:
-        """Where the queue is, with the password. Raises InvalidRequest if its file cannot be read."""
-        return with_password(self.redis_url, self.redis_password_file)
 
 
 def _explain(error: ValidationError) -> str:

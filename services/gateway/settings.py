@@ -1,4 +1,4 @@
-"""What the gateway can be told."""
+"""Settings of the gateway. Names are vLLM's where the meaning is the same."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -6,21 +6,17 @@ from typing import ClassVar
 from pydantic import Field
 
 from shared import access
-from shared.settings import ServiceSettings
+from shared.settings import ModelLengthSettings, ServiceSettings
 
 
-class GatewaySettings(ServiceSettings):
-    """The public doors. Flags have vLLM's names where they mean the same."""
+class GatewayOptions(ModelLengthSettings):
+    """Settings of the gateway that `tessera serve` has too."""
 
-    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_GATEWAY_", "TESSERA_")
-
-    host: str = Field("127.0.0.1", description="Address of the REST and gRPC doors.")
-    port: int = Field(8000, ge=0, le=65535, description="Port of the REST door; 0 takes any.")
-    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of the gRPC door; 0 takes any.")
+    host: str = Field("127.0.0.1", description="Address of the REST and gRPC APIs.")
     api_key: str | None = Field(
         None,
         description="Keys, separated by commas, of which every request must carry one. Better in the environment"
-        " (TESSERA_API_KEY) or a file: flags stand in the list of processes.",
+        " (TESSERA_API_KEY) or a file: flags can be read in the list of processes.",
     )
     api_key_file: Path | None = Field(
         None, description="File of further keys, one a line; lines with # are comments."
@@ -28,17 +24,13 @@ class GatewaySettings(ServiceSettings):
     allow_unauthenticated: bool = Field(
         False, description="Starts without a key on an address that other machines can reach."
     )
-    published_host: str = Field(
-        "",
-        description="Address at which others reach --host, where that is inside a container; --host unless given.",
-    )
     share_prefix_cache: bool = Field(
         False,
-        description="Callers with different keys find what was computed of equal prompts for each other: faster,"
-        " but cached_tokens then tells one what another has asked.",
+        description="Callers with different keys share what was computed of equal prompts: faster, but cached_tokens"
+        " then shows one caller what another has asked.",
     )
     ssl_certfile: Path | None = Field(
-        None, description="Certificate chain in PEM: both doors speak TLS with it."
+        None, description="Certificate chain in PEM: both APIs are then served with TLS."
     )
     ssl_keyfile: Path | None = Field(
         None, description="Its private key, without a password; in --ssl-certfile unless given."
@@ -54,18 +46,58 @@ class GatewaySettings(ServiceSettings):
     )
     cors_allow_origins: str = Field(
         "",
-        description="Origins, separated by commas, whose web pages may call the REST door; * is any.",
+        description="Origins, separated by commas, whose web pages may call the REST API; * is any.",
     )
     allowed_hosts: str = Field(
         "",
-        description="Names, separated by commas, by which the REST door may be called, beside localhost; * is any."
+        description="Names, separated by commas, by which the REST API may be called, beside localhost; * is any."
         " Only localhost unless given, on a loopback address without a key.",
     )
-    max_model_len: int | None = Field(
-        None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
+    max_waiting_requests: int = Field(
+        1024, ge=1, description="Requests in all (preparing, waiting, running) before a 429."
     )
-    language_model_only: bool = Field(
-        False, description="Is ready without a vision encoder: pictures are refused."
+    max_waiting_tokens: int = Field(
+        4 << 20, ge=1, description="Tokens that all those may cost together before a 429."
+    )
+    tenant_weights: str = Field(
+        "",
+        description="Shares under load: key:<API key>=4,user:<name>=0.5; others have 1.",
+    )
+    max_choices: int = Field(
+        128, ge=1, le=512, description="Most answers (n) or candidates (best_of) of one request."
+    )
+    max_prompts: int = Field(
+        128, ge=1, le=1024, description="Most prompts of one request for completions."
+    )
+    max_logprobs: int = Field(
+        20, ge=0, le=1000, description="Most top log-probabilities for each token of one request."
+    )
+    queue_timeout: float = Field(
+        0.0, ge=0, le=86400, description="Seconds that a request may wait to be taken; 0 is any."
+    )
+    first_token_timeout: float = Field(
+        0.0, ge=0, le=86400, description="Seconds from arrival to the first token; 0 is any."
+    )
+    request_timeout: float = Field(
+        0.0, ge=0, le=86400, description="Seconds from arrival to the end; 0 is any."
+    )
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys, one by one. Raises InvalidRequest if none was given where one was asked for."""
+        return access.given_keys(self.api_key, self.api_key_file)
+
+
+class GatewaySettings(GatewayOptions, ServiceSettings):
+    """Flags, and `TESSERA_GATEWAY_*` in the environment."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_GATEWAY_", "TESSERA_")
+
+    port: int = Field(8000, ge=0, le=65535, description="Port of the REST API; 0 takes any.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of the gRPC API; 0 takes any.")
+    published_host: str = Field(
+        "",
+        description="Address at which others reach --host, where that is inside a container; --host unless given.",
     )
     max_body_bytes: int = Field(
         32 << 20, ge=1024, le=1 << 30, description="Largest request body; a larger one is a 413."
@@ -91,47 +123,17 @@ class GatewaySettings(ServiceSettings):
         75, ge=1, le=86400, description="Seconds that an idle connection is kept."
     )
     max_connections: int = Field(
-        4096, ge=1, description="Connections of the REST door, and of the gRPC door."
+        4096, ge=1, description="Connections of the REST API, and of the gRPC API."
     )
     max_concurrent_streams: int = Field(
         256, ge=1, le=65536, description="Calls at once on one gRPC connection."
     )
-    max_waiting_requests: int = Field(
-        1024, ge=1, description="Requests in all (preparing, waiting, running) before a 429."
-    )
-    max_waiting_tokens: int = Field(
-        4 << 20, ge=1, description="Tokens that all those may cost together before a 429."
-    )
-    tenant_weights: str = Field(
-        "",
-        description="Shares under load: key:<API key>=4,user:<name>=0.5; who is not named has 1.",
-    )
-    max_choices: int = Field(
-        128, ge=1, le=512, description="Most answers (n) or candidates (best_of) of one request."
-    )
-    max_prompts: int = Field(
-        128, ge=1, le=1024, description="Most prompts of one request for completions."
-    )
-    max_logprobs: int = Field(
-        20, ge=0, le=1000, description="Most top log-probabilities for each token of one request."
-    )
-    queue_timeout: float = Field(
-        0.0, ge=0, le=86400, description="Seconds that a request may wait to be taken; 0 is any."
-    )
-    first_token_timeout: float = Field(
-        0.0, ge=0, le=86400, description="Seconds from arrival to the first token; 0 is any."
-    )
-    request_timeout: float = Field(
-        0.0, ge=0, le=86400, description="Seconds from arrival to the end; 0 is any."
-    )
     shutdown_timeout: float = Field(
         30.0, ge=0, le=86400, description="Seconds that open answers may run on after SIGTERM."
     )
-
-    @property
-    def api_keys(self) -> tuple[str, ...]:
-        """The keys, one by one. Raises InvalidRequest if none was given where one was asked for."""
-        return access.given_keys(self.api_key, self.api_key_file)
+    language_model_only: bool = Field(
+        False, description="Is ready without a vision encoder: pictures are refused."
+    )
 
     @property
     def hosts(self) -> tuple[str, ...]:

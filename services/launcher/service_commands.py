@@ -4,14 +4,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.decoder.settings import DecoderSettings
+from services.gateway.settings import GatewaySettings
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.supervise.probe import HeartbeatProbe
 from services.launcher.supervise.process import Program
+from services.preprocess.settings import PreprocessSettings
+from services.scheduler.settings import SchedulerSettings
+from services.vision_encoder.settings import VisionEncoderSettings
 from shared import processors
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.families import has_vision
-from shared.settings import child_environment, python_path
+from shared.settings import ServiceSettings, child_environment, python_path
 
 _ROOT = Path(__file__).parents[2]
 _PORTS_APART = 10  # between one gateway and the next
@@ -44,45 +49,12 @@ KEY_VARIABLES = (
     "TESSERA_GATEWAY_TENANT_WEIGHTS",
 )
 
-# Which services have which of our flags. A flag that is not given leaves each service's own default.
-PASSED_ON: dict[str, tuple[str, ...]] = {
-    "device": ("decoder", "vision_encoder"),
-    "dtype": ("decoder", "vision_encoder"),
-    "max_model_len": ("gateway", "preprocess", "decoder"),
-    "max_waiting_requests": ("gateway",),
-    "max_waiting_tokens": ("gateway",),
-    "queue_timeout": ("gateway",),
-    "first_token_timeout": ("gateway",),
-    "request_timeout": ("gateway",),
-    "tenant_weights": ("gateway",),
-    "max_num_seqs": ("decoder",),
-    "max_num_batched_tokens": ("decoder",),
-    "num_host_blocks": ("decoder",),
-    "step_target_ms": ("scheduler",),
-    "scheduling_policy": ("scheduler",),
-    "preemption_mode": ("scheduler",),
-    "kv_cache_memory_bytes": ("decoder",),
-    "gpu_memory_utilization": ("decoder",),
-    "api_key": ("gateway",),
-    "share_prefix_cache": ("gateway",),
-    "api_key_file": ("gateway",),
-    "allow_unauthenticated": ("gateway",),
-    "redis_password_file": ("gateway", "scheduler", "preprocess", "vision_encoder", "decoder"),
-    "ssl_certfile": ("gateway",),
-    "ssl_keyfile": ("gateway",),
-    "ssl_ca_certs": ("gateway",),
-    "ssl_cert_reqs": ("gateway",),
-    "cors_allow_origins": ("gateway",),
-    "allowed_hosts": ("gateway",),
-    "max_choices": ("gateway",),
-    "max_prompts": ("gateway",),
-    "max_logprobs": ("gateway",),
-    "chat_template": ("preprocess",),
-    "language_model_only": ("gateway", "preprocess"),
-    "limit_mm_per_prompt": ("preprocess",),
-    "max_video_frames": ("preprocess",),
-    "allowed_media_domains": ("preprocess",),
-    "allow_private_media": ("preprocess",),
+SERVICE_SETTINGS: dict[str, type[ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "scheduler": SchedulerSettings,
+    "preprocess": PreprocessSettings,
+    "vision_encoder": VisionEncoderSettings,
+    "decoder": DecoderSettings,
 }
 
 
@@ -210,6 +182,7 @@ class ServiceCommands:
         """The service's settings under its own prefix, which goes before variables for all services."""
         settings = self._settings
         values = {
+            **{name: str(getattr(settings, name)) for name in _passed_on(settings, service)},
             "model": str(settings.model.absolute()),
             "served_model_name": settings.model_name,
             "redis_url": self._redis_url,
@@ -221,10 +194,6 @@ class ServiceCommands:
         threading = {"OMP_NUM_THREADS": str(threads)} if threads else {}
         if threads:
             values["threads"] = str(threads)
-        for name, services in PASSED_ON.items():
-            value = getattr(settings, name)
-            if service in services and value is not None:
-                values[name] = str(value)
         # Only the gateway gets keys: what other services start would inherit them.
         hidden = () if service == "gateway" else KEY_VARIABLES
         prefix = f"TESSERA_{service.upper()}_"
@@ -237,6 +206,12 @@ class ServiceCommands:
             **QUIET_GRPC,
             **(_LIBRARIES if self._settings.spares else {}),
         )
+
+
+def _passed_on(settings: ServeSettings, service: str) -> list[str]:
+    """Settings that the service has too and that were given; for all others its own defaults hold."""
+    known = SERVICE_SETTINGS[service].model_fields
+    return [name for name in known if name in settings.model_fields_set]
 
 
 def _share(replicas: int) -> int:

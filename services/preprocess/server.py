@@ -3,7 +3,6 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import structlog
 
@@ -163,9 +162,9 @@ def _build(
 
 def _load_template(settings: PreprocessSettings, tokenizer: PromptTokenizer) -> ChatTemplate | None:
     source = read_template(settings.model)
-    if settings.chat_template:
+    if settings.chat_template is not None:
         try:
-            source = Path(settings.chat_template).read_text(encoding="utf-8")
+            source = settings.chat_template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(
                 "CHAT_TEMPLATE", f"--chat-template {settings.chat_template}: {error}"

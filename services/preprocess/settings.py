@@ -1,27 +1,20 @@
-"""Settings of the preprocess room."""
+"""Settings of preprocess."""
 
 import json
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 from shared import processors
-from shared.settings import ServiceSettings
+from shared.settings import ModelLengthSettings, ServiceSettings
 
 
-class PreprocessSettings(ServiceSettings):
-    """Flags `--max-image-bytes` and so on; variables `TESSERA_PREPROCESS_MAX_IMAGE_BYTES` and so on."""
+class PreprocessOptions(ModelLengthSettings):
+    """Settings of preprocess that `tessera serve` has too."""
 
-    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_PREPROCESS_", "TESSERA_")
-
-    max_model_len: int = Field(
-        0, ge=0, description="Longest prompt in tokens; 0 takes the model's own length."
-    )
-    chat_template: str = Field(
-        "", description="File with a chat template (Jinja) to use instead of the model's own."
-    )
-    trust_request_chat_template: bool = Field(
-        False, description="Renders chat templates that come with a request."
+    chat_template: Path | None = Field(
+        None, description="File with a chat template (Jinja) to use instead of the model's own."
     )
     language_model_only: bool = Field(False, description="Refuses pictures and videos.")
     limit_mm_per_prompt: str = Field(
@@ -30,6 +23,29 @@ class PreprocessSettings(ServiceSettings):
     )
     max_video_frames: int = Field(
         128, ge=1, le=1024, description="Largest number of frames of a video that a model is shown."
+    )
+    allowed_media_domains: str = Field(
+        "",
+        description="Hosts that media may come from, comma-separated; .example.org has subdomains.",
+    )
+    allow_private_media: bool = Field(
+        False, description="Also fetches media from private networks and this machine. Dangerous."
+    )
+
+    @field_validator("limit_mm_per_prompt")
+    @classmethod
+    def _is_limit(cls, text: str) -> str:
+        parse_image_limit(text)
+        return text
+
+
+class PreprocessSettings(PreprocessOptions, ServiceSettings):
+    """Flags `--max-image-bytes` and so on; variables `TESSERA_PREPROCESS_MAX_IMAGE_BYTES` and so on."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_PREPROCESS_", "TESSERA_")
+
+    trust_request_chat_template: bool = Field(
+        False, description="Renders chat templates that come with a request."
     )
     max_video_bytes: int = Field(
         48 << 20, ge=1, le=256 << 20, description="Largest video file in bytes."
@@ -72,22 +88,9 @@ class PreprocessSettings(ServiceSettings):
     media_store_bytes: int = Field(
         1 << 30, ge=1, description="Raw media of unfinished requests kept in Redis, in bytes."
     )
-    allowed_media_domains: str = Field(
-        "",
-        description="Hosts that media may come from, comma-separated; .example.org has subdomains.",
-    )
-    allow_private_media: bool = Field(
-        False, description="Also fetches media from private networks and this machine. Dangerous."
-    )
     media_timeout_s: float = Field(
         10.0, gt=0, description="Longest time in seconds that fetching one file may take."
     )
-
-    @field_validator("limit_mm_per_prompt")
-    @classmethod
-    def _is_limit(cls, text: str) -> str:
-        parse_image_limit(text)
-        return text
 
     @property
     def max_images(self) -> int:

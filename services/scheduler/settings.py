@@ -4,10 +4,31 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, Settings
 
 
-class SchedulerSettings(ServiceSettings):
+class SchedulerOptions(Settings):
+    """Settings of the scheduler that `tessera serve` has too."""
+
+    step_target_ms: float = Field(
+        250.0,
+        ge=0,
+        description="Milliseconds that a step may take while streams generate: prompts get what then fits beside them,"
+        " at least a block of tokens; 0 is any.",
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="Order in which requests are admitted, and the reverse order of preemption: by arrival, or by"
+        " priority (interactive before batch) and then arrival.",
+    )
+    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
+        "auto",
+        description="What is done with computed tokens when blocks run out: discarded and computed again, saved in the"
+        " decoder's host blocks, or whichever is expected to cost less.",
+    )
+
+
+class SchedulerSettings(SchedulerOptions, ServiceSettings):
     """Flags, and `TESSERA_SCHEDULER_*` in the environment."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_SCHEDULER_", "TESSERA_")
@@ -20,20 +41,5 @@ class SchedulerSettings(ServiceSettings):
     lead_ms: float = Field(
         2.0,
         ge=0,
-        description="A plan leaves this long before the running step is predicted to end.",
-    )
-    step_target_ms: float = Field(
-        250.0,
-        ge=0,
-        description="Milliseconds that a step may take while streams generate: prompts get what then fits beside them,"
-        " at least a block of tokens; 0 is any.",
-    )
-    scheduling_policy: Literal["fcfs", "priority"] = Field(
-        "fcfs",
-        description="Who goes first: by arrival, or by priority (interactive before batch) and then arrival.",
-    )
-    preemption_mode: Literal["auto", "recompute", "swap"] = Field(
-        "auto",
-        description="What becomes of computed tokens when blocks run out: thrown away, saved in the decoder's host"
-        " blocks, or whichever is expected to cost less.",
+        description="A plan is sent this long before the running step is predicted to end.",
     )

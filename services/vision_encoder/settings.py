@@ -1,26 +1,17 @@
-"""Settings of the vision_encoder room."""
+"""Settings of the vision encoder."""
 
 from typing import ClassVar
 
 from pydantic import Field
 
-from shared.settings import ServiceSettings
+from shared.settings import ComputeSettings, ServiceSettings
 
 
-class VisionEncoderSettings(ServiceSettings):
+class VisionEncoderSettings(ComputeSettings, ServiceSettings):
     """Flags `--encoder-cache-bytes` and so on; variables `TESSERA_VISION_ENCODER_ENCODER_CACHE_BYTES` and so on."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_VISION_ENCODER_", "TESSERA_")
 
-    device: str = Field(
-        "auto", description="auto, cpu or cuda; auto is cuda where there is one, else cpu."
-    )
-    dtype: str = Field(
-        "auto",
-        pattern="^(auto|float32|bfloat16|float16)$",
-        description="Element type of weights and embeddings; auto is float32 for small models and"
-        " for weights stored so, else bfloat16.",
-    )
     threads: int = Field(
         0,
         ge=0,

@@ -114,7 +114,7 @@ def _limits(
     block_bytes = sum(device.ops.block_bytes(layer) for layer in paged_layers(model.layers))
     useful = (settings.max_num_seqs * -(-longest // block_size) + 1) * block_bytes
     budget = device.cache_bytes(settings.gpu_memory_utilization, sharers, measured.step_bytes)
-    total = kv_bytes(settings.kv_cache_memory_bytes, budget, useful)
+    total = kv_bytes(settings.kv_cache_memory_bytes or 0, budget, useful)
     blocks = count_blocks(total, block_bytes, longest, block_size)
     host_blocks = count_host_blocks(
         settings.num_host_blocks, blocks, device.swap_bytes(sharers), block_bytes

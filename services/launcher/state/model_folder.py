@@ -13,13 +13,12 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
 
     Raises ServingError with the first reason why it cannot.
     """
-    device, dtype = settings.device or "auto", settings.dtype or "auto"
     if name := hub_name(settings.model):
-        require_computable(device, dtype)  # before gigabytes are fetched
+        require_computable(settings.device, settings.dtype)  # before gigabytes are fetched
         folder = find_on_hub(name, settings.revision)
         changes = {"model": folder, "served_model_name": settings.model_name}
         settings = settings.model_copy(update=changes)
-    checkpoint = require_servable(settings.model, device=device, dtype=dtype)
+    checkpoint = require_servable(settings.model, device=settings.device, dtype=settings.dtype)
     template = settings.chat_template
     if template is not None and not template.is_file():
         raise InvalidRequest(
