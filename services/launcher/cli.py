@@ -54,7 +54,8 @@ def _load(name: str) -> ModuleType:
 
     # Read by gRPC when it is imported: what we start calls no gRPC between fork and exec.
     set_process_environment(GRPC_ENABLE_FORK_SUPPORT="0", GRPC_VERBOSITY="ERROR")
-    return importlib.import_module(f"services.launcher.{name}")
+    module = "benchmarks.load.command" if name == "bench" else f"services.launcher.{name}"
+    return importlib.import_module(module)
 
 
 def _remedy(error: ModuleNotFoundError) -> str:
