@@ -45,7 +45,8 @@ class LeastLoaded:
     def choose(self, sequence: Sequence) -> SimulatedDecoder:
         """By load alone."""
         return min(
-            self._links, key=lambda link: (link.core.num_sequences, -link.core.blocks.num_free)
+            self._links,
+            key=lambda link: (link.core.state.num_sequences, -link.core.state.blocks.num_free),
         )
 
 

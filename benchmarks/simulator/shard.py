@@ -93,9 +93,9 @@ class Shard:
         room = 0
         for decoder in self._decoders:
             core = decoder.core
-            free = slots - core.num_sequences
+            free = slots - core.state.num_sequences
             if free > 0:
-                room += max(0, min(free, _READY_TO_START - core.num_ready_to_start))
+                room += max(0, min(free, _READY_TO_START - core.state.num_ready_to_start))
         return room
 
     def run(self, arrivals: Iterable[Arrival], begin: float, until: float) -> None:
@@ -115,16 +115,16 @@ class Shard:
         outcome = self.outcome
         for number, decoder in enumerate(self._decoders):
             core = decoder.core
-            outcome.preemptions += core.preemptions
-            outcome.steps += core.steps
+            outcome.preemptions += core.state.preemptions
+            outcome.steps += core.state.steps
             outcome.sequence_steps += decoder.sequence_steps
             outcome.busy_s.append(decoder.busy_s)
             for what, count in (
-                ("sequences", core.num_sequences),
-                ("waiting", len(core.waiting)),
-                ("running", len(core.running)),
-                ("blocks", core.blocks.num_used),
-                ("plans", core.num_in_flight),
+                ("sequences", core.state.num_sequences),
+                ("waiting", len(core.state.waiting)),
+                ("running", len(core.state.running)),
+                ("blocks", core.state.blocks.num_used),
+                ("plans", len(core.state.in_flight)),
             ):
                 if count:
                     outcome.leaks.append(f"decoder {number}: {count} {what}")
@@ -192,14 +192,14 @@ class Shard:
                 self._push(now + decoder.timing.fetch_s, _FETCHED, decoder, digest)
             if decoder.send(plan, now):
                 self._push(decoder.ends_at, _DONE, decoder)
-        for span in core.media.take_wanted():
+        for span in core.state.media.take_wanted():
             ready = self._encoders.encode(span.digest, span.payload, now)
             self._push(ready, _ENCODED, decoder, span.digest)
-        core.media.take_released()
+        core.state.media.take_released()
 
     def _plan(self, decoder: SimulatedDecoder) -> StepPlan | None:
         core = decoder.core
-        if core.steps % EVERY:
+        if core.state.steps % EVERY:
             return core.plan()
         began = clock()
         plan = core.plan()

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 import structlog
 
 from services.scheduler.core.plan import StepPlan, StepProgress
-from services.scheduler.core.preemption import PreemptionMode
+from services.scheduler.core.scheduler import PreemptionMode
 from services.scheduler.core.sequence import Policy
 from services.scheduler.decoders.blame import Blame
 from services.scheduler.decoders.fleet import Fleet

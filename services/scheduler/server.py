@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from services.scheduler.core.preemption import PreemptionMode
+from services.scheduler.core.scheduler import PreemptionMode
 from services.scheduler.core.sequence import POLICIES
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.encoders import Encoders

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Error
@@ -45,7 +45,7 @@ def test_the_hypotheses_are_those_of_a_search_alone(
         expected = search_alone(prompt, beam_search(**options))
         assert tokens(drive.found[name]) == tokens(expected)
         assert [h.score for h in drive.found[name]] == [h.score for h in expected]
-    assert drive.scheduler.blocks.num_used == drive.scheduler.num_sequences == 0
+    assert drive.scheduler.state.blocks.num_used == drive.scheduler.state.num_sequences == 0
     assert drive.decoder.tokens == {}
 
 
@@ -86,12 +86,12 @@ def test_searches_that_hold_all_blocks_between_them_still_end(host_blocks: int) 
     for arrival, (name, prompt) in enumerate(prompts.items()):
         add(drive, name, prompt, arrival, max_tokens=25, stop_token_ids=frozenset())
     drive.finish()
-    assert drive.scheduler.preemptions > 0
+    assert drive.scheduler.state.preemptions > 0
     for name, prompt in prompts.items():
         expected = search_alone(prompt, beam_search(max_tokens=25, stop_token_ids=frozenset()))
         assert tokens(drive.found[name]) == tokens(expected)
-    assert drive.scheduler.blocks.num_used == 0
-    assert drive.scheduler.host.num_free == host_blocks
+    assert drive.scheduler.state.blocks.num_used == 0
+    assert drive.scheduler.state.host.num_free == host_blocks
 
 
 def test_cancel_gives_all_slots_back() -> None:
@@ -123,6 +123,6 @@ def test_a_failed_beam_ends_the_search() -> None:
     failed = {1: Error("NAN_LOGITS", "not a number")}
     progress = list(drive.scheduler.complete(StepOutput(output.tokens, failed, output.top)))
     assert [p.ending is not None for p in progress] == [True]
-    assert drive.scheduler.num_sequences == drive.scheduler.blocks.num_used == 0
+    assert drive.scheduler.state.num_sequences == drive.scheduler.state.blocks.num_used == 0
     drive.finish()
     assert drive.decoder.tokens == {}

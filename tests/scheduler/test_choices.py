@@ -25,11 +25,11 @@ def test_the_prompt_is_computed_once_and_the_partly_filled_block_is_copied_for_a
     plan = drive.in_flight[1]
     assert len(plan.row_slot) == 4
     assert len(plan.copy_src) == 3 and len(plan.edit_slot) == 3
-    assert drive.scheduler.blocks.num_used == 7 + 4
+    assert drive.scheduler.state.blocks.num_used == 7 + 4
     drive.finish()
     for c in range(4):
         assert drive.outputs_of["r", c] == generate(prompt, 9, c)
-    assert drive.scheduler.blocks.num_used == 0
+    assert drive.scheduler.state.blocks.num_used == 0
     assert drive.decoder.tokens == {}
 
 
@@ -64,7 +64,7 @@ def test_cancel_ends_all_choices_before_and_after_the_fork() -> None:
         assert drive.scheduler.cancel("r") == []
         drive.finish()
         assert drive.decoder.tokens == {}
-        assert drive.scheduler.blocks.num_used == drive.scheduler.num_sequences == 0
+        assert drive.scheduler.state.blocks.num_used == drive.scheduler.state.num_sequences == 0
         # All slots are there again.
         drive.scheduler.add(*choices("again", [1, 2, 3], 2, 8))
         drive.finish()
@@ -99,7 +99,7 @@ def test_a_failed_prompt_fails_all_choices() -> None:
         failed = {0: Error("NAN_LOGITS", "not a number")}
         progress = list(drive.scheduler.complete(StepOutput(tokens, failed)))
         assert [p.ending and p.ending.reason for p in progress] == [EndReason.ERROR] * 3
-        assert drive.scheduler.num_sequences == drive.scheduler.blocks.num_used == 0
+        assert drive.scheduler.state.num_sequences == drive.scheduler.state.blocks.num_used == 0
 
 
 def test_one_sample_of_a_row_may_fail_alone() -> None:
@@ -142,7 +142,7 @@ def test_out_of_blocks_choices_are_preempted_one_by_one() -> None:
     drive.scheduler.add(*choices("r", prompt, 25, 4))
     drive.scheduler.add(sequence("other", [7, 7, 7], 30, arrival=1))
     drive.finish()
-    assert drive.scheduler.preemptions > 0
+    assert drive.scheduler.state.preemptions > 0
     for c in range(4):
         assert drive.outputs_of["r", c] == generate(prompt, 25, c)
     assert drive.outputs["other"] == generate([7, 7, 7], 30)

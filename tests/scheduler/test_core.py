@@ -15,7 +15,7 @@ def test_outputs_are_those_of_an_undisturbed_run() -> None:
     for arrival, (name, prompt) in enumerate(prompts.items()):
         assert drive.outputs[name] == generate(prompt, 10 + arrival)
         assert drive.endings[name] is EndReason.LENGTH
-    assert drive.scheduler.blocks.num_used == 0
+    assert drive.scheduler.state.blocks.num_used == 0
 
 
 def test_a_prompt_longer_than_a_step_is_computed_in_chunks() -> None:
@@ -97,9 +97,9 @@ def test_what_a_preempted_sequence_has_generated_is_named_before_it_is_given_up(
     drive = Drive(Scheduler(capacity(num_blocks=14)))
     drive.scheduler.add(sequence("first", [1] * 4, 40, arrival=0))
     drive.scheduler.add(sequence("second", [2] * 4, 40, arrival=1))
-    while not drive.scheduler.preemptions:
+    while not drive.scheduler.state.preemptions:
         drive.step()
-    (second,) = drive.scheduler.waiting
+    (second,) = drive.scheduler.state.waiting
     assert len(second.block_hashes) == len(second.tokens) // 4
     assert len(second.tokens) > 16 and len(second.tokens) % 16 > 4  # between two looks
     drive.finish()
@@ -114,7 +114,7 @@ def test_placeholders_of_different_images_do_not_share_blocks() -> None:
         span = MediaSpan(digest, 1, 20, 20)
         drive.scheduler.add(sequence(name, prompt, 2, media=(span,)))
         drive.finish()  # computes the text before the image
-        drive.scheduler.media.take_wanted()
+        drive.scheduler.state.media.take_wanted()
         drive.scheduler.embeddings_encoded(digest, "artifact")
         drive.send()
         assert drive.in_flight[-1].fetch == ["artifact"]
@@ -133,16 +133,16 @@ def test_a_repeated_image_needs_no_encode() -> None:
     prompt = [1, *[9] * 20, *range(2, 12)]
     scheduler.add(sequence("first", prompt, 2, media=(span,)))
     drive.finish()
-    assert [s.digest for s in scheduler.media.take_wanted()] == [span.digest]
+    assert [s.digest for s in scheduler.state.media.take_wanted()] == [span.digest]
     scheduler.embeddings_encoded(span.digest, "artifact")
     drive.finish()
     scheduler.embeddings_ready(span.digest)
     drive.finish()
     assert drive.endings["first"] is EndReason.LENGTH
-    assert scheduler.media.take_released() == [span.digest]
+    assert scheduler.state.media.take_released() == [span.digest]
     scheduler.add(sequence("again", prompt, 2, media=(span,)))
     drive.send()
-    assert scheduler.media.take_wanted() == []
+    assert scheduler.state.media.take_wanted() == []
     drive.finish()
     assert drive.outputs["again"] == drive.outputs["first"]
 
@@ -162,9 +162,9 @@ def test_who_waits_for_an_image_keeps_no_text_out() -> None:
     for i in range(6):
         span = MediaSpan(bytes([i]) * 16, 0, 8, 8)
         scheduler.add(sequence(f"image{i}", [1] * 12, 2, i, media=(span,)))
-    assert scheduler.num_ready_to_start == 0
+    assert scheduler.state.num_ready_to_start == 0
     scheduler.add(sequence("text", [1, 2, 3], 2, 9))
-    assert scheduler.num_ready_to_start == 1
+    assert scheduler.state.num_ready_to_start == 1
     plan = scheduler.plan()
     assert plan is not None
     assert [row.sequence.request_id for row in plan.rows] == ["text"]
@@ -180,16 +180,16 @@ def test_who_holds_the_slots_is_not_kept_waiting_by_who_holds_the_budget() -> No
         prompt = [1] * before + [99] * 6 + [2] * 3
         assert scheduler.add(sequence(f"r{number}", prompt, 2, number, media=(span,))) is None
         expected[f"r{number}", 0] = generate(prompt, 2)
-        for wanted in scheduler.media.take_wanted():
+        for wanted in scheduler.state.media.take_wanted():
             scheduler.embeddings_encoded(wanted.digest, wanted.digest)
     for _ in range(10):
         drive.finish()
         for digest in drive.fetches:
             scheduler.embeddings_ready(digest)
         drive.fetches.clear()
-        for wanted in scheduler.media.take_wanted():
+        for wanted in scheduler.state.media.take_wanted():
             scheduler.embeddings_encoded(wanted.digest, wanted.digest)
-    assert scheduler.num_sequences == 0
+    assert scheduler.state.num_sequences == 0
     assert drive.outputs_of == expected
 
 
@@ -198,9 +198,9 @@ def test_encodes_stay_within_the_budget_but_one_always_goes() -> None:
     for i, rows in enumerate((60, 20, 20, 20)):
         span = MediaSpan(bytes([i]) * 16, 0, 8, rows)
         scheduler.add(sequence(f"r{i}", [1] * 12, 2, i, media=(span,)))
-    assert [s.digest[0] for s in scheduler.media.take_wanted()] == [0]
+    assert [s.digest[0] for s in scheduler.state.media.take_wanted()] == [0]
     scheduler.cancel("r0")
-    assert [s.digest[0] for s in scheduler.media.take_wanted()] == [1, 2]
+    assert [s.digest[0] for s in scheduler.state.media.take_wanted()] == [1, 2]
 
 
 def test_out_of_blocks_the_youngest_is_computed_again_and_nothing_changes() -> None:
@@ -209,7 +209,7 @@ def test_out_of_blocks_the_youngest_is_computed_again_and_nothing_changes() -> N
     for arrival, (name, prompt) in enumerate(prompts.items()):
         drive.scheduler.add(sequence(name, prompt, 30, arrival))
     drive.finish()
-    assert drive.scheduler.preemptions > 0
+    assert drive.scheduler.state.preemptions > 0
     for name, prompt in prompts.items():
         assert drive.outputs[name] == generate(prompt, 30)
 
@@ -223,7 +223,7 @@ def test_who_has_no_room_to_finish_its_prompt_does_not_begin_it_over_and_over() 
     long = list(range(1, 40))
     drive.scheduler.add(sequence("long", long, 2, 1))
     drive.finish()
-    assert not drive.outputs["long"] and drive.scheduler.preemptions == 0
+    assert not drive.outputs["long"] and drive.scheduler.state.preemptions == 0
     drive.scheduler.cancel("picture")
     drive.finish()
     assert drive.outputs["long"] == generate(long, 2)
@@ -238,7 +238,7 @@ def test_a_stop_id_ends_the_sequence_and_the_token_in_flight_is_dropped() -> Non
     drive.finish()
     assert drive.outputs["r"] == expected[: expected.index(stop) + 1]
     assert drive.endings["r"] is EndReason.STOP
-    assert drive.scheduler.blocks.num_used == 0
+    assert drive.scheduler.state.blocks.num_used == 0
 
 
 def test_cancel_frees_blocks_in_the_next_plan() -> None:
@@ -248,7 +248,7 @@ def test_cancel_frees_blocks_in_the_next_plan() -> None:
     drive.send()
     assert drive.scheduler.cancel("r")
     assert not drive.scheduler.cancel("r")
-    assert drive.scheduler.blocks.num_used == 0
+    assert drive.scheduler.state.blocks.num_used == 0
     drive.finish()
     assert drive.decoder.tokens == {}
     assert drive.outputs["r"] == []
@@ -265,7 +265,7 @@ def test_of_several_that_run_alone_none_waits_for_the_end_of_another() -> None:
     drive = Drive(Scheduler(capacity()))
     for arrival, (name, alone) in enumerate({"long": 1000, "short": 12, "other": 0}.items()):
         one = sequence(name, [arrival + 1] * 8, 60 if name == "long" else 6, arrival)
-        one.alone_until = alone
+        one.isolated_until = alone
         drive.scheduler.add(one)
     while "short" not in drive.endings or "other" not in drive.endings:
         assert "long" not in drive.endings
@@ -331,7 +331,7 @@ def test_lost_embeddings_are_encoded_again_three_times() -> None:
     span = MediaSpan(b"i" * 16, 0, 4, 4)
     scheduler.add(sequence("r", [1] * 8, 2, media=(span,)))
     for loss in range(3):
-        assert [s.digest for s in scheduler.media.take_wanted()] == [span.digest]
+        assert [s.digest for s in scheduler.state.media.take_wanted()] == [span.digest]
         scheduler.embeddings_encoded(span.digest, loss)
         plan = scheduler.plan()
         assert plan is not None and plan.fetch == [loss]
@@ -354,7 +354,7 @@ def test_sealed_blocks_are_full_committed_and_findable() -> None:
             break
         drive.answer()
     fresh = Drive(Scheduler(capacity()))
-    fresh.scheduler.blocks.adopt(sealed)
+    fresh.scheduler.state.blocks.adopt(sealed)
     fresh.decoder.content = drive.decoder.content
     fresh.scheduler.add(sequence("again", list(range(1, 12)), 12))
     fresh.send()
@@ -370,11 +370,11 @@ def test_who_waits_for_slots_does_not_keep_out_who_holds_them() -> None:
     prompt = [1, 2, 3]
     three = [sequence("three", prompt, 14, priority=1, choice=c) for c in range(3)]
     drive.scheduler.add(*three)
-    while not drive.scheduler.preemptions:
+    while not drive.scheduler.state.preemptions:
         drive.step()
     four = [sequence("four", prompt, 2, 1, choice=c) for c in range(4)]
     drive.scheduler.add(*four)
     drive.finish()
-    assert drive.scheduler.num_sequences == 0
+    assert drive.scheduler.state.num_sequences == 0
     assert drive.outputs_of["three", 2] == generate(prompt, 14, 2)
     assert drive.outputs_of["four", 3] == generate(prompt, 2, 3)

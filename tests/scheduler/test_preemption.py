@@ -2,8 +2,7 @@
 
 import pytest
 
-from services.scheduler.core.preemption import PreemptionMode
-from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import POLICIES
 from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
 
@@ -23,11 +22,11 @@ def test_however_they_come_back_nothing_changes(mode: PreemptionMode) -> None:
     drive.finish()
     for name, prompt in prompts.items():
         assert drive.outputs[name] == generate(prompt, 30)
-    assert drive.scheduler.preemptions > 0
-    assert (drive.scheduler.swaps > 0) == (mode is not PreemptionMode.RECOMPUTE)
-    assert (drive.decoder.swapped_in > 0) == (drive.scheduler.swaps > 0)
-    assert drive.scheduler.host.num_free == 24
-    assert drive.scheduler.blocks.num_used == 0
+    assert drive.scheduler.state.preemptions > 0
+    assert (drive.scheduler.state.swaps > 0) == (mode is not PreemptionMode.RECOMPUTE)
+    assert (drive.decoder.swapped_in > 0) == (drive.scheduler.state.swaps > 0)
+    assert drive.scheduler.state.host.num_free == 24
+    assert drive.scheduler.state.blocks.num_used == 0
 
 
 def test_the_cheaper_way_is_taken() -> None:
@@ -36,14 +35,14 @@ def test_the_cheaper_way_is_taken() -> None:
         drive.scheduler.costs.of_token, drive.scheduler.costs.of_block = of_token, of_block
         crowd(drive)
         drive.finish()
-        assert (drive.scheduler.swaps > 0) == swaps
+        assert (drive.scheduler.state.swaps > 0) == swaps
 
 
 def test_without_host_blocks_everything_is_computed_again() -> None:
     drive = Drive(Scheduler(capacity(num_blocks=16), preemption_mode=PreemptionMode.SWAP))
     prompts = crowd(drive)
     drive.finish()
-    assert drive.scheduler.preemptions > 0 and drive.scheduler.swaps == 0
+    assert drive.scheduler.state.preemptions > 0 and drive.scheduler.state.swaps == 0
     for name, prompt in prompts.items():
         assert drive.outputs[name] == generate(prompt, 30)
 
@@ -53,7 +52,7 @@ def test_when_host_blocks_run_out_the_rest_is_computed_again() -> None:
     drive = Drive(Scheduler(many, preemption_mode=PreemptionMode.SWAP))
     prompts = crowd(drive, number=6)
     drive.finish()
-    assert 0 < drive.scheduler.swaps < drive.scheduler.preemptions
+    assert 0 < drive.scheduler.state.swaps < drive.scheduler.state.preemptions
     for name, prompt in prompts.items():
         assert drive.outputs[name] == generate(prompt, 30)
 
@@ -62,12 +61,12 @@ def test_what_a_cancelled_sequence_had_swapped_out_is_free_again() -> None:
     many = capacity(num_blocks=16, num_host_blocks=24)
     drive = Drive(Scheduler(many, preemption_mode=PreemptionMode.SWAP))
     crowd(drive)
-    while not drive.scheduler.swaps:
+    while not drive.scheduler.state.swaps:
         drive.step()
-    assert drive.scheduler.host.num_free < 24
+    assert drive.scheduler.state.host.num_free < 24
     for name in ("r0", "r1", "r2", "r3"):
         drive.scheduler.cancel(name)
-    assert drive.scheduler.host.num_free == 24
+    assert drive.scheduler.state.host.num_free == 24
     drive.finish()
     assert drive.decoder.tokens == {}
 
@@ -93,7 +92,7 @@ def test_batch_requests_wait_for_interactive_ones_and_give_way_to_them() -> None
     while drive.send():
         ended += [p.sequence.request_id for p in drive.answer() if p.ending is not None]
     assert ended[0] == "interactive"
-    assert drive.scheduler.preemptions > 0
+    assert drive.scheduler.state.preemptions > 0
     assert drive.outputs["batch"] == generate([1] * 10, 30)
 
 

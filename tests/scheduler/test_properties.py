@@ -11,10 +11,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.plan import StepOutput
-from services.scheduler.core.preemption import PreemptionMode
-from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import POLICIES, EndReason, Error, MediaSpan, Sequence
 from tests.support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
 
@@ -96,7 +95,7 @@ class AnyOrder(RuleBasedStateMachine):
         name, prompt = self.name(), PREFIX[:shared] + tail
         count = min(count, self.room(prompt))
         more = {"arrival": self.number, "priority": priority, "scores_prompt": scored}
-        more["alone_until"] = alone and len(prompt) + alone
+        more["isolated_until"] = alone and len(prompt) + alone
         choices = [sequence(name, prompt, count, choice=c, **more) for c in range(n)]
         assert self.scheduler.add(*choices) is None
         for c in range(n):
@@ -115,7 +114,7 @@ class AnyOrder(RuleBasedStateMachine):
         output = generate(tail, count)
         tokens = tail + output[: min(known, count - 1)]
         one = Sequence(name, tokens, len(tail), count, arrival=self.number)
-        one.alone_until = alone and len(tokens) + alone
+        one.isolated_until = alone and len(tokens) + alone
         self.drive.outputs_of[name, 0] = tokens[len(tail) :]
         assert self.scheduler.add(one) is None
         self.expected[name, 0] = output
@@ -146,7 +145,7 @@ class AnyOrder(RuleBasedStateMachine):
         }
         search = BeamSearch(**options)  # type: ignore[arg-type]
         first = sequence(name, tail, search.max_tokens, self.number, beams=search)
-        first.alone_until = alone
+        first.isolated_until = alone
         assert self.scheduler.add(first) is None
         self.searches[name] = (tail, options)
 
@@ -162,7 +161,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def encode(self) -> None:
-        for span in self.scheduler.media.take_wanted():
+        for span in self.scheduler.state.media.take_wanted():
             self.scheduler.embeddings_encoded(span.digest, span.digest)
 
     @rule()
@@ -197,10 +196,10 @@ class AnyOrder(RuleBasedStateMachine):
         """A row comes out wrong: all who sample from it fail, and what it wrote is not to be used."""
         plan = self.drive.in_flight[0]
         row = data.draw(st.sampled_from(range(len(plan.row_slot))))
-        if plan.row_sequence[row].ended or plan.row_sequence[row] in plan.disowned:
+        if plan.row_sequence[row].ended or plan.row_sequence[row] in self.drive.restarted():
             return
         self.drive.in_flight.pop(0)
-        output = self.drive.decoder.run(plan)
+        output = self.drive.decoder.run(plan, self.drive.restarted())
         self.gone.add(plan.row_sequence[row].request_id)
         for sample in self.drive.decoder.fail(plan, row):
             output.tokens[sample] = -1
@@ -219,7 +218,7 @@ class AnyOrder(RuleBasedStateMachine):
         for sequence_, start, count in zip(
             plan.row_sequence, plan.row_start, plan.row_count, strict=True
         ):
-            reach = self.scheduler.media.plannable(sequence_, start)
+            reach = self.scheduler.state.media.plannable(sequence_, start)
             assert (
                 sequence_.num_media_passed
                 or count <= reach
@@ -235,7 +234,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def who_is_alone_computes_alone(self) -> None:
         rows = [s for plan in self.drive.in_flight for s in plan.row_sequence]
-        if any(len(s.tokens) < s.alone_until for s in rows):
+        if any(len(s.tokens) < s.isolated_until for s in rows):
             assert len({s.request_id for s in rows}) == 1
 
     @invariant()
@@ -243,17 +242,17 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         held = [0] * self.blocks
-        for running in self.scheduler.running:
+        for running in self.scheduler.state.running:
             for block in running.blocks:
                 held[block] += 1
-        assert held == [self.scheduler.blocks.refs(b) for b in range(self.blocks)]
+        assert held == [self.scheduler.state.blocks.refs(b) for b in range(self.blocks)]
         away = [0] * self.host
-        for waiting in self.scheduler.waiting:
+        for waiting in self.scheduler.state.waiting:
             assert not waiting.blocks
             for block in waiting.host_blocks:
                 away[block] += 1
-        counted = [self.scheduler.host.refs(b) for b in range(self.host)]
-        pending = self.scheduler.num_host_releases
+        counted = [self.scheduler.state.host.refs(b) for b in range(self.host)]
+        pending = self.scheduler.state.num_host_releases
         assert sum(counted) - sum(away) == pending
 
     def teardown(self) -> None:
@@ -264,10 +263,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.drive.finish()
             self.fetched()
         scheduler, drive = self.scheduler, self.drive
-        assert scheduler.num_sequences == 0
-        assert scheduler.blocks.num_used == 0 and scheduler.host.num_free == self.host
+        assert scheduler.state.num_sequences == 0
+        assert scheduler.state.blocks.num_used == 0 and scheduler.state.host.num_free == self.host
         drive.send()
-        assert scheduler.num_free_slots == scheduler.capacity.max_slots
+        assert len(scheduler.state.free_slots) == scheduler.capacity.max_slots
         for (name, choice), expected in self.expected.items():
             output = drive.outputs_of[name, choice]
             if name in self.gone:

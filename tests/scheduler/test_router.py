@@ -100,7 +100,7 @@ def test_equal_lines_are_filled_evenly(count: int) -> None:
     many = fleet(count)
     for number in range(4 * count):
         many.send(text(number, 20), max_tokens=50)
-    loads = [link.core.num_sequences for link in many.links]
+    loads = [link.core.state.num_sequences for link in many.links]
     assert max(loads) - min(loads) <= (0 if count == 2 else 5)
 
 
@@ -108,7 +108,7 @@ def test_of_equal_lines_the_one_with_fewer_running_is_taken() -> None:
     two = fleet(2)
     busy = two.send(text(1, 20), max_tokens=100)
     two.work(3)
-    assert busy.core.num_sequences == 1
+    assert busy.core.state.num_sequences == 1
     for number in range(2, 4):
         other = two.send(text(number, 20), max_tokens=1)
         assert other is not busy
@@ -132,10 +132,10 @@ def test_a_hot_prefix_spreads_and_nobody_starves() -> None:
         many.send(text(1, 40) + text(100 + number, 10), max_tokens=20)
         if number % 4 == 0:
             many.work(2)
-    assert max(link.core.num_sequences for link in many.links) <= 40
-    assert sum(bool(link.core.num_sequences) for link in many.links) >= 10
+    assert max(link.core.state.num_sequences for link in many.links) <= 40
+    assert sum(bool(link.core.state.num_sequences) for link in many.links) >= 10
     many.work()
-    assert all(link.core.num_sequences == 0 for link in many.links)
+    assert all(link.core.state.num_sequences == 0 for link in many.links)
 
 
 def test_a_slow_decoder_gets_less() -> None:
@@ -214,10 +214,10 @@ def test_random_traffic_ends_and_hits() -> None:
         many.work(draw.randrange(3))
     many.work()
     for link in many.links:
-        assert link.core.num_sequences == 0
-        assert link.core.blocks.num_used == 0
-    hits = sum(link.core.blocks.hits for link in many.links)
-    queries = sum(link.core.blocks.queries for link in many.links)
+        assert link.core.state.num_sequences == 0
+        assert link.core.state.blocks.num_used == 0
+    hits = sum(link.core.state.blocks.hits for link in many.links)
+    queries = sum(link.core.state.blocks.queries for link in many.links)
     assert hits / queries > 0.5
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.budget import Costs
 from services.scheduler.core.plan import Progress, StepPlan
 from services.scheduler.core.scheduler import Scheduler
@@ -158,7 +158,7 @@ def test_a_span_that_may_not_be_split_takes_the_time_that_it_needs() -> None:
     media = spans_of(drive, (40, 100), (140, 30))
     prompt = [i % 90 + 1 for i in range(200)]
     drive.scheduler.add(sequence("long", prompt, 2, 100, media=media))
-    for span in drive.scheduler.media.take_wanted():
+    for span in drive.scheduler.state.media.take_wanted():
         drive.scheduler.embeddings_encoded(span.digest, "artifact")
     drive.step()
     for span in media:

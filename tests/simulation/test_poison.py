@@ -40,7 +40,7 @@ class SmallWorld(World):
         return clients
 
     def planned(self, plan: StepPlan) -> None:
-        rows = [(s.request_id, len(s.tokens) < s.alone_until) for s in plan.row_sequence]
+        rows = [(s.request_id, len(s.tokens) < s.isolated_until) for s in plan.row_sequence]
         if rows:
             self.plans.append(rows)
 

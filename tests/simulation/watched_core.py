@@ -44,16 +44,18 @@ def watched(world: Any) -> type[Scheduler]:
 def problems(core: Scheduler) -> list[str]:
     """What does not add up."""
     found = []
-    held = Counter(block for sequence in core.running for block in sequence.blocks)
-    blocks = core.blocks
+    held = Counter(block for sequence in core.state.running for block in sequence.blocks)
+    blocks = core.state.blocks
     for block in range(1, blocks.num_total + 1):
         if blocks.refs(block) != held[block]:
             found.append(f"block {block} counts {blocks.refs(block)}, is held {held[block]} times")
     if blocks.num_used != len(held):
         found.append(f"{blocks.num_used} blocks count as used, {len(held)} are held")
-    slots = [sequence.slot for sequence in core.sequences() if sequence.slot >= 0]
+    slots = [sequence.slot for sequence in core.state.sequences() if sequence.slot >= 0]
     if len(set(slots)) != len(slots):
         found.append(f"a slot has two sequences: {slots}")
-    if len(core.sequences()) != core.num_sequences:
-        found.append(f"{core.num_sequences} sequences are counted, {len(core.sequences())} there")
+    if len(core.state.sequences()) != core.state.num_sequences:
+        found.append(
+            f"{core.state.num_sequences} sequences are counted, {len(core.state.sequences())} there"
+        )
     return found

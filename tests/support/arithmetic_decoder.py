@@ -6,8 +6,9 @@ would lie there: whoever reads what was never computed, or was overwritten, fail
 
 import math
 from collections import defaultdict
+from collections.abc import Collection
 
-from services.scheduler.core.beam_search import BeamSearch, Hypothesis
+from services.scheduler.core.beams import BeamSearch, Hypothesis
 from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import Progress, StepOutput, StepPlan
 from services.scheduler.core.scheduler import Scheduler
@@ -71,8 +72,8 @@ class ArithmeticDecoder:
         self.copies = 0
         self.swapped_in = 0
 
-    def run(self, plan: StepPlan) -> StepOutput:
-        """Applies a plan in the order of the contract."""
+    def run(self, plan: StepPlan, restarted: Collection[Sequence] = ()) -> StepOutput:
+        """Applies a plan in the order of the contract. What it computes of restarted sequences is discarded."""
         self._introduce(plan)
         self._edit_tables(plan)
         self._move(plan)
@@ -85,7 +86,7 @@ class ArithmeticDecoder:
         doubtful = {
             slot
             for slot, owner in zip(plan.row_slot, plan.row_sequence, strict=True)
-            if owner in plan.disowned
+            if owner in restarted
         }
         ended = {
             slot
@@ -241,10 +242,14 @@ class Drive:
         self.fetches += plan.fetch
         return True
 
+    def restarted(self) -> Collection[Sequence]:
+        """Sequences that were restarted since the oldest plan in flight was made."""
+        return self.scheduler.state.in_flight[0].restarted
+
     def answer(self) -> list[Progress]:
         """Has the oldest plan run."""
         plan = self.in_flight.pop(0)
-        result = self.scheduler.complete(self.decoder.run(plan))
+        result = self.scheduler.complete(self.decoder.run(plan, self.restarted()))
         progress = list(result)
         for p in progress:
             name = p.sequence.request_id, p.sequence.choice

@@ -1,88 +1,165 @@
-"""Carries out what a beam search decides: beams are forks, copies and drops of sequences."""
+"""Beam search as Hugging Face transformers does it (`GenerationMixin._beam_search`): the choice of beams alone.
 
-from services.scheduler.core.beam_search import BeamSearch, Continuation
-from services.scheduler.core.plan import StepPlan, StepProgress
-from services.scheduler.core.sequence import Sequence, SequenceStatus
-from services.scheduler.core.state import State
+Scores are sums of log-probabilities; that of a finished hypothesis is divided by its number of generated tokens, the
+stop token counted, to the power of the length penalty.
+
+Where more of the best continuations end with a stop string than leave beams to go on, transformers goes on with ended
+ones at a score of -1e9. Here they are dropped: while one beam is alive all of its continuations are better, and when
+none is, there are as many finished hypotheses as beams.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from services.scheduler.core.sequence import Sequence
+
+Top = list[tuple[int, float]]  # token ids and log-probabilities, descending
 
 
-class Beams:
-    """Advances searches whose beams have all been answered."""
+class Step(NamedTuple):
+    """One token of a hypothesis and all before it, shared by the beams that grew from it."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    before: "Step | None"
+    token: int
+    logprob: float
+    top: Top  # what else could have come here
 
-    def advance(self, progress: StepProgress, search: BeamSearch) -> None:
-        """Takes one step of a search, or ends it."""
-        continuations = search.advance()
-        if search.done:
-            progress.beams.append(search)
-            self.end(search)
-            return
-        heirs: dict[
-            Sequence, Continuation
-        ] = {}  # the first continuation of a beam goes on in its place
-        forks: list[Continuation] = []
-        for continuation in continuations:
-            if heirs.setdefault(continuation.parent, continuation) is not continuation:
-                forks.append(continuation)
-        for beam in search.live:
-            if beam not in heirs:
-                self._state.end(beam)
-        pairs = list(heirs.items())
-        # Children are made of the parent as it was computed, before it takes its own token.
-        pairs += [(self._fork(search, c.parent), c) for c in forks]
-        for beam, continuation in pairs:
-            self._append(beam, continuation.step.token)
-        search.assign(sorted(pairs, key=lambda pair: -pair[1].score))
 
-    def put_into(self, plan: StepPlan) -> None:
-        """Tells the decoder what was decided since the last plan."""
-        state = self._state
-        for child, parent in state.forks:
-            if child.ended:
-                continue
-            if parent.slot < 0:  # meanwhile taken off its slot: the child has nothing to be made of
-                state.introduce_again(child)
-                continue
-            plan.fork(child, parent)
-        for beam, token in state.tokens:
-            if beam.slot >= 0:
-                plan.set_token_slot.append(beam.slot)
-                plan.set_token.append(token)
-        state.forks, state.tokens = [], []
+class Hypothesis(NamedTuple):
+    """A finished output."""
 
-    def end(self, search: BeamSearch) -> None:
-        """Forgets all beams and gives their slots back."""
-        search.done = True
-        for beam in search.live:
-            if not beam.ended:
-                self._state.end(beam)
-        self._state.free_slots += search.spare_slots
-        search.spare_slots.clear()
+    score: float
+    last: Step
+    stop_token_id: int | None
+    has_stop_string: bool  # neither: it reached the most tokens that it may have
 
-    def _fork(self, search: BeamSearch, parent: Sequence) -> Sequence:
-        state = self._state
-        child = parent.fork(parent.choice)
-        state.know(child)
-        child.slot = search.spare_slots.pop()
-        child.num_computed_tokens = parent.num_computed_tokens
-        child.num_media_passed = parent.num_media_passed
-        child.num_registered, child.num_sealed = parent.num_registered, parent.num_sealed
-        child.blocks = list(parent.blocks)
-        state.blocks.hold(child.blocks)
-        child.host_blocks = list(parent.host_blocks)
-        state.host.hold(child.host_blocks)
-        state.forks.append((child, parent))
-        if parent.status is SequenceStatus.RUNNING:
-            state.run(child)
-        else:
-            state.media.restarted(child)
-            state.wait(child)
-        return child
+    def steps(self) -> list[Step]:
+        """Its tokens in order."""
+        found: list[Step] = []
+        step: Step | None = self.last
+        while step is not None:
+            found.append(step)
+            step = step.before
+        return found[::-1]
 
-    def _append(self, beam: Sequence, token: int) -> None:
-        beam.tokens.append(token)
-        beam.num_tokens = len(beam.tokens)
-        self._state.tokens.append((beam, token))
-        self._state.settle(beam)
+
+class Continuation(NamedTuple):
+    """A live beam of the next step: which beam it grows from, and its new token."""
+
+    parent: "Sequence"
+    step: Step
+    score: float
+
+
+@dataclass(slots=True, eq=False)
+class BeamSearch:
+    """One request's search. Its beams are sequences; each is answered once for every token."""
+
+    num_beams: int
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    exhaustive: bool = False  # goes on while a hypothesis of the greatest length could be better
+    completes_stop_string: Callable[[Step], bool] | None = None  # of the last token of a beam
+    num_kept_top: int = 0  # of what else could have come, how much is kept for the caller
+
+    live: "list[Sequence]" = field(default_factory=list)
+    spare_slots: list[int] = field(default_factory=list)
+    finished: list[Hypothesis] = field(default_factory=list)  # at most num_beams, best first
+    done: bool = False
+    _answers: "dict[Sequence, Top]" = field(default_factory=dict)
+    _steps: "dict[Sequence, Step]" = field(default_factory=dict)
+    _scores: "dict[Sequence, float]" = field(default_factory=dict)
+    _generated: int = 0
+
+    @property
+    def num_top(self) -> int:
+        """How many log-probabilities each beam must be answered with.
+
+        So many that, even if every stop id is among them and too early, enough other tokens are left.
+        """
+        stops = len(self.stop_token_ids)
+        return max(2, 1 + stops) * self.num_beams + stops
+
+    def answer(self, beam: "Sequence", top: Top) -> None:
+        """The decoder's answer for one beam."""
+        self._answers[beam] = top
+
+    def forget_answer(self, beam: "Sequence") -> None:
+        """A beam is computed again."""
+        self._answers.pop(beam, None)
+
+    @property
+    def is_answered(self) -> bool:
+        """Every live beam has its answer."""
+        return all(beam in self._answers for beam in self.live)
+
+    def advance(self) -> list[Continuation]:
+        """Decides a step. Returns the beams that live on, best first; none when the search is done."""
+        keep = max(2, 1 + len(self.stop_token_ids)) * self.num_beams
+        candidates = sorted(self._candidates(), key=lambda c: -c.score)[:keep]
+        self._generated += 1
+        ended = [self._hypothesis(c) for c in candidates]
+        # Only the best num_beams may finish: the others are there to go on with if those all do.
+        fresh = [h for h in ended[: self.num_beams] if h is not None]
+        self.finished = sorted(self.finished + fresh, key=lambda h: -h.score)[: self.num_beams]
+        going_on = [c for c, end in zip(candidates, ended, strict=True) if end is None]
+        going_on = going_on[: self.num_beams]
+        self.done = not going_on or self._cannot_improve(going_on[0].score)
+        self._answers.clear()
+        return [] if self.done else going_on
+
+    def assign(self, beams: "Iterable[tuple[Sequence, Continuation]]") -> None:
+        """Which sequence carries on which beam."""
+        pairs = list(beams)
+        self.live = [beam for beam, _ in pairs]
+        self._steps = {beam: c.step for beam, c in pairs}
+        self._scores = {beam: c.score for beam, c in pairs}
+
+    def clear(self) -> None:
+        """Drops its beams, which refer to it."""
+        self.live = []
+        self._answers, self._steps, self._scores = {}, {}, {}
+
+    def _candidates(self) -> list[Continuation]:
+        found = []
+        too_early = self._generated + 1 < self.min_tokens
+        for beam in self.live:
+            top, before, score = (
+                self._answers[beam],
+                self._steps.get(beam),
+                self._scores.get(beam, 0.0),
+            )
+            kept = top[: self.num_kept_top]
+            for token, logprob in top:
+                if not (too_early and token in self.stop_token_ids):
+                    step = Step(before, token, logprob, kept)
+                    found.append(Continuation(beam, step, score + logprob))
+        return found
+
+    def _hypothesis(self, candidate: Continuation) -> Hypothesis | None:
+        token = candidate.step.token
+        stop = token if token in self.stop_token_ids else None
+        has_string = stop is None and self._completes_stop_string(candidate.step)
+        if stop is None and not has_string and self._generated < self.max_tokens:
+            return None
+        score = candidate.score / self._generated**self.length_penalty
+        return Hypothesis(score, candidate.step, stop, has_string)
+
+    def _completes_stop_string(self, step: Step) -> bool:
+        return self.completes_stop_string is not None and self.completes_stop_string(step)
+
+    def _cannot_improve(self, best_running: float) -> bool:
+        if len(self.finished) < self.num_beams:
+            return False
+        if self.early_stopping:
+            return True
+        longest = self._generated
+        if self.exhaustive and self.length_penalty > 0:
+            longest = self.max_tokens
+        best_possible: float = best_running / longest**self.length_penalty
+        return best_possible <= self.finished[-1].score

@@ -12,7 +12,7 @@ class ItemStatus(Enum):
 
     WANTED = "wanted"  # needed, not asked for
     ENCODING = "encoding"  # asked for
-    FETCHING = "fetching"  # the decoder is told to pull them
+    FETCHING = "fetching"  # the decoder is told to fetch them
     READY = "ready"  # on the decoder
 
 
@@ -26,7 +26,7 @@ class _Item:
     )  # those that have yet to compute past it
 
     @property
-    def holds_others_up(self) -> bool:
+    def blocks_running(self) -> bool:
         """Whether a running sequence waits for it."""
         return any(user.status is SequenceStatus.RUNNING for user in self.users.values())
 
@@ -60,20 +60,20 @@ class MediaState:
     def remove(self, sequence: Sequence) -> None:
         """A sequence needs nothing any more."""
         for span in sequence.media:
-            self._let_go(sequence, span)
+            self._stop_using(sequence, span)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """A sequence is planned up to `num_tokens`: it is done with the items before that."""
+        """A sequence is planned up to `num_tokens`: it no longer needs the items before that."""
         while sequence.num_media_passed < len(sequence.media):
             span = sequence.media[sequence.num_media_passed]
             if span.end > num_tokens:
                 break
             sequence.num_media_passed += 1
-            # The same picture may stand in a prompt twice.
+            # The same item may occur in a prompt twice.
             if all(
                 later.digest != span.digest for later in sequence.media[sequence.num_media_passed :]
             ):
-                self._let_go(sequence, span)
+                self._stop_using(sequence, span)
 
     def plannable(self, sequence: Sequence, start: int) -> int:
         """How many tokens from `start` on can be planned now: up to the first span whose embeddings are not ready."""
@@ -109,7 +109,7 @@ class MediaState:
             if item.status is not ItemStatus.WANTED:
                 continue
             full = full or bool(self._rows and self._rows + item.span.rows > self._budget)
-            if full and not item.holds_others_up:
+            if full and not item.blocks_running:
                 continue
             item.status = ItemStatus.ENCODING
             self._rows += item.span.rows
@@ -124,8 +124,9 @@ class MediaState:
             self._fetches.append(artifact)
 
     def ready(self, digest: bytes) -> None:
-        """The decoder has a copy: the encoder may make room for what is still waited for, or two sequences that each
-        need two items might wait for each other."""
+        """The decoder has a copy, and the encoder may evict its own: else two sequences that each need two items might
+        wait for each other while its cache is full.
+        """
         item = self._items.get(digest)
         if item is not None and item.status is ItemStatus.FETCHING:
             item.status = ItemStatus.READY
@@ -148,12 +149,12 @@ class MediaState:
         return list(item.users.values()) if item is not None else []
 
     def take_fetches(self) -> list[Any]:
-        """Artifacts that the next plan tells the decoder to pull."""
+        """Artifacts that the next plan tells the decoder to fetch."""
         taken, self._fetches = self._fetches, []
         return taken
 
     def take_releases(self) -> list[bytes]:
-        """Digests that the next plan tells the decoder to let go."""
+        """Digests that the next plan tells the decoder to evict."""
         taken, self._releases = self._releases, []
         return taken
 
@@ -162,7 +163,7 @@ class MediaState:
         taken, self._released = self._released, []
         return taken
 
-    def _let_go(self, sequence: Sequence, span: MediaSpan) -> None:
+    def _stop_using(self, sequence: Sequence, span: MediaSpan) -> None:
         item = self._items.get(span.digest)
         if item is None or item.users.pop(id(sequence), None) is None or item.users:
             return

@@ -1,10 +1,10 @@
-"""What one step is to do: plain data, in the order of the message that carries it (`decoder.proto`)."""
+"""What one step is to do, and what came of it: plain data, in the order of the messages (`decoder.proto`)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.sequence import Ending, Error, Sequence
 
 
@@ -20,7 +20,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A token to choose from the logits of a row."""
+    """A token to sample from the logits of a row."""
 
     row: int
     slot: int
@@ -59,17 +59,14 @@ class StepPlan:
     sealed_blocks: list[int] = field(default_factory=list)
     sealed_hashes: list[bytes] = field(default_factory=list)
     num_tokens: int = 0  # to compute
-    num_pairs: int = 0  # of these and the tokens that they look at, themselves included
+    num_pairs: int = 0  # of these and the tokens that they attend to, themselves included
 
     # Not for the decoder.
-    has_decoding: bool = False  # somebody reads along: others generate while it runs
+    has_decoding: bool = (
+        False  # its duration is a time between tokens: sequences decode while it runs
+    )
     row_sequence: list[Sequence] = field(default_factory=list)
     sample_sequence: list[Sequence] = field(default_factory=list)
-    disowned: set[Sequence] = field(default_factory=set)  # whose tokens are not wanted any more
-    # Rows that sample nothing: whose, its tenure, where the row ends.
-    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)
-    # Whose work rests on whose, in order: blocks that a sequence found, or (True) made findable by what it computes.
-    origins: list[tuple[Sequence, list[int], bool]] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Row]:
@@ -85,7 +82,7 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing that a decoder would have to know now. What is sealed can wait for the next plan."""
+        """Whether the decoder need not be told anything now. What is sealed can wait for the next plan."""
         return not (
             self.row_slot
             or self.drop
@@ -120,7 +117,7 @@ class StepPlan:
         self.edit_blocks.extend(blocks)
 
     def add_row(self, sequence: Sequence, start: int, count: int) -> int:
-        """Runs some tokens of a sequence. Returns the index of the row."""
+        """Computes some tokens of a sequence. Returns the index of the row."""
         self.row_slot.append(sequence.slot)
         self.row_start.append(start)
         self.row_count.append(count)
@@ -130,13 +127,13 @@ class StepPlan:
         return len(self.row_slot) - 1
 
     def add_sample(self, row: int, sequence: Sequence) -> None:
-        """Chooses a sequence's next token from the end of a row."""
+        """Samples a sequence's next token from the logits at the end of a row."""
         self.sample_row.append(row)
         self.sample_slot.append(sequence.slot)
         self.sample_sequence.append(sequence)
 
     def add_generating(self, sequences: list[Sequence], starts: list[int]) -> None:
-        """Runs one token of each sequence and samples from it."""
+        """Computes one token of each sequence and samples the next from it."""
         first, count = len(self.row_slot), len(sequences)
         slots = [s.slot for s in sequences]
         self.row_slot += slots
@@ -190,7 +187,7 @@ class StepProgress:
             yield Progress(sequence, start, token, self.endings.get(index), sample)
 
     def extend(self, other: "StepProgress") -> None:
-        """Appends what something else gave."""
+        """Appends the progress of something else."""
         first = len(self)
         self.sequences += other.sequences
         self.starts += other.starts
@@ -202,7 +199,7 @@ class StepProgress:
     def add(
         self, sequence: Sequence, token: int | None, ending: Ending | None, sample: int = -1
     ) -> None:
-        """Notes a token, or an ending without one."""
+        """Appends a token, or an ending without one."""
         start = sequence.num_output_tokens - (token is not None)
         if ending is not None:
             self.endings[len(self.sequences)] = ending

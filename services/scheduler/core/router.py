@@ -1,4 +1,4 @@
-"""Which decoder a sequence goes to: where it will begin to answer first.
+"""Which decoder a sequence goes to: the one that will give its first token earliest.
 
 A router knows the cores of its decoders, in the same process: what waits there and what is cached is read, not polled.
 Several schedulers do not know of each other; between them the queue decides, by who takes a request.
@@ -13,17 +13,17 @@ from services.scheduler.core.sequence import Sequence
 
 _LOOK_AT_ALL = 8  # so few decoders are all looked at
 _HOLDERS = 2  # else the last that got the prefix
-_BY_CHANCE = 3  # and some others
+_AT_RANDOM = 3  # and some others
 # What it costs to send a sequence somewhere, counted in tokens to compute. Found by simulation (benchmarks/README.md):
 # cached prefixes pull sequences together, and these push them apart.
-# A token that must be computed delays the sequence itself and whoever comes after it: it counts for more than one, or a
-# burst with one new prefix would compute it on as many decoders as there are.
+# A token that must be computed delays the sequence itself and those that come after it: it counts for more than one, or
+# a burst with one new prefix would compute it on as many decoders as there are.
 _OWN_TOKEN = 1.5
-# It also delays everyone who is there already, by as much each; but a late token is not as bad as a late first one.
+# It also delays every sequence that is there already, by as much each; but a late token is less bad than a first one.
 _OWN_TOKEN_FOR_ANOTHER = 0.1
 # A sequence that is there already takes a row in the steps to come, and the new one takes a row in the steps of it.
 _TOKENS_PER_SEQUENCE = 128
-# What waiting for a slot costs, for each that must end before: far more than somebody who is there.
+# What waiting for a slot costs, for each sequence that must end before: far more than one that is there.
 _TOKENS_PER_SLOT = 512
 # Of the blocks of a cache, one in several is at a depth that the index knows, and it keeps two generations.
 _BLOCKS_PER_ENTRY = 4
@@ -50,7 +50,7 @@ Holder = TypeVar("Holder")
 
 
 class PrefixIndex(Generic[Holder]):
-    """A memory of prefixes of 1, 2, 4, 8... blocks, since most of the others are never asked for.
+    """The last few holders of each prefix of 1, 2, 4, 8... blocks: most other lengths are never asked for.
 
     Bounded: of two generations the older one is forgotten when the younger is full; what is asked for moves to the
     younger one. An entry is a hint, since the holder's cache may have lost the prefix.
@@ -96,7 +96,7 @@ class Router(Generic[Link]):
     less those that are cached. A decoder that holds the prefix is passed over as soon as its line is longer than
     another's by more than the prefix saves; then that one holds the prefix too, so that no line grows without bound.
 
-    Looked at are the last holders of the longest known prefix and a few decoders by chance (two choices suffice to
+    Looked at are the last holders of the longest known prefix and a few decoders at random (two choices suffice to
     keep lines even: Mitzenmacher 2001), so that a decision among a thousand decoders costs no more than among ten.
     """
 
@@ -110,7 +110,7 @@ class Router(Generic[Link]):
     def add(self, link: Link) -> None:
         """A decoder came into service."""
         self._lines.append(_Line(link))
-        self._index.capacity += link.core.blocks.num_total // _BLOCKS_PER_ENTRY
+        self._index.capacity += link.core.state.blocks.num_total // _BLOCKS_PER_ENTRY
         self._look_at_lengths()
 
     def remove(self, link: Link) -> None:
@@ -118,7 +118,7 @@ class Router(Generic[Link]):
         for line in self._lines:
             if line.link is link:
                 line.is_gone = True
-                self._index.capacity -= link.core.blocks.num_total // _BLOCKS_PER_ENTRY
+                self._index.capacity -= link.core.state.blocks.num_total // _BLOCKS_PER_ENTRY
         self._lines = [line for line in self._lines if not line.is_gone]
         self._look_at_lengths()
 
@@ -133,7 +133,7 @@ class Router(Generic[Link]):
         lines = self._that_hold(sequence)
         best = lines[0]
         least, most_cached = float("inf"), 0
-        for line, cached in self._candidates(lines, holders, hashes, depth):
+        for line, cached in self._compared(lines, holders, hashes, depth):
             tokens = len(sequence.tokens) - cached * block_size
             cost = line.seconds_to_wait(tokens, self._usual)
             if cost < least:
@@ -153,7 +153,7 @@ class Router(Generic[Link]):
             return self._lines
         return [line for line in self._lines if line.holds(sequence)] or self._lines
 
-    def _candidates(
+    def _compared(
         self,
         lines: "list[_Line[Link]]",
         holders: "tuple[_Line[Link], ...]",
@@ -169,21 +169,22 @@ class Router(Generic[Link]):
             for line in holders[-_HOLDERS:]
             if not line.is_gone and (lines is self._lines or line in lines)
         ]
-        for _ in range(_BY_CHANCE):
+        for _ in range(_AT_RANDOM):
             line = lines[int(self._chance() * count)]
             chosen.append((line, depth if depth and line.blocks.has(hashes[depth - 1]) else 0))
         return chosen
 
 
 class _Line(Generic[Link]):
-    """A decoder and those who were sent there and are not yet computed."""
+    """A decoder, and the sequences that were sent there and are not yet computed."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.is_gone = False
         self.step_s = 0.0  # time of a step of one token
         self.token_s = 0.0  # and of each further one; both 0 while unknown
-        self.blocks = link.core.blocks
+        self.blocks = link.core.state.blocks
+        self._state = link.core.state
         self._capacity = link.core.capacity
         self._pending: list[tuple[Sequence, int]] = []  # with the tokens that were cached for it
         self._tokens = 0  # to compute for them, as of the last look
@@ -210,7 +211,7 @@ class _Line(Generic[Link]):
         found = len(find(hashes[depth - 1 :]))
         if found:
             return depth - 1 + found
-        # Who is yet to be computed here counts too: several with one new prefix that come together stay together.
+        # What is yet to be computed here counts too: sequences with one new prefix that come together stay together.
         for sequence, _ in self._pending:
             known = sequence.block_hashes
             if len(known) >= depth and known[depth - 1] == hashes[depth - 1]:
@@ -220,25 +221,25 @@ class _Line(Generic[Link]):
     def seconds_to_wait(self, tokens: int, usual: float) -> float:
         """What a sequence with so many tokens to compute would wait for here, and others for it. `usual` is the time of
         a token where nothing is known of it."""
-        core, capacity = self.link.core, self._capacity
-        crowd, step = core.num_sequences, core.steps
-        if step >= self._look_at or crowd < len(self._pending):
+        state, capacity = self._state, self._capacity
+        present, step = state.num_sequences, state.steps
+        if step >= self._look_at or present < len(self._pending):
             self._look(step)
-        weight = _OWN_TOKEN + crowd * _OWN_TOKEN_FOR_ANOTHER
-        total = self._tokens + weight * tokens + crowd * _TOKENS_PER_SEQUENCE
-        missing_slots = crowd + 1 - capacity.max_slots
+        weight = _OWN_TOKEN + present * _OWN_TOKEN_FOR_ANOTHER
+        total = self._tokens + weight * tokens + present * _TOKENS_PER_SEQUENCE
+        missing_slots = present + 1 - capacity.max_slots
         if missing_slots > 0:
             total += missing_slots * _TOKENS_PER_SLOT
         missing_tokens = self._tokens + tokens - self.blocks.num_free * capacity.block_size
         if missing_tokens > 0:  # they must be given up by others first
             total += missing_tokens
         seconds = total * (self.token_s or usual)
-        if core.num_in_flight:  # a step is running, half of it still to come in the mean
+        if state.in_flight:  # a step is running, half of it still to come in the mean
             seconds += self.step_s / 2
         return seconds + _NEVER if self.link.draining else seconds
 
     def _look(self, step: int) -> None:
-        """Forgets those who are computed. A long line is looked at less often: its sum changes less."""
+        """Forgets sequences that are computed. A long line is looked at less often: its sum changes less."""
         if self._pending:
             pending, self._pending, self._tokens = self._pending, [], 0
             for entry in pending:

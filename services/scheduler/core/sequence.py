@@ -1,13 +1,13 @@
-"""One choice of one request, as the core sees it."""
+"""One choice of one request, as the core sees it, and in which order such sequences take part in steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from services.scheduler.core.beam_search import BeamSearch
+    from services.scheduler.core.beams import BeamSearch
 
 # How many blocks a sequence fills before they are named: nobody is likely to ask for an answer that is being written,
 # and when it has been written all of them are named.
@@ -109,7 +109,7 @@ class Sequence:
     cache_salt: bytes = b""
     priority: int = 0  # lower goes first, under the policy of that name
     arrival: int = 0
-    alone_until: int = 0  # as long as it has fewer tokens, no other request computes in its steps
+    isolated_until: int = 0  # while it has fewer tokens, no other request computes in its steps
     num_logprobs: int = (
         -1
     )  # top log-probabilities that the decoder reports for each token; -1 is none at all
@@ -137,7 +137,7 @@ class Sequence:
     num_registered: int = 0  # leading blocks that are in the prefix cache
     num_sealed: int = 0  # leading blocks whose content the decoder has been told to keep
     num_media_passed: int = 0  # leading media items that it is computed past
-    tenure: int = 0  # how often it has lost its blocks: rows planned before that tell nothing of the present ones
+    generation: int = 0  # how often it has lost its blocks: rows planned before say nothing about the present ones
     plain_until: int = 0  # a row of one token that starts below needs no block and is not the last
     watch_from: int = 0  # commits that make it this long, or longer, need a look
 
@@ -185,7 +185,7 @@ class Sequence:
             cache_salt=self.cache_salt,
             priority=self.priority,
             arrival=self.arrival,
-            alone_until=self.alone_until,
+            isolated_until=self.isolated_until,
             num_logprobs=self.num_logprobs,
             beams=self.beams,
             payload=self.payload,
@@ -231,3 +231,57 @@ def by_priority(sequence: Sequence) -> tuple[int, ...]:
 
 
 POLICIES: dict[str, Policy] = {"fcfs": first_come_first_served, "priority": by_priority}
+
+
+class Isolation:
+    """Which sequences may share a step: nearly always all.
+
+    A sequence that is suspected of crashing decoders is isolated until it has `isolated_until` tokens. The requests of
+    isolated sequences and all other requests together then take turns, one plan in flight at a time, so that it is
+    known whose plan was not answered.
+    """
+
+    def __init__(self) -> None:
+        self.first: Sequence | None = None  # of the isolated sequences, by rank
+        self._isolated: dict[Sequence, None] = {}
+        self._requests: dict[str, None] = {}  # with isolated sequences, by rank
+        self._request: str | None = None  # whose turn it is; None is the turn of all others
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence."""
+        if len(sequence.tokens) < sequence.isolated_until:
+            self._isolated[sequence] = None
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self._isolated.pop(sequence, None)
+
+    @property
+    def is_turn_of_others(self) -> bool:
+        """Whether it is the turn of the requests that are not isolated."""
+        return self._request is None
+
+    def is_active(self) -> bool:
+        """Whether turns are taken: then a plan waits for the answer to the one before it."""
+        if self._isolated:  # nearly never
+            self._isolated = {s: None for s in self._isolated if len(s.tokens) < s.isolated_until}
+        return bool(self._isolated) or self._request is not None
+
+    def turns(self, policy: Policy) -> Iterator[None]:
+        """Gives the turn to one after the other, as long as the caller finds nothing to compute."""
+        by_rank = sorted(self._isolated, key=policy)
+        self.first = by_rank[0] if by_rank else None
+        self._requests = dict.fromkeys(s.request_id for s in by_rank)
+        turns: list[str | None] = [None, *self._requests]
+        # From the one after the last turn on: a request that is isolated for long does not keep others waiting.
+        next_ = turns.index(self._request) + 1 if self._request in turns else 0
+        for self._request in turns[next_:] + turns[:next_]:
+            yield
+
+    def select(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Those whose turn it is."""
+        if not self._requests:
+            return list(sequences)
+        if self._request is not None:
+            return [s for s in sequences if s.request_id == self._request]
+        return [s for s in sequences if s.request_id not in self._requests]

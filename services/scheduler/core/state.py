@@ -1,18 +1,34 @@
-"""What the rooms of the core share: the sequences of one decoder, their blocks, slots and places in line."""
+"""What the scheduler knows of one decoder: its sequences, what they hold there, and plans that are not answered yet."""
 
 from bisect import insort
 from collections import deque
+from dataclasses import dataclass, field
 
+from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.blocks import BlockManager, HostBlocks, extend_hashes
 from services.scheduler.core.budget import Capacity
 from services.scheduler.core.media import MediaState
 from services.scheduler.core.plan import StepPlan
-from services.scheduler.core.sequence import Policy, Sequence, SequenceStatus
-from services.scheduler.core.turns import Turns
+from services.scheduler.core.sequence import Isolation, Policy, Sequence, SequenceStatus
 
 
-class State:
-    """Changed by the rooms in turn, within one call of the `Scheduler`."""
+@dataclass(slots=True)
+class PendingStep:
+    """A plan until it is answered, and what must be remembered of it so long."""
+
+    plan: StepPlan
+    # Sequences that were restarted since the plan was made: what it samples for them is discarded.
+    restarted: set[Sequence] = field(default_factory=set)
+    # Rows without a sample: the sequence, its generation, and the index after the last token of the row.
+    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    # In order, the blocks that a sequence found in the prefix cache, or (True) added to it by what it computes.
+    cache_uses: list[tuple[Sequence, list[int], bool]] = field(default_factory=list)
+
+
+class DecoderState:
+    """The one owner of the sequences of a decoder, their blocks and slots. The `Scheduler` decides; only the methods
+    here change what a sequence holds and where it is.
+    """
 
     def __init__(self, capacity: Capacity, policy: Policy, encoder_budget: int) -> None:
         self.capacity = capacity
@@ -20,115 +36,220 @@ class State:
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.host = HostBlocks(capacity.num_host_blocks)
         self.media = MediaState(encoder_budget)
-        self.turns = Turns()
-        self.waiting: list[Sequence] = []  # by rank
-        self.running: dict[Sequence, None] = {}
-        self.requests: dict[str, list[Sequence]] = {}  # those that have not ended
-        self.num_sequences = 0
+        self.isolation = Isolation()
+        self.waiting: list[Sequence] = []  # without blocks, by rank
+        self.running: dict[Sequence, None] = {}  # with blocks
+        self.num_sequences = 0  # that have not ended
         self.free_slots = list(range(capacity.max_slots - 1, -1, -1))
-        self.in_flight: deque[StepPlan] = deque()
+        self.in_flight: deque[PendingStep] = deque()
+        self.steps = 0  # plans made so far
         self.preemptions = 0
-        self.swaps = 0
+        self.swaps = 0  # preemptions whose blocks went to host memory
+        self._requests: dict[str, list[Sequence]] = {}  # sequences that have not ended
         # For the next plan.
-        self.drops: list[int] = []
-        self.host_releases: list[int] = []
-        self.drops_of_beams: list[int] = []  # slots that stay with their search
-        self.forks: list[tuple[Sequence, Sequence]] = []  # child, parent
-        self.tokens: list[
-            tuple[Sequence, int]
-        ] = []  # that take the place of what the decoder chose
-        self.sealed_blocks: list[int] = []
-        self.sealed_hashes: list[bytes] = []
+        self._drops: list[int] = []
+        self._beam_drops: list[int] = []  # slots that stay with their beam search
+        self._host_releases: list[int] = []
+        self._beam_forks: list[tuple[Sequence, Sequence]] = []  # child, parent
+        self._beam_tokens: list[tuple[Sequence, int]] = []  # replace what the decoder sampled
+        self._sealed_blocks: list[int] = []
+        self._sealed_hashes: list[bytes] = []
 
-    def enter(self, sequence: Sequence) -> None:
-        """A sequence that is new here, with its pending forks."""
+    # Questions
+
+    def find(self, request_id: str, choice: int = 0) -> Sequence | None:
+        """A sequence that has not ended."""
+        for sequence in self._requests.get(request_id, ()):
+            if sequence.choice == choice:
+                return sequence
+        return None
+
+    def choices(self, request_id: str) -> list[Sequence]:
+        """The sequences of a request that have not ended."""
+        return list(self._requests.get(request_id, ()))
+
+    def sequences(self) -> list[Sequence]:
+        """All sequences that have not ended."""
+        return [s for choices in self._requests.values() for s in choices]
+
+    @property
+    def num_host_releases(self) -> int:
+        """Host blocks that become free with the next plan: their content may still be moving."""
+        return len(self._host_releases)
+
+    @property
+    def num_ready_to_start(self) -> int:
+        """Waiting sequences whose embeddings are there: they lack only blocks, slots or step budget."""
+        return sum(1 for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens yet to compute of sequences whose embeddings are there, prefixes that may be cached included."""
+        ready = (s for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens)
+        begun = (s.num_tokens - s.num_computed_tokens for s in self.running)
+        return sum(s.num_tokens for s in ready) + sum(n for n in begun if n > 1)
+
+    # Plans
+
+    def begin_step(self) -> PendingStep:
+        """A new plan with all that has piled up for the decoder since the last one."""
+        # A slot counts as free in the plan that drops it: drops are applied before new sequences and forks.
+        self.free_slots.extend(self._drops)
+        plan = StepPlan(self.steps + 1, drop=self._drops + self._beam_drops)
+        self._drops, self._beam_drops = [], []
+        self.host.release(self._host_releases)
+        self._host_releases = []
+        self._put_beams_into(plan)
+        plan.fetch = self.media.take_fetches()
+        plan.release = self.media.take_releases()
+        return PendingStep(plan)
+
+    def send(self, step: PendingStep) -> None:
+        """The plan is complete and goes to the decoder."""
+        plan = step.plan
+        plan.sealed_blocks, self._sealed_blocks = self._sealed_blocks, []
+        plan.sealed_hashes, self._sealed_hashes = self._sealed_hashes, []
+        self.steps += 1
+        self.in_flight.append(step)
+
+    def _put_beams_into(self, plan: StepPlan) -> None:
+        for child, parent in self._beam_forks:
+            if child.ended:
+                continue
+            if parent.slot < 0:  # restarted meanwhile: the decoder has nothing to fork from
+                self.restart(child)
+                continue
+            plan.fork(child, parent)
+        for beam, token in self._beam_tokens:
+            if beam.slot >= 0:
+                plan.set_token_slot.append(beam.slot)
+                plan.set_token.append(token)
+        self._beam_forks, self._beam_tokens = [], []
+
+    # From arrival to ending
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence, with its pending forks."""
         extend_hashes(sequence, self.capacity.block_size)
         for one in (sequence, *sequence.forks):
-            self.know(one)
+            self._enter(one)
             one.status = SequenceStatus.PENDING
         self.media.add(sequence)
-        self.wait(sequence)
+        self._wait(sequence)
 
-    def know(self, sequence: Sequence) -> None:
-        """Counts a sequence in."""
-        self.requests.setdefault(sequence.request_id, []).append(sequence)
-        self.turns.enter(sequence)
+    def _enter(self, sequence: Sequence) -> None:
+        self._requests.setdefault(sequence.request_id, []).append(sequence)
+        self.isolation.add(sequence)
         self.num_sequences += 1
 
-    def has_slots(self, sequence: Sequence) -> bool:
-        """Whether a sequence and what will be forked from it have slots, or can have them."""
-        if sequence.beams is not None:
-            enough = len(self.free_slots) >= sequence.beams.num_beams
-            return enough or self.holds_slots(sequence)
-        return len(self.free_slots) >= len(self._without_slot(sequence))
-
-    def holds_slots(self, sequence: Sequence) -> bool:
-        """Whether it or what will be forked from it has some since an earlier start."""
-        if sequence.beams is not None:
-            return sequence.slot >= 0 or bool(sequence.beams.spare_slots)
-        return any(s.slot >= 0 for s in (sequence, *sequence.forks))
-
-    def take_slots(self, sequence: Sequence) -> None:
-        """Gives them out; a beam search gets all that it will ever need."""
-        if sequence.beams is not None:
-            spare = sequence.beams.spare_slots
-            if not spare:
-                spare += [self.free_slots.pop() for _ in range(sequence.beams.num_beams)]
-            sequence.slot = spare.pop()
-            return
-        for one in self._without_slot(sequence):
-            one.slot = self.free_slots.pop()
-
-    def _without_slot(self, sequence: Sequence) -> list[Sequence]:
-        return [s for s in (sequence, *sequence.forks) if s.slot < 0 and not s.ended]
-
-    def wait(self, sequence: Sequence) -> None:
-        """Queues by policy."""
+    def _wait(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.WAITING
         sequence.plain_until = 0
         insort(self.waiting, sequence, key=self.policy)
 
-    def run(self, sequence: Sequence) -> None:
-        """It has blocks from now on."""
+    def _run(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
         self.running[sequence] = None
 
-    def lose_blocks(self, sequence: Sequence) -> None:
-        """A running sequence gives up its blocks and with them all that was computed."""
-        del self.running[sequence]
-        self._release(sequence)
-        sequence.num_computed_tokens = 0
-        self.media.restarted(sequence)
-        self.wait(sequence)
+    def start(
+        self, step: PendingStep, sequence: Sequence, cached: list[int], num_computed: int
+    ) -> None:
+        """A waiting sequence runs from index `num_computed` on: it holds the cached blocks, and those that are moved
+        back from host memory. The caller takes it out of `waiting`.
+        """
+        self.blocks.hold(cached)
+        if sequence.slot < 0:
+            self._take_slots(sequence)
+            step.plan.new.append((sequence.slot, sequence))
+            sequence.num_cached_tokens = min(num_computed, sequence.prompt_len)
+            self.blocks.queries += sequence.num_tokens // self.capacity.block_size
+            self.blocks.hits += len(cached)
+        sequence.blocks = list(cached)
+        if cached:
+            step.cache_uses.append((sequence, cached, False))
+        if sequence.host_blocks:
+            self._swap_in(step.plan, sequence)
+        sequence.num_computed_tokens = num_computed
+        sequence.num_registered = sequence.num_sealed = len(cached)
+        step.plan.edit(sequence.slot, 0, sequence.blocks)
+        self._run(sequence)
+        self.media.computed(sequence, num_computed)
 
-    def park(self, sequence: Sequence, host_blocks: list[int]) -> None:
-        """A running sequence gives up its blocks; what was computed is kept in host memory."""
-        del self.running[sequence]
-        self._release(sequence)
-        sequence.host_blocks = host_blocks
-        self.wait(sequence)
+    def preempt(self, plan: StepPlan, sequence: Sequence, *, swap: bool) -> None:
+        """A running sequence gives up its blocks and waits again; history and slot are kept. With `swap` what was
+        computed is saved in host memory, else it is computed again.
+        """
+        self.preemptions += 1
+        self.update_cache(sequence)  # it may find again what it gives up
+        if swap:
+            self.swaps += 1
+            blocks = sequence.blocks[: self.capacity.blocks_for(sequence.num_computed_tokens)]
+            sequence.host_blocks = self.host.allocate(len(blocks))
+            plan.swap_out_device += blocks
+            plan.swap_out_host += sequence.host_blocks
+            self._release_blocks(sequence)
+            self._wait(sequence)
+        else:
+            self._lose_blocks(sequence)
+        plan.edit(sequence.slot, 0, [])
 
-    def introduce_again(self, sequence: Sequence) -> None:
-        """Takes a sequence off its slot: what the decoder has sampled for it since is not to be trusted."""
-        for plan in self.in_flight:
-            plan.disowned.add(sequence)
+    def _swap_in(self, plan: StepPlan, sequence: Sequence) -> None:
+        """Moves back what is not cached on the device."""
+        swapped = sequence.host_blocks[len(sequence.blocks) :]
+        fresh = self.blocks.allocate(len(swapped))
+        plan.swap_in_host += swapped
+        plan.swap_in_device += fresh
+        sequence.blocks += fresh
+        # A plan swaps out before it swaps in: only the next one may overwrite these.
+        self._host_releases += sequence.host_blocks
+        sequence.host_blocks = []
+
+    def restart(self, sequence: Sequence) -> None:
+        """Drops a sequence's slot and blocks; it waits to be computed again from its committed tokens. What plans in
+        flight sample for it is discarded.
+        """
+        for step in self.in_flight:
+            step.restarted.add(sequence)
         if sequence.beams is not None:
             sequence.beams.forget_answer(sequence)
-        self._drop(sequence)
+        self._drop_slot(sequence)
         sequence.num_tokens = len(sequence.tokens)
         if sequence.status is SequenceStatus.RUNNING:
-            self.lose_blocks(sequence)
+            self._lose_blocks(sequence)
         else:
             self.host.release(sequence.host_blocks)
             sequence.host_blocks = []
             sequence.num_computed_tokens = 0
             self.media.restarted(sequence)
 
+    def restart_dependents(self, step: PendingStep, row: int, failed: list[Sequence]) -> None:
+        """A row was not computed, and so nothing that depends on it is right, in this plan and in those after it: such
+        blocks leave the prefix cache, and sequences that have found them restart. Sequences that have ended meanwhile
+        are followed too, because they left blocks behind.
+        """
+        doubtful = dict.fromkeys([step.plan.row_sequence[row], *failed])
+        wrong: set[int] = set()
+        for pending in self.in_flight:
+            for sequence, blocks, added in pending.cache_uses:
+                if added and sequence in doubtful:
+                    wrong.update(blocks)
+                elif not added and not wrong.isdisjoint(blocks):
+                    doubtful[sequence] = None
+            # Choices that were forked from a doubtful row share its blocks.
+            plan = pending.plan
+            for of, sequence in zip(plan.sample_row, plan.sample_sequence, strict=True):
+                if plan.row_sequence[of] in doubtful:
+                    doubtful[sequence] = None
+        for block in wrong:
+            self.blocks.forget(block)
+        for sequence in doubtful:
+            if not sequence.ended and sequence not in failed and sequence not in step.restarted:
+                self.restart(sequence)
+
     def end(self, sequence: Sequence) -> None:
         """Forgets a sequence; the next plan tells the decoder."""
         if sequence.status is SequenceStatus.RUNNING:
-            del self.running[sequence]
-            self._release(sequence)
+            self._release_blocks(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
             self.host.release(sequence.host_blocks)
@@ -137,29 +258,92 @@ class State:
                 self.free_slots.append(sequence.slot)
                 sequence.slot = -1
             else:
-                self._drop(sequence)
+                self._drop_slot(sequence)
         sequence.status = SequenceStatus.ENDED
         sequence.ended = sequence.is_special = True
         self.media.remove(sequence)
-        self.turns.leave(sequence)
-        siblings = self.requests[sequence.request_id]
+        self.isolation.remove(sequence)
+        siblings = self._requests[sequence.request_id]
         siblings.remove(sequence)
         if not siblings:
-            del self.requests[sequence.request_id]
+            del self._requests[sequence.request_id]
         self.num_sequences -= 1
 
-    def _drop(self, sequence: Sequence) -> None:
+    def _lose_blocks(self, sequence: Sequence) -> None:
+        self._release_blocks(sequence)
+        sequence.num_computed_tokens = 0
+        self.media.restarted(sequence)
+        self._wait(sequence)
+
+    def _release_blocks(self, sequence: Sequence) -> None:
+        del self.running[sequence]
+        self.blocks.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.num_registered = sequence.num_sealed = 0
+        sequence.generation += 1
+
+    # Slots
+
+    def has_slots(self, sequence: Sequence) -> bool:
+        """Whether a sequence and its forks have slots, or can have them."""
+        if sequence.beams is not None:
+            enough = len(self.free_slots) >= sequence.beams.num_beams
+            return enough or self.holds_slots(sequence)
+        return len(self.free_slots) >= len(_without_slot(sequence))
+
+    def holds_slots(self, sequence: Sequence) -> bool:
+        """Whether a sequence or one of its forks has a slot since an earlier start."""
+        if sequence.beams is not None:
+            return sequence.slot >= 0 or bool(sequence.beams.spare_slots)
+        return any(s.slot >= 0 for s in (sequence, *sequence.forks))
+
+    def _take_slots(self, sequence: Sequence) -> None:
+        """A beam search gets all slots that it will ever need."""
+        if sequence.beams is not None:
+            spare = sequence.beams.spare_slots
+            if not spare:
+                spare += [self.free_slots.pop() for _ in range(sequence.beams.num_beams)]
+            sequence.slot = spare.pop()
+            return
+        for one in _without_slot(sequence):
+            one.slot = self.free_slots.pop()
+
+    def _drop_slot(self, sequence: Sequence) -> None:
         if sequence.slot >= 0:
             if sequence.beams is not None and not sequence.beams.done:
-                self.drops_of_beams.append(sequence.slot)
+                self._beam_drops.append(sequence.slot)
                 sequence.beams.spare_slots.append(sequence.slot)
             else:
-                self.drops.append(sequence.slot)
+                self._drops.append(sequence.slot)
             sequence.slot = -1
 
-    def register(self, sequence: Sequence, plan: StepPlan | None) -> None:
-        """Makes blocks findable whose every token is known and whose last one is computed in a plan already made, at
-        the latest in this one."""
+    # Blocks of running sequences
+
+    def grow(self, plan: StepPlan, sequence: Sequence, count: int) -> None:
+        """Appends free blocks to a sequence's table."""
+        fresh = self.blocks.allocate(count)
+        plan.edit(sequence.slot, len(sequence.blocks), fresh)
+        sequence.blocks.extend(fresh)
+
+    def is_shared(self, sequence: Sequence, index: int) -> bool:
+        """Whether token `index` would be written into a partly filled block that forks hold too."""
+        number, offset = divmod(index, self.capacity.block_size)
+        return offset > 0 and self.blocks.refs(sequence.blocks[number]) > 1
+
+    def copy_block(self, plan: StepPlan, sequence: Sequence, index: int) -> None:
+        """Gives a sequence a copy of its own of the block that holds token `index`."""
+        number = index // self.capacity.block_size
+        shared = sequence.blocks[number]
+        (own,) = self.blocks.allocate(1)
+        plan.copy(shared, own)
+        plan.edit(sequence.slot, number, [own])
+        sequence.blocks[number] = own
+        self.blocks.release([shared])
+
+    def register(self, sequence: Sequence, step: PendingStep | None) -> None:
+        """Adds blocks to the prefix cache whose every token is known and whose last one is computed in a plan already
+        made, at the latest in this one.
+        """
         computed = sequence.num_computed_tokens // self.capacity.block_size
         full = min(computed, len(sequence.block_hashes))
         if full <= sequence.num_registered:
@@ -167,24 +351,25 @@ class State:
         made = sequence.blocks[sequence.num_registered : full]
         self.blocks.register(made, sequence.block_hashes[sequence.num_registered : full])
         sequence.num_registered = full
-        if plan is not None:
-            plan.origins.append((sequence, made, True))
+        if step is not None:
+            step.cache_uses.append((sequence, made, True))
 
     def seal(self, sequence: Sequence, num_tokens: int) -> None:
-        """Tells the decoder which blocks are worth keeping, of a sequence whose first tokens are known and computed in
-        steps that have been answered: the full ones that `find` returns."""
+        """Tells the decoder to keep the cached blocks among those that the first tokens of a sequence fill. These are
+        known and were computed in steps that have been answered.
+        """
         full = min(num_tokens // self.capacity.block_size, len(sequence.block_hashes))
         if full <= sequence.num_sealed:
             return
         blocks = sequence.blocks[sequence.num_sealed : full]
         for block, content in zip(blocks, self.blocks.contents(blocks), strict=True):
             if content is not None:
-                self.sealed_blocks.append(block)
-                self.sealed_hashes.append(content)
+                self._sealed_blocks.append(block)
+                self._sealed_hashes.append(content)
         sequence.num_sealed = full
 
-    def settle(self, sequence: Sequence) -> None:
-        """After a commit: what has become full is hashed, findable and sealed."""
+    def update_cache(self, sequence: Sequence) -> None:
+        """After a commit: hashes, caches and seals the blocks that have become full."""
         size = self.capacity.block_size
         if sequence.status is SequenceStatus.RUNNING:
             extend_hashes(sequence, size)
@@ -192,8 +377,58 @@ class State:
             self.seal(sequence, len(sequence.tokens) - 1)
         sequence.set_watch(size)
 
-    def _release(self, sequence: Sequence) -> None:
-        self.blocks.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.num_registered = sequence.num_sealed = 0
-        sequence.tenure += 1
+    # Forks
+
+    def fork_choice(self, plan: StepPlan, child: Sequence, parent: Sequence) -> None:
+        """A pending sibling runs with the blocks of the sequence that has computed their prompt."""
+        plan.fork(child, parent)
+        plan.edit(child.slot, 0, parent.blocks)
+        self._share(child, parent)
+        child.block_hashes = list(parent.block_hashes)
+        child.num_sealed = parent.num_registered
+        child.num_cached_tokens = parent.num_cached_tokens
+        self._run(child)
+
+    def fork_beam(self, search: BeamSearch, parent: Sequence) -> Sequence:
+        """A new beam that has got exactly as far as its parent. The next plan tells the decoder."""
+        child = parent.fork(parent.choice)
+        self._enter(child)
+        child.slot = search.spare_slots.pop()
+        self._share(child, parent)
+        child.num_sealed = parent.num_sealed
+        child.host_blocks = list(parent.host_blocks)
+        self.host.hold(child.host_blocks)
+        self._beam_forks.append((child, parent))
+        if parent.status is SequenceStatus.RUNNING:
+            self._run(child)
+        else:
+            self.media.restarted(child)
+            self._wait(child)
+        return child
+
+    def append_to_beam(self, beam: Sequence, token: int) -> None:
+        """Commits the token that a search chose. The next plan tells the decoder."""
+        beam.tokens.append(token)
+        beam.num_tokens = len(beam.tokens)
+        self._beam_tokens.append((beam, token))
+        self.update_cache(beam)
+
+    def end_search(self, search: BeamSearch) -> None:
+        """Ends all beams of a search and frees its slots."""
+        search.done = True
+        for beam in search.live:
+            if not beam.ended:
+                self.end(beam)
+        self.free_slots += search.spare_slots
+        search.spare_slots.clear()
+
+    def _share(self, child: Sequence, parent: Sequence) -> None:
+        self.blocks.hold(parent.blocks)
+        child.blocks = list(parent.blocks)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_registered = parent.num_registered
+        child.num_media_passed = parent.num_media_passed
+
+
+def _without_slot(sequence: Sequence) -> list[Sequence]:
+    return [s for s in (sequence, *sequence.forks) if s.slot < 0 and not s.ended]

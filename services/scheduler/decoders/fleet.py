@@ -89,7 +89,7 @@ class Fleet:
             for link in given:
                 link.is_given_away = False
         elif not given and without & self._without and self._has_most(holders):
-            link = min(self.links.values(), key=lambda link: link.core.num_sequences)
+            link = min(self.links.values(), key=lambda link: link.core.state.num_sequences)
             log.info("giving a decoder away", decoder=link.member.instance_id)
             link.is_given_away = True
         self._without = without

@@ -12,8 +12,7 @@ import grpc.aio
 import structlog
 
 from services.scheduler.core.plan import StepPlan, StepProgress
-from services.scheduler.core.preemption import PreemptionMode
-from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import Error, MediaSpan, Policy
 from services.scheduler.decoders import convert
 from services.scheduler.decoders.move_timer import MoveTimer
@@ -148,7 +147,7 @@ class DecoderLink:
             self._step_target_us,
         )
         self.core.costs.announced(self.hello.step_us, self.hello.token_us)
-        self.core.blocks.adopt(convert.sealed_of(self.hello))
+        self.core.state.blocks.adopt(convert.sealed_of(self.hello))
 
     async def run(self) -> None:
         """Reads results until the stream breaks, then raises why."""
@@ -207,12 +206,12 @@ class DecoderLink:
         self._stopped = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self.core.num_in_flight:
+                while self.core.state.in_flight:
                     await asyncio.sleep(0.005)
 
     def pump(self) -> None:
         """Sends the next plan if it is time, or arranges for it. Called after everything that may give work."""
-        while not self._stopped and self.core.num_in_flight < self._plans_in_flight:
+        while not self._stopped and len(self.core.state.in_flight) < self._plans_in_flight:
             if self._sent and (wait := self._until_lead()) > 0:
                 # Later is better: who arrives or leaves until then does not wait for two long steps.
                 if self._wake is None:
@@ -224,18 +223,18 @@ class DecoderLink:
 
     def load(self) -> DecoderLoad:
         """What it is doing."""
-        core = self.core
+        core, state = self.core, self.core.state
         return DecoderLoad(
             decoder_id=self.member.instance_id,
             address=self.member.address,
-            running=len(core.running),
-            waiting=len(core.waiting),
-            blocks_used=core.blocks.num_used,
-            blocks_total=core.blocks.num_total,
-            steps=core.steps,
-            prefix_queries=core.blocks.queries,
-            prefix_hits=core.blocks.hits,
-            preemptions=core.preemptions,
+            running=len(state.running),
+            waiting=len(state.waiting),
+            blocks_used=state.blocks.num_used,
+            blocks_total=state.blocks.num_total,
+            steps=state.steps,
+            prefix_queries=state.blocks.queries,
+            prefix_hits=state.blocks.hits,
+            preemptions=state.preemptions,
             totals=self._totals.message(),
             step_target_us=self._step_target_us,
             step_predicted_us=self._predicted_us,
@@ -344,16 +343,16 @@ class DecoderLink:
             self._on_step(progress, None, None)
 
     def _care_for_media(self) -> None:
-        for span in self.core.media.take_wanted():
+        for span in self.core.state.media.take_wanted():
             task = asyncio.create_task(self._encode(span))
             self._encodes[task] = None
             task.add_done_callback(lambda done: self._encodes.pop(done, None))
-        released = self.core.media.take_released()
+        released = self.core.state.media.take_released()
         if released:
             self._encoders.release(released, self._user)
 
     async def _encode(self, span: MediaSpan) -> None:
-        user = self.core.media.first_user(span.digest)
+        user = self.core.state.media.first_user(span.digest)
         if user is not None and user.payload is not None:
             asking: Request = user.payload.request
             request_names.bind(asking.request_id, asking.spec.client_request_id)

@@ -51,7 +51,8 @@ class Relocation:
                     self._send_on(request, fit, touched)
                 elif self._may_move(request, fit):
                     self._moved.append(self._move(request, touched))
-            if not link.core.num_sequences and not link.core.num_in_flight:
+            state = link.core.state
+            if not state.num_sequences and not state.in_flight:
                 link.finish("DECODER_EMPTIED", "it has nothing more to do")
         for link in touched:
             link.pump()
@@ -98,10 +99,10 @@ def _tokens(request: Request) -> int:
 
 
 def _has_room(link: DecoderLink, request: Request, tokens: int) -> bool:
-    core = link.core
-    if core.num_ready_to_start or core.num_free_slots < len(request.sequences):
+    state = link.core.state
+    if state.num_ready_to_start or len(state.free_slots) < len(request.sequences):
         return False
-    return core.blocks.num_free * core.capacity.block_size > 2 * tokens
+    return state.blocks.num_free * state.capacity.block_size > 2 * tokens
 
 
 def _catches_up(request: Request) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.scheduler.core.beam_search import Step
+from services.scheduler.core.beams import Step
 from shared.text.text_fold import ByteStream, TokenBytes
 
 

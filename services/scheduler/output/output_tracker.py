@@ -7,7 +7,7 @@ from itertools import chain, compress
 
 import structlog
 
-from services.scheduler.core.beam_search import BeamSearch
+from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.plan import Progress, StepPlan, StepProgress
 from services.scheduler.core.sequence import INVALID_ARGUMENT, Ending, EndReason, Error, Sequence
 from services.scheduler.decoders.convert import ending_message

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.scheduler.core.beam_search import BeamSearch, Step
+from services.scheduler.core.beams import BeamSearch, Step
 from services.scheduler.core.sequence import (
     INVALID_ARGUMENT,
     Ending,
@@ -146,7 +146,7 @@ class Request:
         for sequence in self._begun:
             sequence.payload = None
             if sequence.beams is not None:
-                sequence.beams.let_go()
+                sequence.beams.clear()
         self._begun = []
         self.sequences, self.fresh, self._writers, self.prompt_log = [], [], {}, None
 
@@ -266,7 +266,7 @@ class Request:
             cache_salt=spec.cache_salt,
             priority=_PRIORITIES.get(self._taken.prio, 0),
             arrival=self._taken.arrived_ms,
-            alone_until=self._alone_until(len(self._prompt) + len(generated)),
+            isolated_until=self._isolated_until(len(self._prompt) + len(generated)),
             num_logprobs=self.sampling.logprobs if self.sampling.HasField("logprobs") else -1,
             beams=self._search if sampling.use_beam_search else None,
         )
@@ -278,7 +278,7 @@ class Request:
             self.over[number] = ending
         return sequence
 
-    def _alone_until(self, known_tokens: int) -> int:
+    def _isolated_until(self, known_tokens: int) -> int:
         if self.deaths < _SUSPECT:
             return 0
         if self.deaths > _SUSPECT or self.collects:  # of what is not logged yet no place is known

@@ -34,7 +34,7 @@ class Intake:
                 second = link.seconds_for_token
                 if not second:  # nothing is known of it yet
                     return _NO_LIMIT
-                total += _START_WITHIN_S / second - link.core.num_waiting_tokens
+                total += _START_WITHIN_S / second - link.core.state.num_waiting_tokens
         return max(1, min(_NO_LIMIT, int(total * self._cost_of_prompt_token)))
 
     def note(self, taken: Iterable[TakenRequest]) -> None:
@@ -51,10 +51,9 @@ class Intake:
 def _room(link: DecoderLink) -> int:
     if link.draining:
         return 0
-    core = link.core
-    ready = core.num_ready_to_start
-    room = min(core.num_free_slots, _READY_TO_START) - ready
+    state = link.core.state
+    room = min(len(state.free_slots), _READY_TO_START) - state.num_ready_to_start
     if room <= 0:
         return 0
-    waits_s = core.num_waiting_tokens * link.seconds_for_token
+    waits_s = state.num_waiting_tokens * link.seconds_for_token
     return room if waits_s < _START_WITHIN_S else 0
