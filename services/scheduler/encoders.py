@@ -13,6 +13,7 @@ from shared.net import tasks
 from shared.net.channels import Channels
 from shared.net.registry import Directory, Member
 from shared.net.rpc.errors import calling
+from shared.net.single_flight import SingleFlight
 from shared.telemetry import request_names
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
@@ -45,7 +46,7 @@ class Encoders:
         self._directory = directory
         self._patience_s = patience_s
         self._channels = Channels()
-        self._running: dict[bytes, asyncio.Task[ArtifactRef]] = {}
+        self._running: SingleFlight[bytes, ArtifactRef] = SingleFlight()
         self._users: dict[bytes, set[str]] = {}
         self._holders: dict[bytes, Member] = {}
         # Those whose result was lost on the way to a decoder, which may be cut off from them.
@@ -65,12 +66,7 @@ class Encoders:
         ):  # it asks again: it could not get what it was told of
             self._failed.setdefault(item.digest, set()).add(holder)
         users.add(user)
-        task = self._running.get(item.digest)
-        if task is None:
-            task = asyncio.create_task(self._encode(item))
-            self._running[item.digest] = task
-            task.add_done_callback(lambda done: self._done(item.digest, done))
-        return await asyncio.shield(task)
+        return await self._running.run(item.digest, lambda: self._encode(item))
 
     def release(self, digests: Iterable[bytes], user: str) -> None:
         """Its user does not wait for these any more. Work that nobody waits for is not begun, or given up; who holds
@@ -83,9 +79,7 @@ class Encoders:
                 continue
             self._users.pop(digest, None)
             self._failed.pop(digest, None)
-            running = self._running.pop(digest, None)
-            if running is not None:
-                running.cancel()
+            self._running.cancel(digest)
             holder = self._holders.pop(digest, None)
             if holder is not None:
                 by_member.setdefault(holder, []).append(digest)
@@ -100,14 +94,9 @@ class Encoders:
 
     async def close(self) -> None:
         """Ends what is under way."""
-        await tasks.end(*self._running.values(), *self._background)
+        await self._running.close()
+        await tasks.end(*self._background)
         await self._channels.close()
-
-    def _done(self, digest: bytes, task: asyncio.Task[ArtifactRef]) -> None:
-        if self._running.get(digest) is task:
-            del self._running[digest]
-        if not task.cancelled():
-            task.exception()  # told to every caller; to nobody when all have gone
 
     async def _encode(self, item: MediaItem) -> ArtifactRef:
         request = EncodeRequest(media=item, retention=Duration(seconds=_RETENTION_S))

@@ -1,6 +1,5 @@
-"""One item in, one embedding artifact out: joins equal work, keeps the results, checks the promise."""
+"""Media items to embedding artifacts: encodes each item once, caches the results, checks their size."""
 
-import asyncio
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ from shared.artifacts.file import Array
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactStore
 from shared.errors import Precondition
+from shared.net.single_flight import SingleFlight
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 
@@ -42,7 +42,7 @@ class Encoder:
         self._source = source
         self._store = store
         self._cache = cache
-        self._making: dict[bytes, asyncio.Task[Embeddings]] = {}
+        self._encoding: SingleFlight[bytes, Embeddings] = SingleFlight()
 
     async def encode(self, media: MediaItem, retain_s: float) -> Embeddings:
         """The embeddings of an item: cached, from a call in progress, or made now; retained for `retain_s` seconds.
@@ -53,16 +53,11 @@ class Encoder:
         digest = media.digest
         ref = self._cache.find(digest, retain_s)
         if ref is not None:
-            _check_promise(media, ref)
+            _check_rows(media, ref)
             return Embeddings(ref, cached=True, encode_us=0)
-        task = self._making.get(digest)
-        if task is None:
-            task = self._making[digest] = asyncio.create_task(self._make(media, retain_s))
-            task.add_done_callback(lambda done: self._made(digest, done))
-        # A caller that goes away must not take the work from the others.
-        made = await asyncio.shield(task)
+        made = await self._encoding.run(digest, lambda: self._make(media, retain_s))
         self._cache.find(digest, retain_s)
-        _check_promise(media, made.ref)
+        _check_rows(media, made.ref)
         return made
 
     def release(self, digest: bytes) -> None:
@@ -70,11 +65,8 @@ class Encoder:
         self._cache.release(digest)
 
     async def close(self) -> None:
-        """Ends the work that nobody waits for any more."""
-        tasks = list(self._making.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancels what is being encoded."""
+        await self._encoding.close()
 
     async def _make(self, media: MediaItem, retain_s: float) -> Embeddings:
         reserved = media.rows * self._row_bytes
@@ -93,27 +85,22 @@ class Encoder:
         self._cache.add(ref, reserved, retain_s)
         return Embeddings(ref, cached=False, encode_us=encoded.encode_us)
 
-    def _made(self, digest: bytes, task: asyncio.Task[Embeddings]) -> None:
-        del self._making[digest]
-        if not task.cancelled():
-            task.exception()  # told to every caller; to nobody when all have gone away
-
 
 def _item(media: MediaItem, pixels: Array) -> VisionItem:
     grid = (media.grid_t, media.grid_h, media.grid_w)
     scaling = None
     if pixels.dtype == np.uint8 and media.HasField("scaling"):
-        said = media.scaling
-        scaling = PixelScaling(said.factor, tuple(said.mean), tuple(said.std))
+        given = media.scaling
+        scaling = PixelScaling(given.factor, tuple(given.mean), tuple(given.std))
     elif pixels.dtype != np.float32:
-        raise BadPixels(f"pixels of {pixels.dtype} whose item does not say what they stand for")
+        raise BadPixels(f"pixels of {pixels.dtype} whose item names no scaling")
     return VisionItem(pixels, grid, media.height, media.width, scaling)
 
 
-def _check_promise(media: MediaItem, ref: ArtifactRef) -> None:
+def _check_rows(media: MediaItem, ref: ArtifactRef) -> None:
     if ref.shape[0] != media.rows:
         raise Precondition(
             "MEDIA_MISMATCH",
-            f"the tower gives {ref.shape[0]} rows where the prompt has places for {media.rows}:"
+            f"the tower gives {ref.shape[0]} rows where the prompt expects {media.rows}:"
             " preprocess and encoder do not serve the same checkpoint",
         )

@@ -18,9 +18,9 @@ from urllib.parse import urlencode
 from shared.client.errors import Failed, GaveUp, Refused
 from shared.client.events import Event, EventParser
 from shared.client.http import HttpClient, HttpError, HttpRefusal
+from shared.net.backoff import Backoff
 
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 1.0
+_BACKOFF = Backoff(first_s=0.1, longest_s=1.0)
 _SILENCE_S = 25.0  # a gateway says something every ten seconds
 _UNTIL_FIRST_BYTE_S = 120.0  # media are fetched and prepared before anything is said
 _FORGOTTEN_S = 5.0  # a queue that has just come back learns from its gateways what it lost
@@ -240,7 +240,7 @@ class _Answer:
         rounds, others = divmod(self._failures, len(self._client))
         if others:
             return 0.0
-        return float(min(_FIRST_PAUSE_S * 2 ** (rounds - 1), _LONGEST_PAUSE_S))
+        return _BACKOFF.pause_s(rounds)
 
 
 async def _within(seconds: float, item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""gRPC channels to other services, by address. A restarted service has a new address; the old one is never announced as
+"""Connections to other services, by address. A restarted service has a new address; the old one is never announced as
 gone.
 """
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc.aio
 
@@ -44,36 +44,49 @@ def open_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> gr
     return internal_token.with_token(opened)
 
 
+class _Connection(Protocol):
+    async def close(self) -> None:
+        """Ends it and the calls under way."""
+
+
+_C = TypeVar("_C", bound=_Connection)
+
+
 @dataclass(slots=True)
-class _Entry:
-    channel: grpc.aio.Channel
+class _Entry(Generic[_C]):
+    connection: _C
     calls: int = 0
     used_at: float = 0.0
 
 
-class Channels:
-    """One channel for each address, opened at first use. Channels unused for a minute are closed when another one is
+class Connections(Generic[_C]):
+    """One connection for each address, opened at first use. Those unused for a minute are closed when another one is
     opened, so that dead peers cost nothing; a live one is connected to again.
     """
 
-    def __init__(self, open_channel: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
-        self._open = open_channel
-        self._entries: dict[str, _Entry] = {}
+    def __init__(self, open_connection: Callable[[str], _C]) -> None:
+        self._open = open_connection
+        self._entries: dict[str, _Entry[_C]] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    def calls(self, address: str) -> int:
+        """Number of calls under way to an address."""
+        entry = self._entries.get(address)
+        return entry.calls if entry is not None else 0
+
     @contextlib.contextmanager
-    def use(self, address: str) -> Iterator[grpc.aio.Channel]:
-        """The channel to an address, which stays open inside."""
+    def use(self, address: str) -> Iterator[_C]:
+        """The connection to an address, for one call: it stays open inside."""
         entry = self._entries.get(address)
         if entry is None:
             self._close_unused()
             entry = self._entries[address] = _Entry(self._open(address))
         entry.calls += 1
         try:
-            yield entry.channel
+            yield entry.connection
         finally:
             entry.calls -= 1
             entry.used_at = asyncio.get_running_loop().time()
@@ -82,7 +95,7 @@ class Channels:
         """Closes all of them, and with them the calls under way."""
         entries, self._entries = list(self._entries.values()), {}
         for entry in entries:
-            await entry.channel.close()
+            await entry.connection.close()
         await tasks.end(*self._closing)
 
     def _close_unused(self) -> None:
@@ -90,10 +103,13 @@ class Channels:
         for address, entry in list(self._entries.items()):
             if not entry.calls and entry.used_at < horizon:
                 del self._entries[address]
-                task = asyncio.create_task(_close(entry.channel))
+                task = asyncio.create_task(entry.connection.close())
                 self._closing[task] = None
                 task.add_done_callback(lambda done: self._closing.pop(done, None))
 
 
-async def _close(channel: grpc.aio.Channel) -> None:
-    await channel.close()
+class Channels(Connections[grpc.aio.Channel]):
+    """gRPC channels by address."""
+
+    def __init__(self, open_channel: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
+        super().__init__(open_channel)

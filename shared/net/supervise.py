@@ -1,4 +1,4 @@
-"""Background tasks that do not die in silence."""
+"""Background tasks whose failures are logged and counted, and which are then started again."""
 
 import asyncio
 import os
@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from shared.net import tasks
+from shared.net.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 
-FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 8.0
-_LIVED_S = 30.0  # a task that worked for so long has not failed in a row
+_BACKOFF = Backoff(first_s=0.5, longest_s=8.0)
+_LIVED_S = 30.0  # a task that ran for so long has not failed in a row
 _MOST_IN_A_ROW = 10
 
 failures: Counter[str] = Counter()  # of this process, by the tasks' names
@@ -23,15 +23,17 @@ failures: Counter[str] = Counter()  # of this process, by the tasks' names
 class Background:
     """Runs a coroutine function until it returns or `end` is called.
 
-    Whatever it raises is logged and counted, and after a pause it begins anew. One that fails again and again has
-    something in this process against it: the process is asked to stop, in an orderly way, and is started again by
-    whoever keeps it.
+    What it raises is logged and counted, and after a pause it is called again. When it fails ten times in a row, the
+    process gets SIGTERM: it stops in an orderly way, and its supervisor starts it anew.
     """
 
-    def __init__(self, name: str, body: Callable[[], Awaitable[None]]) -> None:
-        """Begins at once. `name` is what logs and counters call it."""
+    def __init__(
+        self, name: str, body: Callable[[], Awaitable[None]], backoff: Backoff = _BACKOFF
+    ) -> None:
+        """Begins at once. `name` names it in logs and counters."""
         self._name = name
         self._body = body
+        self._backoff = backoff
         self._task = asyncio.create_task(self._run(), name=name)
 
     async def end(self) -> None:
@@ -40,7 +42,7 @@ class Background:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        pause_s, in_a_row = FIRST_PAUSE_S, 0
+        in_a_row = 0
         while True:
             began = loop.time()
             try:
@@ -48,15 +50,14 @@ class Background:
                 return
             except Exception:
                 if loop.time() - began > _LIVED_S:
-                    pause_s, in_a_row = FIRST_PAUSE_S, 0
+                    in_a_row = 0
                 in_a_row += 1
                 failures[self._name] += 1
                 log.exception("a background task failed", task=self._name)
             if in_a_row == _MOST_IN_A_ROW:
                 log.critical("a background task fails again and again", task=self._name)
                 os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(self._backoff.pause_s(in_a_row))
 
 
 async def end(*background: "Background | None") -> None:

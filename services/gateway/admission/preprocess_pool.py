@@ -1,9 +1,8 @@
-"""The preprocess replicas: each prompt goes to the one with the least in hand, and to another if
-that one is gone.
+"""The preprocess replicas: each prompt goes to the one with the fewest calls under way, and to another if that one is
+gone.
 """
 
 import time
-from collections import Counter
 
 import grpc
 import structlog
@@ -11,7 +10,7 @@ import structlog
 from services.gateway.admission.prompt_stream import PromptStream, is_short
 from services.gateway.api.openai.errors import BodyTooLarge
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
-from shared.net.channels import open_channel
+from shared.net.channels import Connections, open_channel
 from shared.net.registry import Directory, Member
 from shared.net.rpc.errors import calling
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
@@ -25,17 +24,35 @@ _TIMEOUT_S = 60.0
 _LONG_S = 15.0
 
 
+class _Replica:
+    """The connection to one replica."""
+
+    def __init__(self, address: str, max_message_bytes: int) -> None:
+        self._name = f"preprocess at {address}"
+        self._channel = open_channel(address, max_message_bytes)
+        self._stream = PromptStream(self._channel, self._name)
+
+    async def prepare(self, request: PrepareRequest, timeout_s: float) -> PrepareResponse:
+        """Prepares a prompt: a short one in a message together with others."""
+        if is_short(request):
+            return await self._stream.prepare(request, timeout_s)
+        with calling(self._name):
+            stub = PreprocessServiceStub(self._channel)
+            answer: PrepareResponse = await stub.Prepare(request, timeout=timeout_s)
+            return answer
+
+    async def close(self) -> None:
+        """Ends the calls under way."""
+        await self._stream.close()
+        await self._channel.close()
+
+
 class PreprocessPool:
-    """Channels to the live replicas, opened at first use and closed when a replica leaves the
-    registry.
-    """
+    """The live replicas, connected to at first use."""
 
     def __init__(self, directory: Directory, max_message_bytes: int) -> None:
         self._directory = directory
-        self._max_message_bytes = max_message_bytes
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._streams: dict[str, PromptStream] = {}
-        self._in_hand: Counter[str] = Counter()
+        self._replicas = Connections(lambda address: _Replica(address, max_message_bytes))
         self._turn = 0
 
     async def prepare(self, request: PrepareRequest) -> PrepareResponse:
@@ -65,32 +82,24 @@ class PreprocessPool:
         raise failure
 
     async def close(self) -> None:
-        """Closes all channels."""
-        await self._hang_up(list(self._channels))
+        """Closes all connections."""
+        await self._replicas.close()
 
     async def _call(
         self, member: Member, request: PrepareRequest, timeout_s: float
     ) -> PrepareResponse:
         if timeout_s <= 0:
             raise Expired("PREPARE_TIMEOUT", f"preparing the prompt took over {_TIMEOUT_S:.0f} s")
-        channel = await self._channel(member.address)
-        self._in_hand[member.address] += 1
         try:
-            if is_short(request):
-                return await self._streams[member.address].prepare(request, timeout_s)
-            stub = PreprocessServiceStub(channel)
-            with calling(f"preprocess at {member.address}"):
-                answer: PrepareResponse = await stub.Prepare(request, timeout=timeout_s)
-                return answer
+            with self._replicas.use(member.address) as replica:
+                return await replica.prepare(request, timeout_s)
         except Overloaded as error:
             if error.reason != grpc.StatusCode.RESOURCE_EXHAUSTED.name:
                 raise
-            # Not said by the service but by gRPC itself: the message is over the replica's limit.
+            # Not the service's own error but gRPC's: the message is over the replica's limit.
             raise BodyTooLarge(
                 "MEDIA_TOO_LARGE", f"the request's media are too large: {error.message}"
             ) from error
-        finally:
-            self._in_hand[member.address] -= 1
 
     def _next(self, tried: list[Member]) -> Member | None:
         live = [member for member in self._directory.members if member not in tried]
@@ -99,24 +108,4 @@ class PreprocessPool:
         self._turn += 1
         start = self._turn % len(live)
         # Of equally loaded ones each has its turn.
-        return min(live[start:] + live[:start], key=lambda member: self._in_hand[member.address])
-
-    async def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            live = {member.address for member in self._directory.members}
-            unused = [a for a in self._channels if not self._in_hand[a]]
-            await self._hang_up([address for address in unused if address not in live])
-            if address not in self._channels:
-                channel = open_channel(address, self._max_message_bytes)
-                self._channels[address] = channel
-                self._streams[address] = PromptStream(channel, f"preprocess at {address}")
-        return self._channels[address]
-
-    async def _hang_up(self, addresses: list[str]) -> None:
-        """All are forgotten before the first is closed: another caller finds none of them then."""
-        gone = [(self._streams.pop(a), self._channels.pop(a)) for a in addresses]
-        for address in addresses:
-            del self._in_hand[address]
-        for stream, channel in gone:
-            await stream.close()
-            await channel.close()
+        return min(live[start:] + live[:start], key=lambda m: self._replicas.calls(m.address))

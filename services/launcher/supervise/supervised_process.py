@@ -10,11 +10,11 @@ import structlog
 
 from services.launcher.supervise.probe import Condition
 from services.launcher.supervise.process import PrewarmedProcess, Process, Program
+from shared.net.backoff import Backoff
 
 log = structlog.get_logger(__name__)
 
-_SECOND_DELAY_S = 0.2  # the first restart is immediate
-_LONGEST_DELAY_S = 5.0
+_BACKOFF = Backoff(first_s=0.2, longest_s=5.0)  # the first restart is immediate
 _STEADY_AFTER_S = 5.0  # a run this long resets the delays
 _FAILED_STARTS = 5
 _SILENCE_S = 5.0
@@ -74,7 +74,7 @@ class SupervisedProcess:
 
     async def run(self) -> None:
         """Runs it again and again until `stop`. Raises GaveUp."""
-        delay = 0.0
+        ended = 0  # runs in a row that were too short
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
@@ -82,7 +82,8 @@ class SupervisedProcess:
             if self._stopping.is_set():
                 break
             if loop.time() - started >= _STEADY_AFTER_S:
-                delay = 0.0
+                ended = 0
+            delay = _BACKOFF.pause_s(ended) if ended else 0.0
             self._give_up_if_hopeless(status)
             log.warning(
                 f"{self.name} {_describe(status)}, starting it again",
@@ -91,7 +92,7 @@ class SupervisedProcess:
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
-            delay = min(max(delay * 2, _SECOND_DELAY_S), _LONGEST_DELAY_S)
+            ended += 1
         await self._prewarmed.close()
         self._on_state(self.name, "stopped")
 

@@ -1,4 +1,4 @@
-"""Looks names up in threads of its own, so that slow name servers hold up nobody but those who ask for their names."""
+"""Resolves host names in threads of its own, so that a slow name server delays nobody but the callers for its names."""
 
 import asyncio
 import contextlib
@@ -7,44 +7,37 @@ import threading
 from typing import Any
 
 from shared.errors import Overloaded
+from shared.net.single_flight import SingleFlight
 
 _MOST_THREADS = 64
 _MOST_WAITING = 256
-# Of names that end alike, which one name server answers for. A lookup that nobody waits for any more goes on until
-# the system gives it up, and holds its place so long.
+# Of names in one domain, which one name server answers for. A lookup cannot be cancelled: it holds its place until the
+# system gives it up.
 _MOST_OF_A_DOMAIN = 2
 
 
 class NameResolver:
-    """The addresses of names; who asks for a name that is being looked up gets the same answer."""
+    """Addresses of host names; concurrent lookups of one name are one."""
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
+        self._lookups: SingleFlight[tuple[str, int], list[str]] = SingleFlight()
         self._domains: dict[str, tuple[asyncio.Semaphore, int]] = {}
         self._threads = asyncio.Semaphore(_MOST_THREADS)
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Its addresses, at least one. Raises socket.gaierror, UnicodeError, Overloaded."""
-        lookup = self._under_way.get((host, port))
-        if lookup is None:
-            if len(self._under_way) >= _MOST_THREADS + _MOST_WAITING:
-                raise Overloaded(
-                    "MEDIA_NAMES",
-                    f"{len(self._under_way)} names of media's hosts are being looked up, the most that"
-                    " are; retry",
-                    retry_after_s="2",
-                )
-            lookup = asyncio.create_task(self._look_up(host, port))
-            self._under_way[host, port] = lookup
-            lookup.add_done_callback(lambda done: self._forget(host, port, done))
-        return await asyncio.shield(lookup)
+        key = (host, port)
+        if key not in self._lookups and len(self._lookups) >= _MOST_THREADS + _MOST_WAITING:
+            raise Overloaded(
+                "MEDIA_NAMES",
+                f"{len(self._lookups)} host names of media are being looked up, the limit; retry",
+                retry_after_s="2",
+            )
+        return await self._lookups.run(key, lambda: self._look_up(host, port))
 
     async def close(self) -> None:
-        """Waits for nobody; threads that are still asking end by themselves."""
-        lookups = list(self._under_way.values())
-        for lookup in lookups:
-            lookup.cancel()
-        await asyncio.gather(*lookups, return_exceptions=True)
+        """Cancels the lookups; their threads end by themselves."""
+        await self._lookups.close()
 
     async def _look_up(self, host: str, port: int) -> list[str]:
         async with self._domain(host), self._threads:
@@ -70,11 +63,6 @@ class NameResolver:
             else:
                 self._domains[name] = places, users - 1
 
-    def _forget(self, host: str, port: int, lookup: "asyncio.Task[list[str]]") -> None:
-        del self._under_way[host, port]
-        if not lookup.cancelled():
-            lookup.exception()  # told to all who asked; to nobody when all have gone away
-
 
 def _ask(host: str, port: int, answer: "asyncio.Future[list[str]]") -> None:
     found: list[str] | Exception
@@ -84,10 +72,10 @@ def _ask(host: str, port: int, answer: "asyncio.Future[list[str]]") -> None:
     except (OSError, UnicodeError) as error:
         found = error
     with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-        answer.get_loop().call_soon_threadsafe(_tell, answer, found)
+        answer.get_loop().call_soon_threadsafe(_set, answer, found)
 
 
-def _tell(answer: "asyncio.Future[list[str]]", found: list[str] | Exception) -> None:
+def _set(answer: "asyncio.Future[list[str]]", found: list[str] | Exception) -> None:
     if answer.done():
         return
     if isinstance(found, Exception):

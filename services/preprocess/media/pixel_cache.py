@@ -1,14 +1,15 @@
-"""Pixel values by digest: each image is processed once, however often and by however many it is asked for."""
+"""Pixel values by digest: concurrent requests for one image share its processing, later ones its result."""
 
-import asyncio
 import hashlib
 import json
-from collections import OrderedDict
 from dataclasses import asdict, dataclass
+
+from cachetools import LRUCache
 
 from services.preprocess.worker.pool import ImageWorkerPool, PictureSize, ProcessorInfo
 from shared.artifacts.file import DIGEST_BYTES
 from shared.artifacts.store import ArtifactStore
+from shared.net.single_flight import SingleFlight
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 
 
@@ -20,16 +21,30 @@ class Pixels:
     size: PictureSize
 
 
+class _Entries(LRUCache[bytes, Pixels]):
+    """What is evicted is removed from the store too; consumers that have mapped it keep it."""
+
+    def __init__(self, store: ArtifactStore, limit_bytes: int) -> None:
+        # One picture may be larger than the limit; it is the only one then.
+        limit = max(limit_bytes, 1)
+        super().__init__(limit, lambda entry: min(entry.ref.size_bytes, limit))
+        self._store = store
+
+    def popitem(self) -> tuple[bytes, Pixels]:
+        """Evicts the least recently used."""
+        digest, entry = super().popitem()
+        self._store.evict(digest)
+        return digest, entry
+
+
 class PixelCache:
-    """The least recently used pixel values leave when `limit_bytes` is passed; consumers keep what they have mapped."""
+    """Pixel values of images, made at most once at a time; the least recently used are evicted over `limit_bytes`."""
 
     def __init__(self, pool: ImageWorkerPool, store: ArtifactStore, limit_bytes: int) -> None:
         self._pool = pool
         self._store = store
-        self._limit_bytes = limit_bytes
-        self._held_bytes = 0
-        self._entries: OrderedDict[bytes, Pixels] = OrderedDict()
-        self._making: dict[bytes, asyncio.Task[Pixels]] = {}
+        self._entries = _Entries(store, limit_bytes)
+        self._processing: SingleFlight[bytes, Pixels] = SingleFlight()
         self._settings = settings_fingerprint(pool.info)
         self.scaling = pool.info.scaling
         self.processed = 0
@@ -40,11 +55,8 @@ class PixelCache:
         return hashlib.blake2b(joined, digest_size=DIGEST_BYTES).digest()
 
     def find(self, digest: bytes) -> Pixels | None:
-        """What is cached, as the most recently used."""
-        entry = self._entries.get(digest)
-        if entry is not None:
-            self._entries.move_to_end(digest)
-        return entry
+        """The cached pixel values, now the most recently used; None if there are none."""
+        return self._entries.get(digest)
 
     async def get(self, digest: bytes, data: bytes, tenant: str = "") -> Pixels:
         """The pixel values of the image file `data`, from the cache, from a call in progress, or made now
@@ -56,19 +68,11 @@ class PixelCache:
         entry = self.find(digest)
         if entry is not None:
             return entry
-        task = self._making.get(digest)
-        if task is None:
-            task = self._making[digest] = asyncio.create_task(self._make(digest, data, tenant))
-            task.add_done_callback(lambda done: self._made(digest, done))
-        # A caller that goes away must not take the work from the others.
-        return await asyncio.shield(task)
+        return await self._processing.run(digest, lambda: self._make(digest, data, tenant))
 
     async def close(self) -> None:
-        """Ends the work that nobody waits for any more."""
-        tasks = list(self._making.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancels what is being processed."""
+        await self._processing.close()
 
     async def _make(self, digest: bytes, data: bytes, tenant: str) -> Pixels:
         place = self._store.reserve(digest)
@@ -79,18 +83,8 @@ class PixelCache:
             raise
         entry = Pixels(self._store.adopt(place), size)
         self._entries[digest] = entry
-        self._held_bytes += entry.ref.size_bytes
         self.processed += 1
-        while self._held_bytes > self._limit_bytes and len(self._entries) > 1:
-            oldest, evicted = self._entries.popitem(last=False)
-            self._held_bytes -= evicted.ref.size_bytes
-            self._store.evict(oldest)
         return entry
-
-    def _made(self, digest: bytes, task: asyncio.Task[Pixels]) -> None:
-        del self._making[digest]
-        if not task.cancelled():
-            task.exception()  # told to every caller; to nobody when all have gone away
 
 
 def settings_fingerprint(info: ProcessorInfo) -> bytes:

@@ -8,8 +8,10 @@ for others.
 import asyncio
 import contextlib
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
+
+from cachetools import LRUCache
 
 from shared.errors import Overloaded
 
@@ -27,7 +29,7 @@ class DecodeBudget:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         # Seconds spent, and when that was reckoned; they are forgiven evenly over a window.
-        self._spent: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._spent: LRUCache[str, tuple[float, float]] = LRUCache(_MOST_TENANTS)
 
     def check(self, tenant: str) -> None:
         """Raises Overloaded when a tenant has spent its budget."""
@@ -47,9 +49,6 @@ class DecodeBudget:
         if not self._seconds or (used and seconds <= _ORDINARY_S):
             return
         self._spent[tenant] = (self._now(tenant) + seconds, time.monotonic())
-        self._spent.move_to_end(tenant)
-        if len(self._spent) > _MOST_TENANTS:
-            self._spent.popitem(last=False)
 
     def _now(self, tenant: str) -> float:
         spent, since = self._spent.get(tenant, (0.0, 0.0))
