@@ -28,7 +28,7 @@ _PACKAGES = (
     "grpcio",
     "protobuf",
     "redis",
-    "starlette",
+    "msgspec",
     "uvicorn",
     "pillow",
 )

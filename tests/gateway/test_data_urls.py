@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from services.gateway.reading.data_urls import read_json
+from services.gateway.api.openai.requests import media_urls
+from services.gateway.api.openai.schema import ChatRequest
+from services.gateway.reading.data_urls import decode_with_media
+from services.gateway.reading.decode import decode
 from tests.support.gateway_stage import Stage, open_stage
 
 CHAT = "/v1/chat/completions"
@@ -61,7 +64,10 @@ def test_what_only_looks_like_media_stays_where_it_is() -> None:
         body({"type": "text", "text": "x"}, metadata={"url": url}),
         body(image(), metadata={"image_url": url}),
     ):
-        assert read_json(json.dumps(content).encode())[0] == content
+        written = json.dumps(content).encode()
+        found = decode_with_media(written, ChatRequest, media_urls)
+        assert (found.json, found.media.pieces) == (written, [])
+        assert found.content == decode(written, ChatRequest)
 
 
 @pytest.mark.parametrize("spoil", [5000, 5001, 400_000, -1])

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.reading import json_limits
-from services.gateway.reading.fields import parse_body
+from services.gateway.reading.decode import decode
 from services.gateway.reading.json_limits import check_json
 from shared.errors import InvalidRequest
 
@@ -50,4 +51,4 @@ def test_depth_is_found_in_slices_of_any_size(value: Any, slice_bytes: int, read
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
 def test_other_encodings_hide_nothing(encoding: str) -> None:
     with pytest.raises(InvalidRequest):
-        parse_body(json.dumps({"a": [[1]]}).encode(encoding))
+        decode(json.dumps({"a": [[1]]}).encode(encoding), ChatRequest)

@@ -1,5 +1,6 @@
 """How long an answer may be, beside its prompt."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest, make_spec
 from services.gateway.api.openai.requests import read_chat
+from services.gateway.api.openai.schema import ChatRequest
+from services.gateway.reading.decode import decode
 from shared.errors import InvalidRequest
 from shared.queue.token_log import encode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
@@ -15,7 +18,8 @@ from tests.support.served_model import model
 
 
 def read(served: ServedModel, **body: Any) -> ValidRequest:
-    return read_chat({"messages": [{"role": "user", "content": "hello"}], **body}, served)
+    content = {"messages": [{"role": "user", "content": "hello"}], **body}
+    return read_chat(decode(json.dumps(content).encode(), ChatRequest), served)
 
 
 def prepared(count: int) -> PrepareResponse:

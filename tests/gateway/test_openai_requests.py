@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from services.gateway.api.openai.requests import read_chat, read_completion, read_completions
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request import ValidRequest
+from services.gateway.api.openai import requests
+from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.reading.data_urls import decode_media
-from services.gateway.reading.fields import parse_body
+from services.gateway.reading.decode import decode
 from shared.errors import InvalidRequest, NotFound
 from shared.queue.token_log import decode_tokens
 from tests.support.served_model import model
@@ -18,6 +21,19 @@ from tests.support.tokenizers import byte_level_tokenizer
 
 PIXEL = b"\x89PNG-like bytes"
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
+
+
+def read_chat(body: Mapping[str, Any], served: ServedModel) -> ValidRequest:
+    return requests.read_chat(decode(json.dumps(body).encode(), ChatRequest), served)
+
+
+def read_completions(body: Mapping[str, Any], served: ServedModel) -> list[ValidRequest]:
+    return requests.read_completions(decode(json.dumps(body).encode(), CompletionRequest), served)
+
+
+def read_completion(body: Mapping[str, Any], served: ServedModel) -> ValidRequest:
+    (request,) = read_completions(body, served)
+    return request
 
 
 def chat(**body: Any) -> dict[str, Any]:
@@ -117,7 +133,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"user": "u" * 600}, "user"),
     ({"user": "\ud800"}, "user"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
-    ({"chat_template_kwargs": {"a": float("nan")}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"a": float("nan")}}, "chat_template_kwargs.a"),
     ({"messages": []}, "messages"),
     ({"messages": None}, "messages"),
     ({"messages": "hello"}, "messages"),
@@ -238,12 +254,49 @@ def test_values_that_mean_off_and_unknown_fields_are_accepted(change: Mapping[st
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[1]", b"\xff\xfe{}", b'"x"', b"[" * 100_000, b'{"a":' + b"9" * 9000 + b"}"],
+    [b"", b"{", b"[1]", b"\xff\xfe{}", b'"x"', b"[" * 100_000, b'{"seed":07}', b'{"a":1}}'],
 )
 def test_bodies_that_are_no_json_object_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        parse_body(body)
+        decode(body, ChatRequest)
     assert caught.value.reason == "INVALID_JSON"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"seed":' + b"9" * 9000 + b"}", "seed"),
+        (b'{"messages":[{"role":7}]}', "messages[0].role"),
+        (b'{"messages":[{"content":[{"type":"text","text":[]}]}]}', "messages[0].content[0].text"),
+        (b'{"logit_bias":{"3":"much"}}', "logit_bias[...]"),
+        (b'{"metadata":{"a":[1,NaN]}}', "metadata.a[1]"),
+        (b'{"metadata":{"\\ud800":1}}', "metadata"),
+    ],
+)
+def test_values_that_cannot_be_decoded_name_their_field(body: bytes, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode(body, ChatRequest)
+    assert caught.value.metadata["field"] == field
+    assert caught.value.message.startswith(field)
+
+
+def test_a_wrong_type_says_what_it_may_be_and_what_it_is() -> None:
+    for change, text in (
+        ({"n": "2"}, "n must be a whole number, not a string"),
+        ({"temperature": True}, "temperature must be a number, not a boolean"),
+        ({"stream": 1}, "stream must be true or false, not a number"),
+        ({"user": ["x"]}, "user must be a string, not a list"),
+        ({"stop": {}}, "stop must be a string or a list, not an object"),
+        ({"stop": ["a", None]}, "stop[1] must be a string, not null"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            read_chat(chat(**change), model())
+        assert caught.value.message == text
+        assert caught.value.reason == "INVALID_TYPE"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_body() -> None:
+    assert decode(b'\xef\xbb\xbf{"user":"ada"}', ChatRequest).user == "ada"
 
 
 def test_an_unknown_model_is_not_found() -> None:

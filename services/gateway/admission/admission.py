@@ -15,7 +15,7 @@ from services.gateway.admission.held_requests import Custody, Holding, follow_ms
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request import ValidRequest, make_spec
-from services.gateway.admission.request_options import NO_TERMS, Terms
+from services.gateway.admission.request_options import NO_OPTIONS, RequestOptions
 from services.gateway.following.answer import Answer
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import LogLayout
@@ -87,7 +87,7 @@ class Admission:
         self._shares_prefixes = shares_prefixes
 
     async def accept(
-        self, request: ValidRequest, caller: Caller, terms: Terms = NO_TERMS
+        self, request: ValidRequest, caller: Caller, options: RequestOptions = NO_OPTIONS
     ) -> Answer:
         """Brings a request into the queue, or follows the one that came with its idempotency key
         before. The answer must be closed.
@@ -98,14 +98,17 @@ class Admission:
         """
         tenant = tenant_of(caller, request.user)
         try:
-            known = await self._enter(request, caller, terms, tenant)
-            return known or await self._bring_in(request, caller, terms, tenant)
+            known = await self._enter(request, caller, options, tenant)
+            return known or await self._bring_in(request, caller, options, tenant)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise
 
     async def accept_all(
-        self, requests: Sequence[ValidRequest], callers: Sequence[Caller], terms: Terms = NO_TERMS
+        self,
+        requests: Sequence[ValidRequest],
+        callers: Sequence[Caller],
+        options: RequestOptions = NO_OPTIONS,
     ) -> list[Answer]:
         """Brings the prompts of one client's request into the queue, each under a name of its own, or
         none of them. Every answer must be closed.
@@ -113,13 +116,13 @@ class Admission:
         Raises what `accept` raises, with the prompt's number where it is about a prompt.
         """
         tenant = tenant_of(callers[0], requests[0].user)
-        if terms.last_event_id:
+        if options.last_event_id:
             raise InvalidRequest(
                 "NO_RESUME_OF_SEVERAL_PROMPTS",
                 "Last-Event-ID is not for several prompts: leave it out to get all from the beginning",
                 field="Last-Event-ID",
             )
-        every = [terms.of_part(index) for index in range(len(requests))]
+        every = [options.of_part(index) for index in range(len(requests))]
         asked = list(zip(requests, callers, every, strict=True))
         answers: dict[int, Answer] = {}
         try:
@@ -150,25 +153,27 @@ class Admission:
         await self._cancels.settled()
 
     async def _enter(
-        self, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
+        self, request: ValidRequest, caller: Caller, options: RequestOptions, tenant: str
     ) -> Answer | None:
         """Goes through the door. An answer where a request with the same key is in the queue; one that
         is still being prepared is waited for, and if its gateway died the door is ours.
         """
         is_known = False
         while True:
-            known = await self._pass_door(request, caller.request_id, terms, tenant)
+            known = await self._pass_door(request, caller.request_id, options, tenant)
             if known == caller.request_id:
                 break
             if not is_known:
                 is_known = True
                 self._metrics.known_again()
-            answer = await self._resumption.join(known, tenant, terms.last_event_id, request.reply)
+            answer = await self._resumption.join(
+                known, tenant, options.last_event_id, request.reply
+            )
             if answer is not None:
                 return answer
             await asyncio.sleep(_PREPARED_YET_S)
-        if terms.last_event_id:
-            self._cancels.add(caller.request_id, tenant, terms.idempotency_key)
+        if options.last_event_id:
+            self._cancels.add(caller.request_id, tenant, options.idempotency_key)
             raise NotFound(
                 "REQUEST_NOT_FOUND",
                 "the request of this Idempotency-Key is gone: without Last-Event-ID it runs anew",
@@ -176,9 +181,11 @@ class Admission:
             )
         return None
 
-    async def _pass_door(self, request: ValidRequest, rid: str, terms: Terms, tenant: str) -> str:
+    async def _pass_door(
+        self, request: ValidRequest, rid: str, options: RequestOptions, tenant: str
+    ) -> str:
         start = time.monotonic()
-        if terms.idempotency_key:
+        if options.idempotency_key:
             await until_recovered(self._queue)
         call = self._queue.reserve(
             rid,
@@ -186,26 +193,26 @@ class Admission:
             max_requests=self._limits.max_requests,
             max_tokens=self._limits.max_tokens,
             tenant=tenant,
-            idempotency_key=terms.idempotency_key,
-            fingerprint=terms.fingerprint,
+            idempotency_key=options.idempotency_key,
+            fingerprint=options.fingerprint,
         )
         try:
             known = await within(call, _DOOR_S)
         except (Overloaded, Conflict):  # nothing was reserved
             raise
         except BaseException:
-            self._cancels.add(rid, tenant, terms.idempotency_key)
+            self._cancels.add(rid, tenant, options.idempotency_key)
             raise
         self._metrics.stage("reserve", time.monotonic() - start)
         log.debug("let in by the door", request_id=rid, known=known != rid)
         return known
 
     async def _bring_in(
-        self, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
+        self, request: ValidRequest, caller: Caller, options: RequestOptions, tenant: str
     ) -> Answer:
         try:
-            spec = await self._specify(request, caller, terms, tenant)
-            return await self._admit(spec, request, caller, terms)
+            spec = await self._specify(request, caller, options, tenant)
+            return await self._admit(spec, request, caller, options)
         except Conflict as error:
             # Preparing took longer than the reservation holds, and another gateway was faster.
             known = error.metadata.get("request_id", "")
@@ -214,11 +221,11 @@ class Admission:
                 raise
             return answer
         except BaseException:
-            self._cancels.add(caller.request_id, tenant, terms.idempotency_key)
+            self._cancels.add(caller.request_id, tenant, options.idempotency_key)
             raise
 
     async def _specify(
-        self, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
+        self, request: ValidRequest, caller: Caller, options: RequestOptions, tenant: str
     ) -> RequestSpec:
         request.prepare.request_id = caller.request_id
         request.prepare.client_request_id = caller.client_request_id
@@ -228,7 +235,7 @@ class Admission:
             request,
             prepared,
             self._model,
-            terms,
+            options,
             request_id=caller.request_id,
             tenant=tenant,
             created_unix_s=int(time.time()),
@@ -238,10 +245,15 @@ class Admission:
         )
 
     async def _specify_one_of(
-        self, index: int, request: ValidRequest, caller: Caller, terms: Terms, tenant: str
+        self,
+        index: int,
+        request: ValidRequest,
+        caller: Caller,
+        options: RequestOptions,
+        tenant: str,
     ) -> RequestSpec:
         try:
-            return await self._specify(request, caller, terms, tenant)
+            return await self._specify(request, caller, options, tenant)
         except InvalidRequest as error:
             named = {**error.metadata, "field": f"prompt[{index}]"}
             message = f"prompt[{index}]: {error.message.removeprefix('prompt: ')}"
@@ -251,7 +263,7 @@ class Admission:
         if request.prepare.WhichOneof("input") == "token_ids":
             # Checked at the door already, and there is nothing to render or to tokenize.
             return PrepareResponse(token_ids=request.prepare.token_ids)
-        await decode_media(request.prepare, request.luggage)
+        await decode_media(request.prepare, request.inline_media)
         start = time.monotonic()
         prepared = await self._pool.prepare(request.prepare)
         self._metrics.stage("preprocess", time.monotonic() - start)
@@ -271,7 +283,7 @@ class Admission:
         return prepared
 
     async def _admit(
-        self, spec: RequestSpec, request: ValidRequest, caller: Caller, terms: Terms
+        self, spec: RequestSpec, request: ValidRequest, caller: Caller, options: RequestOptions
     ) -> Answer:
         start = time.monotonic()
         prompt_tokens = len(spec.prompt) // 4
@@ -284,10 +296,10 @@ class Admission:
                 self._queue.admit,
                 spec,
                 cost=prompt_tokens + spec.sampling.best_of * spec.sampling.max_tokens,
-                prio=terms.prio,
+                prio=options.prio,
                 advance_us=advance_us,
-                idempotency_key=terms.idempotency_key,
-                fingerprint=terms.fingerprint,
+                idempotency_key=options.idempotency_key,
+                fingerprint=options.fingerprint,
                 follow_ms=follow_ms(spec.keep_ms),
             )
             arrived_ms = await to_its_end(asked_again(admit))
@@ -297,11 +309,11 @@ class Admission:
         follow.admitted = True
         rank = arrived_ms * 1000 - advance_us
         self._custody.hold(
-            Holding(follow, spec, arrived_ms, terms.prio, rank, terms.idempotency_key),
-            terms.timeouts,
+            Holding(follow, spec, arrived_ms, options.prio, rank, options.idempotency_key),
+            options.timeouts,
         )
         self._metrics.stage("admit", time.monotonic() - start)
-        log.debug("admitted", **names(spec.request_id, spec.client_request_id), prio=terms.prio)
+        log.debug("admitted", **names(spec.request_id, spec.client_request_id), prio=options.prio)
         return Answer(
             spec,
             prompt_tokens,
@@ -311,5 +323,5 @@ class Admission:
             own_eos_ids=self._model.own_eos_ids,
             prompt_ids=decode_tokens(spec.prompt) if shows_prompt_ids(spec) else None,
             arrived_at=caller.arrived_at or start,
-            leave=lambda: self._custody.leave(follow, spec.tenant, terms.idempotency_key),
+            leave=lambda: self._custody.leave(follow, spec.tenant, options.idempotency_key),
         )

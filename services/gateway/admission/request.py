@@ -1,11 +1,11 @@
-"""One validated request, the same whichever door it came in by."""
+"""One validated request, the same whichever API it came by."""
 
 from dataclasses import dataclass
 
 from services.gateway.admission.cache_salt import salt_of
 from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request_options import NO_TERMS, Terms
-from services.gateway.reading.data_urls import Luggage
+from services.gateway.admission.request_options import NO_OPTIONS, RequestOptions
+from services.gateway.reading.data_urls import InlineMedia
 from shared.errors import InvalidRequest
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
@@ -16,8 +16,8 @@ from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
 class ValidRequest:
     """What to prepare, how to sample, how to answer.
 
-    `prompt_bound` is more tokens than the prompt can have; the door counts with it before anything
-    is tokenized.
+    `prompt_bound` is an upper bound of the prompt's tokens: what is reserved in the queue before
+    anything is tokenized.
     """
 
     prepare: PrepareRequest
@@ -31,7 +31,7 @@ class ValidRequest:
     # Only requests with the same share computed prefixes; empty is none.
     cache_salt: str = ""
     # Where `prepare` has tickets for media.
-    luggage: Luggage | None = None
+    inline_media: InlineMedia | None = None
 
     def cost_bound(self, model: ServedModel) -> int:
         """Tokens that it costs at the very most: one prompt, and an answer for each candidate."""
@@ -44,7 +44,7 @@ def make_spec(
     request: ValidRequest,
     prepared: PrepareResponse,
     model: ServedModel,
-    terms: Terms = NO_TERMS,
+    options: RequestOptions = NO_OPTIONS,
     *,
     request_id: str,
     tenant: str,
@@ -87,10 +87,10 @@ def make_spec(
         reply=request.reply,
         traceparent=traceparent,
         client_request_id=client_request_id,
-        timeout_ms=terms.timeouts.request_ms,
-        queue_timeout_ms=terms.timeouts.queue_ms,
-        first_token_timeout_ms=terms.timeouts.first_token_ms,
-        keep_ms=terms.keep_ms,
+        timeout_ms=options.timeouts.request_ms,
+        queue_timeout_ms=options.timeouts.queue_ms,
+        first_token_timeout_ms=options.timeouts.first_token_ms,
+        keep_ms=options.keep_ms,
         media_cost=sum(item.rows for item in prepared.media),
         cache_salt=salt_of("" if shares_prefixes else tenant, request.cache_salt),
     )

@@ -6,14 +6,13 @@ REST has them as headers and body fields, gRPC as metadata and options of the sa
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from google.protobuf.message import Message
-
-from services.gateway.reading.data_urls import Luggage
-from services.gateway.reading.fields import Fields
+from services.gateway.reading.bounds import number, wrong
+from services.gateway.reading.data_urls import InlineMedia
+from services.gateway.reading.options import GenerationOptions
 from shared.errors import InvalidRequest
 
 # The name in lower case to its value, "" if absent.
@@ -53,8 +52,8 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The terms of one request."""
+class RequestOptions:
+    """The options of one request."""
 
     idempotency_key: str = ""
     # Of the body, where there is a key.
@@ -68,30 +67,27 @@ class Terms:
     prio: str = "interactive"
     timeouts: Timeouts = Timeouts()
 
-    def of_part(self, index: int) -> "Terms":
+    def of_part(self, index: int) -> "RequestOptions":
         """Those of one of several prompts: a key of its own."""
         if not self.idempotency_key:
             return self
         return replace(self, idempotency_key=f"{self.idempotency_key}\0{index}")
 
 
-NO_TERMS = Terms()
+NO_OPTIONS = RequestOptions()
 
 
-def read_terms(
+def read_request_options(
     header: Header,
-    content: Mapping[str, Any],
+    options: GenerationOptions,
     limits: Timeouts,
-    route: str = "",
-    luggage: Luggage | None = None,
-) -> Terms:
-    """The terms in headers (or metadata) and body. `limits` are the server's own timeouts: a request
-    may only shorten them. `route` keeps keys of unlike requests apart; `luggage` is what was taken
-    out of the body.
+    fingerprint: Callable[[], bytes] = bytes,
+) -> RequestOptions:
+    """The options in headers (or metadata) and body. `limits` are the server's own timeouts: a
+    request may only shorten them. `fingerprint` digests the body, where there is a key.
 
     Raises InvalidRequest naming the header or field.
     """
-    fields = Fields(content)
     key = _key(header)
     last = header("last-event-id")
     if last and not key:
@@ -101,45 +97,49 @@ def read_terms(
             "GET /v1/requests/{id}/stream",
         )
     keep_ms = _keep_ms(header, bool(key))
-    return Terms(
+    return RequestOptions(
         idempotency_key=key,
-        fingerprint=fingerprint(content, route, luggage or Luggage()) if key else b"",
+        fingerprint=fingerprint() if key else b"",
         last_event_id=last,
         keep_ms=keep_ms,
         event_ids=_event_ids(header, bool(key or keep_ms)),
-        prio=_prio(header, fields),
-        timeouts=_timeouts(header, fields, limits),
+        prio=_prio(header, options),
+        timeouts=_timeouts(header, options, limits),
     )
 
 
-def fingerprint(content: Mapping[str, Any], route: str, luggage: Luggage) -> bytes:
-    """16 bytes that are equal for bodies that ask for the same answer."""
-    told = {name: value for name, value in content.items() if name not in _NOT_HASHED}
-    text = json.dumps([route, _small(told, luggage)], sort_keys=True, separators=(",", ":"))
-    return _digest(text.encode("utf-8", "surrogatepass"))
+def json_fingerprint(body: bytes, route: str, media: InlineMedia) -> bytes:
+    """16 bytes that are equal for bodies that ask the same route for the same answer; `media` was
+    taken out of the body. Raises InvalidRequest.
+    """
+    try:
+        content = json.loads(body.decode("utf-8-sig", "surrogateescape"))
+    except ValueError as error:  # in a field that is not read otherwise
+        raise InvalidRequest("INVALID_JSON", f"the body is not valid JSON: {error}") from None
+    asked = {name: value for name, value in content.items() if name not in _NOT_HASHED}
+    text = json.dumps([route, _small(asked, media)], sort_keys=True, separators=(",", ":"))
+    return digest(text.encode())
 
 
-def _small(value: Any, luggage: Luggage) -> Any:
-    """The same with large strings, and whatever JSON does not have, replaced by their digests."""
-    if isinstance(value, Mapping):
-        return {str(name): _small(inner, luggage) for name, inner in value.items()}
+def _small(value: Any, media: InlineMedia) -> Any:
+    """The same with large strings replaced by their digests."""
+    if isinstance(value, dict):
+        return {name: _small(inner, media) for name, inner in value.items()}
     if isinstance(value, list):
         is_plain = {*map(type, value)} <= {int, float}  # a prompt of ids may be long
-        return value if is_plain else [_small(inner, luggage) for inner in value]
+        return value if is_plain else [_small(inner, media) for inner in value]
     if isinstance(value, str):
         head, _, data = value.partition(",")
-        found = luggage.find(data)
+        found = media.find(data)
         if found is not None:
-            return [head, _digest(found).hex()]
+            return [head, digest(found).hex()]
         if len(data) > _LARGE:
-            return [head, _digest(data.encode("utf-8", "surrogatepass")).hex()]
-        return value
-    if isinstance(value, Message):  # only from the gRPC door
-        value = value.SerializeToString()
-    return ["", _digest(value).hex()] if isinstance(value, bytes) else value
+            return [head, digest(data.encode("utf-8", "surrogatepass")).hex()]
+    return value
 
 
-def _digest(data: bytes) -> bytes:
+def digest(data: bytes) -> bytes:
+    """16 bytes."""
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -152,45 +152,44 @@ def _key(header: Header) -> str:
 
 def _keep_ms(header: Header, has_key: bool) -> int:
     name = "X-Tessera-Resume"
-    told = header(name.lower()).strip()
-    if not told:
+    given = header(name.lower()).strip()
+    if not given:
         return KEEP_S * 1000 if has_key else 0
-    is_number = told.isascii() and told.isdigit() and len(told) <= 9
-    if not is_number or int(told) > _LONGEST_KEEP_S:
+    is_number = given.isascii() and given.isdigit() and len(given) <= 9
+    if not is_number or int(given) > _LONGEST_KEEP_S:
         raise _wrong(
             name,
-            f"must be a whole number of seconds from 0 to {_LONGEST_KEEP_S}, not {told[:24]!r}",
+            f"must be a whole number of seconds from 0 to {_LONGEST_KEEP_S}, not {given[:24]!r}",
         )
-    return int(told) * 1000
+    return int(given) * 1000
 
 
 def _event_ids(header: Header, resumes: bool) -> bool:
     """Said outright, or by whatever else `resumes`."""
     name = "X-Tessera-Event-Ids"
-    told = header(name.lower()).strip()
-    if told not in ("", "0", "1"):
-        raise _wrong(name, f"must be 1 or 0, not {told[:24]!r}")
-    return told == "1" or (resumes and not told)
+    given = header(name.lower()).strip()
+    if given not in ("", "0", "1"):
+        raise _wrong(name, f"must be 1 or 0, not {given[:24]!r}")
+    return given == "1" or (resumes and not given)
 
 
-def _prio(header: Header, fields: Fields) -> str:
+def _prio(header: Header, options: GenerationOptions) -> str:
     name = "X-Tessera-Priority"
-    told = header(name.lower()).strip().lower()
-    if told and told not in _CLASSES:
-        raise _wrong(name, f"must be {' or '.join(_CLASSES)}, not {told[:24]!r}")
-    tier = fields.string("service_tier", "auto") or "auto"
+    given = header(name.lower()).strip().lower()
+    if given and given not in _CLASSES:
+        raise _wrong(name, f"must be {' or '.join(_CLASSES)}, not {given[:24]!r}")
+    tier = options.service_tier or "auto"
     if tier not in _TIERS:
-        raise fields.wrong("service_tier", f"must be one of {', '.join(_TIERS)}, not {tier[:24]!r}")
-    return told or _CLASSES[tier == _BATCH_TIER]
+        raise wrong("service_tier", f"must be one of {', '.join(_TIERS)}, not {tier[:24]!r}")
+    return given or _CLASSES[tier == _BATCH_TIER]
 
 
-def _timeouts(header: Header, fields: Fields, limits: Timeouts) -> Timeouts:
+def _timeouts(header: Header, options: GenerationOptions, limits: Timeouts) -> Timeouts:
     wanted = _seconds(header, "X-Tessera-Request-Timeout")
-    if "timeout" in fields:
-        timeout = fields.number("timeout", 0.0, 0.0, _LONGEST_TIMEOUT_S)
-        if timeout == 0:
-            raise fields.wrong("timeout", "must be greater than 0: leave it out for none")
-        wanted = timeout
+    if options.timeout is not None:
+        wanted = number("timeout", options.timeout, 0.0, 0.0, _LONGEST_TIMEOUT_S)
+        if wanted == 0:
+            raise wrong("timeout", "must be greater than 0: leave it out for none")
     return Timeouts(
         queue_ms=_shorter(_seconds(header, "X-Tessera-Queue-Timeout"), limits.queue_ms),
         first_token_ms=_shorter(

@@ -1,24 +1,24 @@
 """Words that must not be in an answer, as the sequences of token ids that would write them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 
-from services.gateway.reading.fields import Fields
+from services.gateway.reading.bounds import texts, wrong
 from tessera.common.v1.sampling_pb2 import TokenSequence
 
 _MOST_WORDS = 256
 _LONGEST_WORD = 256
 
 
-def read_bad_words(fields: Fields, tokenizer: Tokenizer) -> list[TokenSequence]:
+def read_bad_words(listed: str | Sequence[str] | None, tokenizer: Tokenizer) -> list[TokenSequence]:
     """The sequences for `bad_words`. Raises InvalidRequest for a word without tokens."""
-    words = fields.strings("bad_words", _MOST_WORDS, _LONGEST_WORD)
+    words = texts("bad_words", listed, _MOST_WORDS, _LONGEST_WORD)
     sequences: dict[tuple[int, ...], None] = {}
     for place, word in enumerate(words):
         found = list(spellings(word, tokenizer))
         if not found:
-            raise fields.wrong(f"bad_words[{place}]", "has no tokens")
+            raise wrong(f"bad_words[{place}]", "has no tokens")
         sequences |= dict.fromkeys(found)
     return [TokenSequence(ids=ids) for ids in sequences]
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from services.gateway.reading.fields import Fields
+from services.gateway.reading.bounds import number, whole, wrong
+from services.gateway.reading.options import GenerationOptions
 
 # What a beam search would have to ignore, with the values that ask for nothing: beams are ranked by
 # the model's own probabilities, undistorted.
@@ -22,7 +23,7 @@ _NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class Choices:
     """`n` answers, the best of `best_of`; with `beams` found by beam search."""
 
     n: int
@@ -33,58 +34,54 @@ class Candidates:
     exhaustive: bool = False  # early_stopping "never"
 
 
-def read_candidates(fields: Fields, most: int) -> Candidates:
+def read_choices(options: GenerationOptions, most: int) -> Choices:
     """Reads and checks them, at most `most` of either. Raises InvalidRequest naming the field.
 
     A stream gives out tokens as they come: it cannot wait for the best.
     """
-    n = fields.integer("n", 1, most) or 1
-    best_of = fields.integer("best_of", 1, most) or n
-    beams = fields.boolean("use_beam_search", False)
-    stream = fields.boolean("stream", False)
+    n = whole("n", options.n, 1, most) or 1
+    best_of = whole("best_of", options.best_of, 1, most) or n
+    beams = options.use_beam_search is True
     if best_of < n:
-        raise fields.wrong("best_of", f"must be at least n, which is {n}")
-    if stream and beams:
-        raise fields.wrong("use_beam_search", "cannot be streamed: set stream to false")
-    if stream and best_of > n:
-        raise fields.wrong("best_of", "must equal n in a stream: set stream to false")
+        raise wrong("best_of", f"must be at least n, which is {n}")
+    if options.stream and beams:
+        raise wrong("use_beam_search", "cannot be streamed: set stream to false")
+    if options.stream and best_of > n:
+        raise wrong("best_of", "must equal n in a stream: set stream to false")
+    if isinstance(options.early_stopping, str) and options.early_stopping != "never":
+        raise wrong("early_stopping", 'must be true, false or "never"')
     if beams:
-        _check_beams(fields)
+        _check_beams(options)
     else:
-        _check_no_beams(fields)
-    never = fields.raw("early_stopping") == "never"
-    return Candidates(
+        _check_no_beams(options)
+    return Choices(
         n,
         best_of,
         beams,
-        fields.number("length_penalty", 1.0, -10, 10),
-        False if never else _early(fields),
-        never,
+        number("length_penalty", options.length_penalty, 1.0, -10, 10),
+        options.early_stopping is True,
+        options.early_stopping == "never",
     )
 
 
-def _early(fields: Fields) -> bool:
-    if isinstance(fields.raw("early_stopping"), str):
-        raise fields.wrong("early_stopping", 'must be true, false or "never"')
-    return fields.boolean("early_stopping", False)
-
-
-def _check_beams(fields: Fields) -> None:
+def _check_beams(options: GenerationOptions) -> None:
     for name, off in _NOT_WITH_BEAMS.items():
-        if name in fields and fields.raw(name) not in off:
-            raise fields.wrong(
+        value = getattr(options, name)
+        if value is not None and value not in off:
+            raise wrong(
                 name,
                 "cannot be combined with use_beam_search, which ranks by the model's own "
                 "probabilities: leave it out",
             )
-
-    if fields.raw("stop") and fields.raw("min_tokens"):
-        raise fields.wrong(
+    if options.stop and options.min_tokens:
+        raise wrong(
             "min_tokens", "cannot be combined with stop in a beam search: leave one of them out"
         )
 
 
-def _check_no_beams(fields: Fields) -> None:
-    for name, off in (("length_penalty", 1), ("early_stopping", False)):
-        if name in fields and fields.raw(name) != off:
-            raise fields.wrong(name, "is for beams: set use_beam_search, or leave it out")
+def _check_no_beams(options: GenerationOptions) -> None:
+    text = "is for beams: set use_beam_search, or leave it out"
+    if options.length_penalty not in (None, 1):
+        raise wrong("length_penalty", text)
+    if options.early_stopping not in (None, False):
+        raise wrong("early_stopping", text)

@@ -1,41 +1,42 @@
-"""The public gRPC door: translates to the fields of the REST door, so that both check and answer
-alike.
-"""
+"""The public gRPC API."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from services.gateway.admission.admission import Admission
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.admission.caller import tenant_of
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest
-from services.gateway.admission.request_options import Terms, Timeouts, read_terms
-from services.gateway.api.openai.requests import read_chat, read_completion
+from services.gateway.admission.request_options import (
+    RequestOptions,
+    Timeouts,
+    digest,
+    read_request_options,
+)
 from services.gateway.api.tessera.grpc_events import events
+from services.gateway.api.tessera.grpc_requests import read_chat, read_complete, read_options
 from services.gateway.following.answer import Answer
 from services.gateway.following.request_status import status_message
 from services.gateway.following.resume import Resumption
-from services.gateway.reading.list_limits import MOST_IDS, MOST_MESSAGES, MOST_PARTS
+from services.gateway.reading.options import GenerationOptions
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_refusal
-from shared.errors import InvalidRequest, ServingError
+from shared.errors import ServingError
 from shared.queue.keys import model_tag, new_request_id
 from shared.telemetry import request_names
 from tessera.gateway.v1 import chat_pb2_grpc
 from tessera.gateway.v1.chat_pb2 import (
     CancelRequestRequest,
     ChatEvent,
-    ChatMessage,
     ChatRequest,
     CompleteRequest,
-    ContentPart,
     FollowRequest,
-    GenerationOptions,
     GetRequestRequest,
     ListModelsRequest,
     ListModelsResponse,
@@ -43,8 +44,8 @@ from tessera.gateway.v1.chat_pb2 import (
     RequestStatus,
 )
 
-_REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "bad_token_ids", "bad_words")
-
+# A validated request, and the options that it was made of.
+Read = tuple[ValidRequest, GenerationOptions]
 Context = grpc.aio.ServicerContext[Any, ChatEvent]
 
 
@@ -70,26 +71,24 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
     async def Chat(self, request: ChatRequest, context: Context) -> AsyncIterator[ChatEvent]:
         """Answers a conversation."""
-        content = _fields(request.model, request.options)
-        if "logprobs" in content:  # one number here, two fields there
-            content |= {"logprobs": True, "top_logprobs": content["logprobs"]}
-        _require_most("messages", len(request.messages), MOST_MESSAGES)
-        parts = sum(len(message.content) for message in request.messages)
-        _require_most("messages", parts, MOST_PARTS, "parts in all")
-        content["messages"] = [_message(message) for message in request.messages]
-        async for event in self._answer(content, context, chat=True):
+
+        def read() -> Read:
+            options = read_options(request.model, request.options)
+            return read_chat(request, options, self._model), options
+
+        async for event in self._answer(request, read, "chat", context):
             yield event
 
     async def Complete(
         self, request: CompleteRequest, context: Context
     ) -> AsyncIterator[ChatEvent]:
         """Continues a prompt."""
-        content = _fields(request.model, request.options)
-        content["echo"] = request.echo
-        kind = request.WhichOneof("prompt")
-        if kind is not None:
-            content["prompt"] = request.text if kind == "text" else list(request.token_ids.ids)
-        async for event in self._answer(content, context, chat=False):
+
+        def read() -> Read:
+            options = read_options(request.model, request.options, echo=request.echo)
+            return read_complete(request, options, self._model), options
+
+        async for event in self._answer(request, read, "complete", context):
             yield event
 
     async def Follow(self, request: FollowRequest, context: Context) -> AsyncIterator[ChatEvent]:
@@ -117,40 +116,41 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         return ListModelsResponse(models=[model])
 
     async def _answer(
-        self, content: Mapping[str, Any], context: Context, *, chat: bool
+        self, message: Message, read: Callable[[], Read], method: str, context: Context
     ) -> AsyncIterator[ChatEvent]:
-        request_id, clients = new_request_id(self._tag), _clients_name(context)
-        request_names.bind(request_id, clients)
+        """Admits what `read` makes of the message, and streams its events."""
+        request_id, client_request_id = new_request_id(self._tag), _client_request_id(context)
+        request_names.bind(request_id, client_request_id)
         began, tenant = time.monotonic(), ""
         try:
             caller = self._keys.caller(request_id, *_metadata(context))
-            caller = replace(caller, client_request_id=clients)
-            request, terms = self._read(content, context, chat=chat)
+            caller = replace(caller, client_request_id=client_request_id)
+            request, options = self._read(message, read, method, context)
             tenant = tenant_of(caller, request.user)
-            answer = await self._admission.accept(request, caller, terms)
+            answer = await self._admission.accept(request, caller, options)
         except ServingError as error:
-            path = "grpc Chat" if chat else "grpc Complete"
+            path = f"grpc {method.capitalize()}"
             log_refusal(error, time.monotonic() - began, tenant, path=path)
             raise
         async for event in _events(answer, context):
             yield event
 
     def _read(
-        self, content: Mapping[str, Any], context: Context, *, chat: bool
-    ) -> tuple[ValidRequest, Terms]:
+        self, message: Message, read: Callable[[], Read], method: str, context: Context
+    ) -> tuple[ValidRequest, RequestOptions]:
         found = dict(context.invocation_metadata() or ())
         try:
-            request = (read_chat if chat else read_completion)(content, self._model)
-            terms = read_terms(
+            request, generation = read()
+            options = read_request_options(
                 lambda name: str(found.get(name, "")),
-                content,
+                generation,
                 self._timeouts,
-                "chat" if chat else "complete",
+                lambda: digest(method.encode() + message.SerializeToString(deterministic=True)),
             )
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise
-        return request, terms
+        return request, options
 
     def _tenant(self, user: str, context: Any) -> str:
         return tenant_of(self._keys.caller("", *_metadata(context)), user)
@@ -171,44 +171,6 @@ def _metadata(context: Any) -> tuple[str, str]:
     return str(found.get("authorization", "")), str(found.get("traceparent", ""))
 
 
-def _clients_name(context: Any) -> str:
+def _client_request_id(context: Any) -> str:
     found = dict(context.invocation_metadata() or ())
     return request_names.clients_name(str(found.get("x-request-id", "")))
-
-
-def _fields(model: str, options: GenerationOptions) -> dict[str, Any]:
-    """What is set, under the names of the REST door."""
-    content: dict[str, Any] = {"model": model} if model else {}
-    for field, value in options.ListFields():
-        if field.name in _REPEATED:
-            _require_most(field.name, len(value), MOST_IDS)
-        if field.name == "early_stopping_never":  # one field there
-            content["early_stopping"] = "never"
-        elif field.name == "logit_bias":
-            content[field.name] = {str(token): bias for token, bias in value.items()}
-        else:
-            content[field.name] = list(value) if field.name in _REPEATED else value
-    return content
-
-
-def _require_most(field: str, count: int, most: int, what: str = "entries") -> None:
-    """Before a list of Python's own is made of it."""
-    if count > most:
-        message = f"{field} must not hold more than {most} {what}, not {count}"
-        raise InvalidRequest("INVALID_VALUE", message, field=field)
-
-
-def _message(message: ChatMessage) -> dict[str, Any]:
-    return {"role": message.role, "content": [_part(part) for part in message.content]}
-
-
-def _part(part: ContentPart) -> dict[str, Any]:
-    match part.WhichOneof("part"):
-        case "text":
-            return {"type": "text", "text": part.text}
-        case None:
-            return {}
-        case "image" | "image_url" as name:
-            return {"type": "image_url", "image_url": getattr(part, name)}
-        case name:
-            return {"type": "video_url", "video_url": getattr(part, name)}

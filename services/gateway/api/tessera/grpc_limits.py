@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.api.openai.errors import TooSlow
 from services.gateway.http.body_budget import BodyBudget
-from services.gateway.reading.fields import off_the_loop
+from services.gateway.reading.decode import off_loop
 from services.gateway.reading.wire_limits import check_message, malformed
 from services.gateway.telemetry.request_log import log_refusal
 from shared.errors import InvalidRequest, Overloaded, Unauthenticated
@@ -148,7 +148,7 @@ class _Message:
         except StopAsyncIteration:
             raise InvalidRequest("NO_MESSAGE", "the call ended without a message") from None
         self._give_back(self._held - len(raw))
-        return await off_the_loop(functools.partial(_parsed, parse), raw)
+        return await off_loop(functools.partial(_parsed, parse), raw)
 
     def release(self) -> None:
         """Holds nothing any more."""

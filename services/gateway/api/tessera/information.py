@@ -5,21 +5,26 @@ import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
-from services.gateway.api.openai.requests import check_model, read_conversation
+from services.gateway.api.openai.requests import read_conversation
+from services.gateway.api.openai.schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.health import Health
 from services.gateway.http.exchange import BodyLimits, Exchange
+from services.gateway.reading.bounds import wholes, wrong
 from services.gateway.reading.data_urls import decode_media
-from services.gateway.reading.fields import Fields, off_the_loop, parse_body
+from services.gateway.reading.decode import decode, off_loop
+from services.gateway.reading.generation import check_model
 from services.gateway.reading.unsupported import refuse_unsupported
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from shared.queue.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
+
+_T = TypeVar("_T")
 
 _PAGE = Path(__file__).with_name("page.html")
 _HTML = b"text/html; charset=utf-8"
@@ -90,15 +95,7 @@ class Information:
 
     async def tokenize(self, exchange: Exchange, caller: Caller) -> None:
         """POST /tokenize: `prompt`, or `messages` with the chat template."""
-        fields = await self._fields(exchange)
-        if "messages" in fields:
-            refuse_unsupported(fields)
-            conversation, _ = await asyncio.to_thread(read_conversation, fields, self._model)
-            prepare = PrepareRequest(conversation=conversation)
-        else:
-            if "prompt" not in fields:
-                raise fields.wrong("prompt", "is missing")
-            prepare = PrepareRequest(text=fields.string("prompt"))
+        prepare = await self._read(exchange, self._read_tokenize)
         prepare.request_id = caller.request_id
         prepare.tenant = tenant_of(caller, "")
         async with exchange.while_connected():
@@ -110,11 +107,7 @@ class Information:
 
     async def detokenize(self, exchange: Exchange, caller: Caller) -> None:
         """POST /detokenize: `tokens` to `prompt`."""
-        fields = await self._fields(exchange)
-        if "tokens" not in fields:
-            raise fields.wrong("tokens", "is missing")
-        most = max(self._model.max_model_len, _LEAST_TOKENS)
-        tokens = fields.integers("tokens", 0, self._model.vocab_size - 1, most)
+        tokens = await self._read(exchange, self._read_detokenize)
         text = await asyncio.to_thread(self._model.table.text, tokens, skip_special_tokens=False)
         await _json(exchange, {"prompt": text})
 
@@ -122,12 +115,29 @@ class Information:
         """GET /tokenizer_info: the checkpoint's tokenizer_config.json, with the chat template."""
         await _json(exchange, dict(self._model.tokenizer_info))
 
-    async def _fields(self, exchange: Exchange) -> Fields:
+    async def _read(self, exchange: Exchange, read: Callable[[bytes], _T]) -> _T:
         body = await exchange.json_body(self._body_limits)
-        fields = Fields(await off_the_loop(parse_body, body))
+        found = await off_loop(read, body)
         exchange.release_body()
-        check_model(fields, self._model)
-        return fields
+        return found
+
+    def _read_tokenize(self, body: bytes) -> PrepareRequest:
+        content = decode(body, TokenizeRequest)
+        check_model(content.model, self._model)
+        if content.messages is not None:
+            refuse_unsupported(content)
+            return PrepareRequest(conversation=read_conversation(content))
+        if content.prompt is None:
+            raise wrong("prompt", "is missing")
+        return PrepareRequest(text=content.prompt)
+
+    def _read_detokenize(self, body: bytes) -> list[int]:
+        content = decode(body, DetokenizeRequest)
+        check_model(content.model, self._model)
+        if content.tokens is None:
+            raise wrong("tokens", "is missing")
+        most = max(self._model.max_model_len, _LEAST_TOKENS)
+        return list(wholes("tokens", content.tokens, 0, self._model.vocab_size - 1, most))
 
     def _card(self) -> dict[str, Any]:
         return {

@@ -1,18 +1,28 @@
 """What headers and fields say about time, turn and keys; and what happens when the time is over."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from services.gateway.admission.request_options import Terms, Timeouts, fingerprint, read_terms
-from services.gateway.reading.data_urls import read_json
+from services.gateway.admission.request_options import (
+    RequestOptions,
+    Timeouts,
+    json_fingerprint,
+    read_request_options,
+)
+from services.gateway.api.openai.requests import media_urls
+from services.gateway.api.openai.schema import ChatRequest
+from services.gateway.reading.data_urls import decode_with_media
+from services.gateway.reading.decode import decode
+from services.gateway.reading.options import GenerationOptions
 from shared.errors import Expired, InvalidRequest
 from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling
-from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
+from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway_stage import Stage, open_stage
 
@@ -20,30 +30,33 @@ NONE = Timeouts()
 SERVER = Timeouts(queue_ms=1000, first_token_ms=2000, request_ms=3000)
 
 
-def terms(body: dict[str, Any] | None = None, limits: Timeouts = NONE, **headers: str) -> Terms:
-    told = {name.replace("_", "-"): value for name, value in headers.items()}
-    return read_terms(lambda name: told.get(name, ""), body or {}, limits)
+def options(
+    body: dict[str, Any] | None = None, limits: Timeouts = NONE, **headers: str
+) -> RequestOptions:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    content = decode(json.dumps(body or {}).encode(), GenerationOptions)
+    return read_request_options(lambda name: given.get(name, ""), content, limits)
 
 
 def test_timeouts_come_from_the_body_the_headers_and_the_server() -> None:
-    assert terms().timeouts == NONE
-    assert terms(limits=SERVER).timeouts == SERVER
-    assert terms({"timeout": 1.5}).timeouts.request_ms == 1500
-    asked = terms(
+    assert options().timeouts == NONE
+    assert options(limits=SERVER).timeouts == SERVER
+    assert options({"timeout": 1.5}).timeouts.request_ms == 1500
+    asked = options(
         x_tessera_queue_timeout="0.5",
         x_tessera_first_token_timeout="7",
         x_tessera_request_timeout="9",
     )
     assert asked.timeouts == Timeouts(500, 7000, 9000)
-    assert terms({"timeout": 60}, SERVER).timeouts.request_ms == 3000, "the server's is shorter"
-    assert terms({"timeout": 0.25}, SERVER).timeouts.waiting_ms == 250
+    assert options({"timeout": 60}, SERVER).timeouts.request_ms == 3000, "the server's is shorter"
+    assert options({"timeout": 0.25}, SERVER).timeouts.waiting_ms == 250
 
 
 def test_classes_come_from_the_tier_or_the_header() -> None:
-    assert terms().prio == terms({"service_tier": "priority"}).prio == "interactive"
-    assert terms({"service_tier": "flex"}).prio == "batch"
-    assert terms(x_tessera_priority="batch").prio == "batch"
-    assert terms({"service_tier": "flex"}, x_tessera_priority="interactive").prio == "interactive"
+    assert options().prio == options({"service_tier": "priority"}).prio == "interactive"
+    assert options({"service_tier": "flex"}).prio == "batch"
+    assert options(x_tessera_priority="batch").prio == "batch"
+    assert options({"service_tier": "flex"}, x_tessera_priority="interactive").prio == "interactive"
 
 
 @pytest.mark.parametrize(
@@ -61,14 +74,14 @@ def test_classes_come_from_the_tier_or_the_header() -> None:
 )
 def test_what_is_wrong_is_named(body: dict[str, Any], headers: dict[str, str], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        terms(body, **headers)
+        options(body, **headers)
     assert caught.value.metadata["field"] == field
 
 
 def test_a_fingerprint_is_about_the_answer() -> None:
     def of(body: bytes, route: str = "chat") -> bytes:
-        content, luggage = read_json(body)
-        return fingerprint(content, route, luggage)
+        found = decode_with_media(body, ChatRequest, media_urls)
+        return json_fingerprint(found.json, route, found.media)
 
     picture = b'{"messages":[{"content":[{"image_url":{"url":"data:image/png;base64,%s"}}]}]%s}'
     large = picture % (b"A" * 9000, b"")
@@ -80,7 +93,7 @@ def test_a_fingerprint_is_about_the_answer() -> None:
     assert of(b'{"a":1,"b":2}') == of(b'{"b":2,"a":1}') != of(b'{"a":2,"b":1}')
 
 
-async def test_terms_reach_the_queue(stage: Stage) -> None:
+async def test_options_reach_the_queue(stage: Stage) -> None:
     headers = {"X-Tessera-Queue-Timeout": "5", "X-Tessera-First-Token-Timeout": "6"}
     stage.http.headers.update(headers)
     await stage.chat(timeout=7, service_tier="flex")
@@ -117,8 +130,10 @@ async def test_a_request_that_nobody_takes_ends_in_time(
 
 async def test_timeouts_over_grpc(stage: Stage) -> None:
     stage.scheduler.taking = False
-    message = ChatMessage(role="user", content=[ContentPart(text="hello")])
-    request = ChatRequest(messages=[message], options=GenerationOptions(timeout=0.2))
+    message = chat_pb2.ChatMessage(role="user", content=[chat_pb2.ContentPart(text="hello")])
+    request = chat_pb2.ChatRequest(
+        messages=[message], options=chat_pb2.GenerationOptions(timeout=0.2)
+    )
     async with open_channel(stage.gateway.grpc_address) as channel:
         with pytest.raises(Expired) as caught, calling("gateway"):
             async for _ in ChatServiceStub(channel).Chat(request):

@@ -1,0 +1,78 @@
+"""The bodies of OpenAI's and vLLM's requests. Fields that are not listed are ignored: clients send many."""
+
+import msgspec
+
+from services.gateway.reading.decode import Whole
+from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.unsupported import UnsupportedFields
+
+_NONE = msgspec.Raw()
+
+
+class _Repeated(msgspec.Struct):
+    """What a body may hold many of."""
+
+    def __post_init__(self) -> None:
+        """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""
+
+
+class MediaUrl(_Repeated):
+    """Where an image or a video is."""
+
+    url: str | None = None
+    detail: str | None = None
+    seconds_per_frame: float | None = None
+
+
+class ContentPart(_Repeated):
+    """One part of a message: the field that `type` names is read."""
+
+    type: str | None = None
+    text: str | None = None
+    image_url: str | MediaUrl | None = None
+    video_url: str | MediaUrl | None = None
+
+
+class ChatMessage(_Repeated):
+    """One turn."""
+
+    role: str | None = None
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: msgspec.Raw = _NONE
+
+
+class ChatRequest(GenerationOptions, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] | None = None
+    chat_template_kwargs: msgspec.Raw = _NONE
+    add_generation_prompt: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = None
+
+
+class CompletionRequest(GenerationOptions, kw_only=True):
+    """POST /v1/completions."""
+
+    # A text, token ids, several texts, or several lists of ids.
+    prompt: str | list[str | Whole | list[Whole]] | None = None
+    logprobs: Whole | None = None
+    top_logprobs: Whole | None = None
+
+
+class TokenizeRequest(UnsupportedFields, kw_only=True):
+    """POST /tokenize: `prompt`, or `messages` with the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    chat_template_kwargs: msgspec.Raw = _NONE
+    add_generation_prompt: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[Whole] | None = None

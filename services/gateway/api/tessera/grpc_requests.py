@@ -1,0 +1,149 @@
+"""The messages of the gRPC API, checked and turned into our own types."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request import ValidRequest
+from services.gateway.reading.bounds import at_most, wrong
+from services.gateway.reading.conversation import check_sizes, make_message, wrong_type
+from services.gateway.reading.generation import (
+    Prompt,
+    conversation_prompt,
+    ids_prompt,
+    read_generation,
+    text_prompt,
+)
+from services.gateway.reading.list_limits import MOST_FRAMES, MOST_IDS
+from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
+from services.gateway.reading.media import (
+    read_image_bytes,
+    read_image_url,
+    read_video_bytes,
+    read_video_frames,
+    read_video_url,
+)
+from services.gateway.reading.options import GenerationOptions
+from tessera.gateway.v1 import chat_pb2
+from tessera.gateway.v1.chat_pb2 import ChatRequest, CompleteRequest, ContentPart
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Part, Video
+from tessera.scheduler.v1.queue_pb2 import ReplyKind
+
+
+def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedModel) -> ValidRequest:
+    """A conversation to answer. Raises InvalidRequest naming the field as REST does, or NotFound."""
+    check_sizes([len(message.content) for message in request.messages])
+    messages = [
+        make_message(
+            message.role, _parts(message.content, f"messages[{i}].content"), f"messages[{i}]"
+        )
+        for i, message in enumerate(request.messages)
+    ]
+    conversation = Conversation(messages=messages, add_generation_prompt=True)
+    asked = _given(request.options, "logprobs")
+    logprobs = chat_logprobs(asked is not None, asked, model.max_logprobs)
+    prompt = conversation_prompt(conversation, model)
+    return read_generation(options, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
+
+
+def read_complete(
+    request: CompleteRequest, options: GenerationOptions, model: ServedModel
+) -> ValidRequest:
+    """A prompt to continue. Raises InvalidRequest naming the field as REST does, or NotFound."""
+    logprobs = completion_logprobs(_given(request.options, "logprobs"), None, model.max_logprobs)
+    prompt = _prompt(request, model)
+    return read_generation(options, prompt, ReplyKind.REPLY_KIND_COMPLETION, logprobs, model)
+
+
+def read_options(
+    model: str, options: chat_pb2.GenerationOptions, *, echo: bool = False
+) -> GenerationOptions:
+    """The options under the names of REST; what is not set is None. Raises InvalidRequest for lists
+    that are too long.
+    """
+    return GenerationOptions(
+        model=model or None,
+        user=options.user or None,
+        echo=echo,
+        prompt_logprobs=_given(options, "prompt_logprobs"),
+        return_token_ids=options.return_token_ids,
+        skip_special_tokens=_given(options, "skip_special_tokens"),
+        n=_given(options, "n"),
+        best_of=_given(options, "best_of"),
+        use_beam_search=options.use_beam_search,
+        length_penalty=_given(options, "length_penalty"),
+        early_stopping="never" if options.early_stopping_never else options.early_stopping,
+        max_tokens=_given(options, "max_tokens"),
+        min_tokens=_given(options, "min_tokens"),
+        ignore_eos=options.ignore_eos,
+        stop=_listed("stop", options.stop),
+        stop_token_ids=_listed("stop_token_ids", options.stop_token_ids),
+        include_stop_str_in_output=options.include_stop_str_in_output,
+        truncate_prompt_tokens=_given(options, "truncate_prompt_tokens"),
+        seed=_given(options, "seed"),
+        temperature=_given(options, "temperature"),
+        top_p=_given(options, "top_p"),
+        top_k=_given(options, "top_k"),
+        min_p=_given(options, "min_p"),
+        repetition_penalty=_given(options, "repetition_penalty"),
+        presence_penalty=_given(options, "presence_penalty"),
+        frequency_penalty=_given(options, "frequency_penalty"),
+        logit_bias={str(token): bias for token, bias in options.logit_bias.items()} or None,
+        allowed_token_ids=_listed("allowed_token_ids", options.allowed_token_ids),
+        bad_token_ids=_listed("bad_token_ids", options.bad_token_ids),
+        bad_words=_listed("bad_words", options.bad_words),
+        priority=_given(options, "priority"),
+        service_tier=options.service_tier or None,
+        timeout=_given(options, "timeout"),
+        cache_salt=_given(options, "cache_salt"),
+    )
+
+
+def _given(options: chat_pb2.GenerationOptions, name: str) -> Any:
+    """The value of an optional field; None if it is not set."""
+    return getattr(options, name) if options.HasField(name) else None  # type: ignore[arg-type]
+
+
+def _listed(name: str, values: Sequence[Any]) -> list[Any] | None:
+    """A repeated field as a list, its length checked before; None if it is empty."""
+    at_most(name, len(values), MOST_IDS)
+    return list(values) or None
+
+
+def _prompt(request: CompleteRequest, model: ServedModel) -> Prompt:
+    if request.WhichOneof("prompt") == "text":
+        return text_prompt(request.text)
+    return ids_prompt(list(request.token_ids.ids), model)
+
+
+def _parts(content: Sequence[ContentPart], path: str) -> list[Part]:
+    if not content:
+        raise wrong(path, "must be a string or a list of at least one part")
+    return [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: ContentPart, path: str) -> Part:
+    match part.WhichOneof("part"):
+        case "text":
+            return Part(text=part.text)
+        case "image":
+            return Part(image=read_image_bytes(part.image, f"{path}.image_url"))
+        case "image_url":
+            return Part(image=read_image_url(part.image_url, f"{path}.image_url"))
+        case None:
+            raise wrong_type(path, None)
+        case _:
+            return Part(video=_video(part, f"{path}.video_url"))
+
+
+def _video(part: ContentPart, path: str) -> Video:
+    match part.WhichOneof("part"):
+        case "video":
+            return read_video_bytes(part.video, path)
+        case "video_url":
+            return read_video_url(part.video_url, path)
+        case _:
+            found = part.video_frames
+            if len(found.frames) > MOST_FRAMES:
+                raise wrong(path, f"must not hold more than {MOST_FRAMES} frames")
+            return read_video_frames(found.frames, path, found.seconds_per_frame)

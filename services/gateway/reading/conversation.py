@@ -1,0 +1,46 @@
+"""A conversation's messages and template settings, whichever API they came by."""
+
+from collections.abc import Sequence
+
+from services.gateway.admission.model import ServedModel
+from services.gateway.reading.bounds import at_most, wrong
+from services.gateway.reading.list_limits import MOST_MESSAGES, MOST_PARTS
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part
+
+# Tokens that a chat template may add for each message, far on the safe side.
+TEMPLATE_TOKENS = 64
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def check_sizes(parts_of_messages: Sequence[int]) -> None:
+    """Checks how many messages there are, and parts in all. Raises InvalidRequest."""
+    if not parts_of_messages:
+        raise wrong("messages", "must be a list of at least one message")
+    at_most("messages", len(parts_of_messages), MOST_MESSAGES)
+    at_most("messages", sum(parts_of_messages), MOST_PARTS, "parts in all")
+
+
+def make_message(role: str, content: Sequence[Part], path: str, name: str = "") -> Message:
+    """One turn. Raises InvalidRequest for an unknown role; `path` is what errors call the message."""
+    if role not in _ROLES:
+        raise wrong(f"{path}.role", f"must be one of {', '.join(_ROLES)}, not {role[:32]!r}")
+    return Message(role=_ROLES[role], content=content, name=name)
+
+
+def wrong_type(path: str, kind: str | None) -> Exception:
+    """The error for a part at `path` whose `type` is none of ours."""
+    shown = str(kind)[:32]
+    return wrong(f"{path}.type", f"must be text, image_url or video_url, not {shown!r}")
+
+
+def conversation_bound(conversation: Conversation, model: ServedModel) -> int:
+    """An upper bound of the tokens of a conversation: one for each byte of text; a picture may fill
+    the model's length.
+    """
+    bound = len(conversation.chat_template_kwargs_json) + TEMPLATE_TOKENS
+    for message in conversation.messages:
+        bound += TEMPLATE_TOKENS
+        for part in message.content:
+            is_text = part.WhichOneof("part") == "text"
+            bound += len(part.text.encode()) if is_text else model.max_model_len
+    return bound

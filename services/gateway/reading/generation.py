@@ -1,0 +1,138 @@
+"""From a prompt and options to a validated request: what every API that generates has in common."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.gateway.admission.cache_salt import read_cache_salt
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request import ValidRequest
+from services.gateway.reading.bounds import text, whole, wholes, wrong
+from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
+from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
+from services.gateway.reading.options import GenerationOptions, StreamOptions
+from services.gateway.reading.sampling import read_sampling, scores_prompt_only
+from services.gateway.reading.unsupported import refuse_unsupported
+from shared.queue.token_log import encode_tokens, stride
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
+from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
+
+_LONGEST_USER = 512
+_LAST_PRIORITY = 1000
+# What huggingface_hub's InferenceClient calls the model where its user named none; older ones: tgi.
+_NO_MODEL = frozenset({"dummy", "tgi"})
+_NO_STREAM_OPTIONS = StreamOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to prepare, an upper bound of its tokens, and how to get its text where it is repeated."""
+
+    prepare: PrepareRequest
+    bound: int
+    text: Callable[[], str] = str
+
+
+def conversation_prompt(conversation: Conversation, model: ServedModel) -> Prompt:
+    """A chat's prompt."""
+    bound = conversation_bound(conversation, model)
+    return Prompt(PrepareRequest(conversation=conversation), bound)
+
+
+def text_prompt(prompt: str) -> Prompt:
+    """A completion's prompt as text."""
+    bound = len(prompt.encode()) + TEMPLATE_TOKENS
+    return Prompt(PrepareRequest(text=prompt), bound, lambda: prompt)
+
+
+def ids_prompt(ids: list[float] | list[int], model: ServedModel, field: str = "prompt") -> Prompt:
+    """A completion's prompt as token ids. Raises InvalidRequest naming `field`."""
+    if not ids:
+        raise wrong(field, "must be a string, or a list of token ids")
+    checked = wholes(field, ids, 0, model.vocab_size - 1)
+    return Prompt(
+        PrepareRequest(token_ids=encode_tokens(checked)),
+        len(checked),
+        lambda: model.table.text(checked, skip_special_tokens=False),
+    )
+
+
+def check_model(name: str | None, model: ServedModel) -> None:
+    """Raises NotFound for the name of another model. Who names none means this one."""
+    if name is not None and name not in _NO_MODEL:
+        model.check_name(name)
+
+
+def read_generation(
+    options: GenerationOptions,
+    prompt: Prompt,
+    kind: "ReplyKind.ValueType",
+    output_logprobs: int | None,
+    model: ServedModel,
+) -> ValidRequest:
+    """Checks the options and fills in the defaults. Raises InvalidRequest naming the field, or NotFound."""
+    refuse_unsupported(options)
+    check_model(options.model, model)
+    if options.stream_options is not None and not options.stream:
+        raise wrong("stream_options", "is only allowed when stream is true")
+    logprobs = read_logprobs(options, output_logprobs, model.max_logprobs)
+    sampling = read_sampling(options, model, logprobs)
+    keep = _read_truncation(options, prompt.prepare, sampling.max_tokens, model)
+    return ValidRequest(
+        prepare=_limited(prompt.prepare, keep, model),
+        sampling=sampling,
+        reply=_reply_format(options, prompt, kind, logprobs),
+        stream=options.stream is True,
+        user=text("user", options.user, _LONGEST_USER),
+        prompt_bound=min(prompt.bound, keep or prompt.bound),
+        priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
+        cache_salt=read_cache_salt(options.cache_salt),
+    )
+
+
+def _reply_format(
+    options: GenerationOptions, prompt: Prompt, kind: "ReplyKind.ValueType", logprobs: Logprobs
+) -> ReplyFormat:
+    events = options.stream_options or _NO_STREAM_OPTIONS
+    echo = options.echo is True
+    return ReplyFormat(
+        kind=kind,
+        echo=echo,
+        prompt_text=prompt.text() if echo else "",
+        include_usage=events.include_usage is True,
+        continuous_usage=events.continuous_usage_stats is True,
+        return_token_ids=options.return_token_ids is True,
+        skip_special_tokens=options.skip_special_tokens is not False,
+        tokens_as_ids=options.return_tokens_as_token_ids is True,
+        prompt_only=scores_prompt_only(options),
+        prompt_logprobs=logprobs.shown,
+    )
+
+
+def _read_truncation(
+    options: GenerationOptions, prepare: PrepareRequest, max_tokens: int, model: ServedModel
+) -> int:
+    """How many tokens of the prompt's end are kept; 0 is all. -1 means as many as leave room for the
+    answer.
+    """
+    name = "truncate_prompt_tokens"
+    wanted = whole(name, options.truncate_prompt_tokens, -1, model.max_model_len)
+    if wanted is None:
+        return 0
+    if wanted == 0:
+        raise wrong(name, "must be -1 or at least 1")
+    if options.echo:
+        raise wrong(name, "cannot be combined with echo, which repeats the whole prompt")
+    parts = (part for message in prepare.conversation.messages for part in message.content)
+    if any(part.WhichOneof("part") != "text" for part in parts):
+        raise wrong(name, "cannot be combined with media: shorten the text instead")
+    return wanted if wanted > 0 else max(1, model.max_model_len - max(1, max_tokens))
+
+
+def _limited(prepare: PrepareRequest, keep: int, model: ServedModel) -> PrepareRequest:
+    """The same with how many tokens it may have, and how many are kept."""
+    prepare.max_prompt_tokens = model.max_model_len - 1
+    if keep and prepare.token_ids:  # nothing has to be tokenized for it
+        prepare.token_ids = prepare.token_ids[-stride(None) * keep :]
+    else:
+        prepare.keep_last_tokens = keep
+    return prepare
