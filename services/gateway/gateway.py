@@ -14,11 +14,16 @@ from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
-from services.gateway.api.openai.completions import Answers
+from services.gateway.api.openai.completions import Completions
+from services.gateway.api.openai.endpoint import OpenAiEndpoint
+from services.gateway.api.openai.models import Models
+from services.gateway.api.openai.tokenize import Tokenizing
+from services.gateway.api.tessera.endpoint import TesseraEndpoint
 from services.gateway.api.tessera.grpc_chat import ChatServicer
 from services.gateway.api.tessera.grpc_limits import Gate
 from services.gateway.api.tessera.information import Information
 from services.gateway.api.tessera.requests import Requests
+from services.gateway.api.writers import make_writer
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.follower import Follower
 from services.gateway.following.resume import Resumption
@@ -153,10 +158,13 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         timeouts = Timeouts.of_seconds(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
+        completions = Completions(model, admission, metrics, body_limits, timeouts)
+        information = Information(health, metrics, reporter, lambda: len(follower))
         app = App(
-            Answers(model, admission, metrics, body_limits, timeouts),
-            Requests(resumption),
-            Information(model, pool, health, metrics, reporter, body_limits, lambda: len(follower)),
+            [
+                OpenAiEndpoint(completions, Models(model), Tokenizing(model, pool, body_limits)),
+                TesseraEndpoint(Requests(resumption, make_writer), information),
+            ],
             api_keys,
             CrossOrigin(settings.web_origins),
             Hosts(settings.host, has_keys=bool(settings.api_keys), allowed=settings.hosts),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from services.gateway.api.openai.replies import EventWriter
+from services.gateway.api.openai.replies import ReplyWriter
 from services.gateway.following.answer import Answer, AnswerFold
 from services.gateway.following.choice_log import ChoiceLog, LogLayout
 from services.gateway.following.follower import Follow, Follower
@@ -308,7 +308,7 @@ def chunks(start: int, tokens: list[int], sizes: list[int]) -> bytes:
         sampling=SamplingParams(stop=["zz", "xyz"], n=1),
         reply=ReplyFormat(kind=ReplyKind.REPLY_KIND_CHAT, include_usage=True),
     )
-    fold, writer = AnswerFold(LETTERS, head), EventWriter(answer_of(head, LETTERS), with_ids=True)
+    fold, writer = AnswerFold(LETTERS, head), ReplyWriter(answer_of(head, LETTERS), with_ids=True)
     fold.push(tokens[:start], None)
     written, at = b"", start
     for size in sizes:
@@ -353,7 +353,7 @@ async def test_two_gateways_give_the_same_bytes(
         go.set()
         tokens = await all_of(follow)
     fold = AnswerFold(stage.gateway.model.table, played.spec)
-    writer = EventWriter(answer_of(played.spec, stage.gateway.model.table), with_ids=True)
+    writer = ReplyWriter(answer_of(played.spec, stage.gateway.model.table), with_ids=True)
     written = writer.first()
     for token in tokens[:-1]:
         written += writer.piece(fold.push([token], None))

@@ -8,7 +8,7 @@ import grpc
 import structlog
 
 from services.gateway.admission.prompt_stream import PromptStream, is_short
-from services.gateway.api.openai.errors import BodyTooLarge
+from services.gateway.http.errors import BodyTooLarge
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
 from shared.net.channels import Connections, open_channel
 from shared.net.registry import Directory, Member

@@ -1,22 +1,20 @@
-"""The REST door as a raw ASGI application: routes, and what every response has in common."""
+"""The ASGI application: a table of routes, and what every response has in common."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
 from services.gateway.admission.api_keys import ApiKeys
-from services.gateway.admission.caller import Caller
-from services.gateway.api.openai.completions import Answers
-from services.gateway.api.openai.errors import MethodNotAllowed, NoRoute, error_event
-from services.gateway.api.tessera.information import Information
-from services.gateway.api.tessera.requests import Requests
+from services.gateway.api.endpoint import Endpoint, Route
 from services.gateway.http.cross_origin import CrossOrigin
+from services.gateway.http.errors import MethodNotAllowed, NoRoute
 from services.gateway.http.exchange import Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
+from services.gateway.http.routes import RouteTable
 from services.gateway.telemetry.request_log import log_refusal
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
 from shared.queue.keys import new_request_id
@@ -24,18 +22,8 @@ from shared.telemetry import request_names
 
 log = structlog.get_logger(__name__)
 
-Handler = Callable[[Exchange, Caller], Awaitable[None]]
-
-# Probes, scrapers and the page itself carry no key.
-_OPEN_PATHS = frozenset(
-    {"/", "/health", "/health/live", "/health/ready", "/load", "/metrics", "/ping", "/version"}
-)
-# Called by address, whatever the server's name.
-_PROBED_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
-# For a client that does not read.
-_LAST_WORDS_S = 1.0
-# What asks for tokens: its end is a line of the log, however it ends.
-_GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
+# How long the error that ends a request at shutdown may take to send: the client may not read.
+_LAST_ERROR_S = 1.0
 
 
 class App:
@@ -43,39 +31,18 @@ class App:
 
     def __init__(
         self,
-        answers: Answers,
-        requests: Requests,
-        information: Information,
+        endpoints: Sequence[Endpoint],
         keys: ApiKeys,
         cross_origin: CrossOrigin,
         hosts: Hosts,
         tag: str,
     ) -> None:
+        """`tag` is the model's, in the ids of requests."""
+        self._routes = RouteTable(endpoints)
         self._keys = keys
         self._cross_origin = cross_origin
         self._hosts = hosts
         self._tag = tag
-        self._routes: dict[str, dict[str, Handler]] = {
-            "/": {"GET": information.page},
-            "/health": {"GET": information.ready},
-            "/health/ready": {"GET": information.ready},
-            "/health/live": {"GET": information.live},
-            "/ping": {"GET": information.ready, "POST": information.ready},
-            "/load": {"GET": information.load},
-            "/metrics": {"GET": information.metrics},
-            "/version": {"GET": information.version},
-            "/v1/models": {"GET": information.models},
-            "/v1/models/*": {"GET": information.one_model},
-            "/v1/chat/completions": {"POST": answers.chat},
-            "/v1/completions": {"POST": answers.completion},
-            "/v1/requests/*": {"GET": requests.state, "DELETE": requests.cancel},
-            "/v1/requests/*/stream": {"GET": requests.stream},
-            "/tokenize": {"POST": information.tokenize},
-            "/v1/tokenize": {"POST": information.tokenize},
-            "/detokenize": {"POST": information.detokenize},
-            "/v1/detokenize": {"POST": information.detokenize},
-            "/tokenizer_info": {"GET": information.tokenizer_info},
-        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one HTTP request."""
@@ -102,7 +69,7 @@ class App:
                 "SHUTTING_DOWN", "this gateway is shutting down; go on, or ask again, at another"
             )
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS_S):
+                async with asyncio.timeout(_LAST_ERROR_S):
                     await _answer_error(exchange, closing)
             raise
         except Exception as error:
@@ -112,53 +79,38 @@ class App:
             await _answer_error(exchange, failure)
 
     async def _handle(self, exchange: Exchange) -> None:
-        if exchange.path not in _PROBED_PATHS:
+        found = self._routes.find(exchange.path)
+        if found is None or not found.is_probe:
             self._hosts.check(exchange)
-        handlers = self._find(exchange)
-        if await self._cross_origin.preflight(exchange, handlers):  # it carries no key
+        if found is None:
+            raise NoRoute("NO_SUCH_ROUTE", f"there is nothing at {exchange.path[:200]}")
+        exchange.error, exchange.generates = found.error, found.generates
+        # A browser's question carries no key.
+        if await self._cross_origin.preflight(exchange, found.methods):
             return
-        handler = _handler(exchange, handlers)
+        route = _route(exchange, found.methods)
         self._hosts.check_origin(exchange, may_call=self._cross_origin.may_call(exchange))
         caller = self._keys.caller(
             exchange.request_id,
             exchange.header("authorization"),
             exchange.header("traceparent"),
-            needed=exchange.path not in _OPEN_PATHS,
+            needed=route.needs_key,
         )
-        await handler(exchange, replace(caller, client_request_id=exchange.client_request_id))
-
-    def _find(self, exchange: Exchange) -> dict[str, Handler]:
-        path = exchange.path
-        handlers = self._routes.get(path) or self._routes.get(_pattern(path))
-        if handlers is None:
-            raise NoRoute("NO_SUCH_ROUTE", f"there is nothing at {path[:200]}")
-        return handlers
+        await route.handler(exchange, replace(caller, client_request_id=exchange.client_request_id))
 
 
-def _handler(exchange: Exchange, handlers: dict[str, Handler]) -> Handler:
+def _route(exchange: Exchange, methods: Mapping[str, Route]) -> Route:
     method = "GET" if exchange.method == "HEAD" else exchange.method
-    if method not in handlers:
-        allowed = ", ".join(handlers)
+    if method not in methods:
+        allowed = ", ".join(methods)
         raise MethodNotAllowed(
             "METHOD_NOT_ALLOWED", f"{exchange.path[:200]} takes {allowed} only", allow=allowed
         )
-    return handlers[method]
-
-
-def _pattern(path: str) -> str:
-    """The path with its third part, which names something, as a star. Names of models may have
-    slashes.
-    """
-    if path.startswith("/v1/models/") and len(path) > len("/v1/models/"):
-        return "/v1/models/*"
-    parts = path.split("/")
-    if len(parts) > 3 and parts[3]:
-        parts[3] = "*"
-    return "/".join(parts)
+    return methods[method]
 
 
 def _log_refusal(exchange: Exchange, error: ServingError, began: float) -> None:
-    if exchange.path in _GENERATING and not exchange.accepted:
+    if exchange.generates and not exchange.accepted:
         seconds = time.monotonic() - began
         log_refusal(error, seconds, exchange.tenant, path=exchange.path)
 
@@ -167,7 +119,7 @@ async def _answer_error(exchange: Exchange, error: ServingError) -> None:
     if isinstance(error, Cancelled) and error.reason == "CLIENT_GONE":
         return
     if exchange.started:
-        await exchange.end_stream(error_event(error))
+        await exchange.fail_stream(error)
     else:
         await exchange.fail(error)
 

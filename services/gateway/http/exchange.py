@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
-from services.gateway.api.openai.errors import (
+import msgspec
+
+from services.gateway.http.body_budget import BodyBudget
+from services.gateway.http.errors import (
     BodyTooLarge,
     TooSlow,
     WrongMediaType,
     error_body,
     error_headers,
 )
-from services.gateway.http.body_budget import BodyBudget
 from shared.errors import Cancelled, ServingError, Unavailable
 from shared.telemetry.request_names import clients_name
 
@@ -62,9 +64,13 @@ class Exchange:
         self.path: str = scope["path"]
         self.request_id = request_id
         self.started = False
-        # Whether its end is told by the answers to it; who asks, once that is known.
+        # Whether it asks for tokens; whether it was accepted: then its answers log its end.
+        self.generates = False
         self.accepted = False
+        # Who asks, once that is known.
         self.tenant = ""
+        # An error as JSON in the form of the API that was called.
+        self.error: Callable[[ServingError], bytes] = error_body
         # Of every response, whatever it says.
         self.common_headers: list[tuple[bytes, bytes]] = []
         # Since when a chunk waits for the client to read; 0 while none does.
@@ -192,12 +198,16 @@ class Exchange:
         )
         await self._send({"type": "http.response.body", "body": body})
 
+    async def reply(self, content: msgspec.Struct) -> None:
+        """A whole response, as JSON."""
+        await self.respond(200, msgspec.json.encode(content))
+
     async def fail(self, error: ServingError) -> None:
         """A whole response that is an error. What is left unread of the body ends the connection."""
         headers = error_headers(error)
         if isinstance(error, BodyTooLarge | TooSlow) or error.reason == "TOO_MANY_BODIES":
             headers.append((b"connection", b"close"))
-        await self.respond(error.http_status, error_body(error), JSON, headers)
+        await self.respond(error.http_status, self.error(error), JSON, headers)
 
     async def start_stream(self, *, has_ids: bool) -> None:
         """The head of a stream of events, which have ids or have none."""
@@ -215,6 +225,10 @@ class Exchange:
         """A comment, which tells client and proxies that the stream goes on."""
         self._follows_comment = not self._has_ids
         await self._write(_COMMENT_BESIDE_IDS if self._has_ids else _COMMENT)
+
+    async def fail_stream(self, error: ServingError) -> None:
+        """The end of a stream, after an event with an error."""
+        await self.end_stream(b"data: " + self.error(error) + b"\n\n")
 
     async def end_stream(self, chunk: bytes = b"") -> None:
         """The end of a stream, after one last chunk."""

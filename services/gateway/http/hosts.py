@@ -8,7 +8,7 @@ without asking first.
 import functools
 from collections.abc import Collection
 
-from services.gateway.api.openai.errors import Forbidden
+from services.gateway.http.errors import Forbidden
 from services.gateway.http.exchange import Exchange
 from shared.access import is_loopback
 

@@ -10,7 +10,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from services.gateway.api.openai.errors import (
+from services.gateway.http.errors import (
     HeadTooLarge,
     InvalidHttp,
     TooSlow,

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from services.gateway.admission.model import ServedModel
 from services.gateway.reading.bounds import at_most, wrong
 from services.gateway.reading.list_limits import MOST_MESSAGES, MOST_PARTS
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part
+from shared.errors import InvalidRequest
+from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 # Tokens that a chat template may add for each message, far on the safe side.
 TEMPLATE_TOKENS = 64
@@ -20,14 +21,15 @@ def check_sizes(parts_of_messages: Sequence[int]) -> None:
     at_most("messages", sum(parts_of_messages), MOST_PARTS, "parts in all")
 
 
-def make_message(role: str, content: Sequence[Part], path: str, name: str = "") -> Message:
-    """One turn. Raises InvalidRequest for an unknown role; `path` is what errors call the message."""
+def read_role(role: str | None, path: str) -> str:
+    """The role that templates know for that of the message at `path`. Raises InvalidRequest."""
     if role not in _ROLES:
-        raise wrong(f"{path}.role", f"must be one of {', '.join(_ROLES)}, not {role[:32]!r}")
-    return Message(role=_ROLES[role], content=content, name=name)
+        shown = (role or "")[:32]
+        raise wrong(f"{path}.role", f"must be one of {', '.join(_ROLES)}, not {shown!r}")
+    return _ROLES[role]
 
 
-def wrong_type(path: str, kind: str | None) -> Exception:
+def wrong_type(path: str, kind: str | None) -> InvalidRequest:
     """The error for a part at `path` whose `type` is none of ours."""
     shown = str(kind)[:32]
     return wrong(f"{path}.type", f"must be text, image_url or video_url, not {shown!r}")

@@ -14,11 +14,12 @@ from services.gateway.admission.request_options import (
     json_fingerprint,
     read_request_options,
 )
+from services.gateway.api.openai.replies import reply_writers, whole_of_all
 from services.gateway.api.openai.requests import media_urls, read_chat, read_completions
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import BodyLimits, Exchange
-from services.gateway.http.sse import write_stream, write_streams, write_whole, write_wholes
+from services.gateway.http.sse import all_pieces, write_stream
 from services.gateway.reading.data_urls import DecodedBody, InlineMedia, decode_with_media
 from services.gateway.reading.decode import decode, off_loop
 from services.gateway.reading.options import GenerationOptions
@@ -30,7 +31,7 @@ from shared.queue.keys import model_tag, new_request_id
 Reader = Callable[[Exchange, bytes], tuple[list[ValidRequest], RequestOptions]]
 
 
-class Answers:
+class Completions:
     """The handlers that generate."""
 
     def __init__(
@@ -99,7 +100,7 @@ class Answers:
             exchange.accepted = True
             exchange.request_id = answers[0].head.request_id
             try:
-                await _write(exchange, answers, options, stream=stream)
+                await _write(exchange, answers, stream=stream, with_ids=options.event_ids)
             finally:
                 for answer in answers:
                     answer.close()
@@ -117,15 +118,15 @@ class Answers:
 
 
 async def _write(
-    exchange: Exchange, answers: Sequence[Answer], options: RequestOptions, *, stream: bool
+    exchange: Exchange, answers: Sequence[Answer], *, stream: bool, with_ids: bool
 ) -> None:
     """One reply, to one prompt or to several."""
-    if len(answers) > 1:
-        if stream:
-            await write_streams(exchange, answers, with_ids=options.event_ids)
-        else:
-            await write_wholes(exchange, answers)
-    elif stream:
-        await write_stream(exchange, answers[0], with_ids=options.event_ids)
-    else:
-        await write_whole(exchange, answers[0])
+    writers = reply_writers(answers, with_ids)
+    if stream:
+        await write_stream(exchange, answers, writers, with_ids=with_ids)
+        return
+    pieces = await all_pieces(answers)
+    several = len(answers) > 1
+    await exchange.respond(
+        200, whole_of_all(answers, pieces) if several else writers[0].whole(pieces[0])
+    )

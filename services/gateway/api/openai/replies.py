@@ -17,7 +17,7 @@ from services.gateway.following.logprobs import TokenLogprob, prompt_entries
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 _REASONS = {
     FinishReason.FINISH_REASON_STOP: "stop",
@@ -26,29 +26,27 @@ _REASONS = {
 _CHAT = ReplyKind.REPLY_KIND_CHAT
 
 
-class EventWriter:
-    """The events of one stream, as bytes. Everything but text and counts is written once, in the
+class ReplyWriter:
+    """The reply to a chat or a completion. Everything but text and counts is written once, in the
     constructor.
     """
 
     def __init__(
         self,
         answer: Answer,
+        with_ids: bool,
         reply_head: RequestSpec | None = None,
         first_index: int = 0,
-        *,
-        with_ids: bool,
     ) -> None:
-        """Of several prompts in one reply, `reply_head` is the request that the reply is called
-        after, and `first_index` what the prompt's first choice is called. `with_ids`: events have
-        ids.
+        """`with_ids`: events have ids. Of several prompts in one reply, `reply_head` is the request
+        that gives the reply its id, and `first_index` the index of the prompt's first choice.
         """
         self._answer = answer
         self._reply = reply = answer.head.reply
         self._is_chat = reply.kind == _CHAT
         self._first_index = first_index
         # Whose tokens `usage` adds up.
-        self.of_reply: Sequence[EventWriter] = (self,)
+        self.of_reply: Sequence[ReplyWriter] = (self,)
         self._id = f"id: {answer.head.request_id}/" if with_ids else ""
         self._head = f"data: {_envelope(reply_head or answer.head, stream=True)}"
         self._field = '"delta":{"content":' if self._is_chat else '"text":'
@@ -119,13 +117,18 @@ class EventWriter:
         tail = f"null{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
         return f"{begin}{text}{self._close_text}{self._scores(piece)}{tail}".encode()
 
-    def usage(self) -> bytes:
-        """The event after the last one, with empty `choices`; nothing unless it was asked for."""
+    def end(self) -> bytes:
+        """`[DONE]`, and before it, where that was asked for, an event with the usage and empty `choices`."""
         if not self._reply.include_usage:
-            return b""
+            return _DONE
         cached = sum(writer._answer.cached_tokens for writer in self.of_reply)
         usage = usage_object(*self._spent(), cached)
-        return f'{self._place()}{self._head},"choices":[],"usage":{_compact(usage)}}}\n\n'.encode()
+        event = f'{self._place()}{self._head},"choices":[],"usage":{_compact(usage)}}}\n\n'
+        return event.encode() + _DONE
+
+    def whole(self, pieces: Sequence[Piece]) -> bytes:
+        """The body of a reply that is not streamed, of all pieces of all choices."""
+        return json.dumps(_body(self._answer, pieces), ensure_ascii=False).encode()
 
     def _spent(self) -> tuple[int, int]:
         """Tokens of the reply's prompts and choices."""
@@ -164,19 +167,17 @@ class EventWriter:
         return f',"usage":{_compact(usage)}'
 
 
-def event_writers(answers: Sequence[Answer], *, with_ids: bool) -> list[EventWriter]:
-    """One for each prompt of a reply: choice j of prompt i is called i * n + j."""
+def reply_writers(answers: Sequence[Answer], with_ids: bool) -> list[ReplyWriter]:
+    """One for each prompt of a reply: choice j of prompt i has the index i * n + j."""
     head = answers[0].head
     n = head.sampling.n
-    writers = [
-        EventWriter(answer, head, n * i, with_ids=with_ids) for i, answer in enumerate(answers)
-    ]
+    writers = [ReplyWriter(answer, with_ids, head, n * i) for i, answer in enumerate(answers)]
     for writer in writers:
         writer.of_reply = writers
     return writers
 
 
-def whole_body_of_all(answers: Sequence[Answer], pieces: Sequence[list[Piece]]) -> bytes:
+def whole_of_all(answers: Sequence[Answer], pieces: Sequence[Sequence[Piece]]) -> bytes:
     """The body of a reply to several prompts."""
     bodies = [_body(answer, of) for answer, of in zip(answers, pieces, strict=True)]
     content = {**bodies[0], "choices": []}
@@ -193,12 +194,7 @@ def whole_body_of_all(answers: Sequence[Answer], pieces: Sequence[list[Piece]]) 
     return json.dumps(content, ensure_ascii=False).encode()
 
 
-def whole_body(answer: Answer, pieces: list[Piece]) -> bytes:
-    """The body of a reply that is not streamed, of all pieces of all choices."""
-    return json.dumps(_body(answer, pieces), ensure_ascii=False).encode()
-
-
-def _body(answer: Answer, pieces: list[Piece]) -> dict[str, Any]:
+def _body(answer: Answer, pieces: Sequence[Piece]) -> dict[str, Any]:
     head = answer.head
     content: dict[str, Any] = json.loads(_envelope(head, stream=False) + "}")
     writer, scores = _logprobs_writer(answer), prompt_logprobs(answer)

@@ -16,7 +16,7 @@ from services.gateway.api.openai.schema import (
     TokenizeRequest,
 )
 from services.gateway.reading.bounds import number, text, wrong
-from services.gateway.reading.conversation import check_sizes, make_message, wrong_type
+from services.gateway.reading.conversation import check_sizes, read_role, wrong_type
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -75,6 +75,7 @@ def read_conversation(body: ChatRequest | TokenizeRequest) -> Conversation:
 
 
 def _message(message: ChatMessage, path: str) -> Message:
+    role = read_role(message.role, path)
     if message.tool_calls and bytes(message.tool_calls) not in (b"null", b"[]"):
         raise unsupported(f"{path}.tool_calls")
     content = message.content
@@ -85,7 +86,7 @@ def _message(message: ChatMessage, path: str) -> Message:
     else:
         raise wrong(f"{path}.content", "must be a string or a list of at least one part")
     name = text(f"{path}.name", message.name, _LONGEST_NAME)
-    return make_message(message.role or "", parts, path, name)
+    return Message(role=role, content=parts, name=name)
 
 
 def _part(part: ContentPart, path: str) -> Part:

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's and vLLM's requests. Fields that are not listed are ignored: clients send many."""
+"""The bodies of OpenAI's and vLLM's requests and replies. Fields of requests that are not listed are ignored: clients send many."""
 
 import msgspec
 
@@ -76,3 +76,34 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     tokens: list[Whole] | None = None
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """GET /v1/models/{id}."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "tessera"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """GET /v1/models."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class TokenizeReply(msgspec.Struct, kw_only=True):
+    """The tokens of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeReply(msgspec.Struct, kw_only=True):
+    """The text of tokens."""
+
+    prompt: str

@@ -21,8 +21,8 @@ from services.gateway.admission.request_options import (
 )
 from services.gateway.api.tessera.grpc_events import events
 from services.gateway.api.tessera.grpc_requests import read_chat, read_complete, read_options
+from services.gateway.api.tessera.request_status import status_message
 from services.gateway.following.answer import Answer
-from services.gateway.following.request_status import status_message
 from services.gateway.following.resume import Resumption
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.telemetry.metrics import Metrics

@@ -17,8 +17,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from services.gateway.admission.api_keys import ApiKeys
-from services.gateway.api.openai.errors import TooSlow
 from services.gateway.http.body_budget import BodyBudget
+from services.gateway.http.errors import TooSlow
 from services.gateway.reading.decode import off_loop
 from services.gateway.reading.wire_limits import check_message, malformed
 from services.gateway.telemetry.request_log import log_refusal

@@ -6,7 +6,7 @@ from typing import Any
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest
 from services.gateway.reading.bounds import at_most, wrong
-from services.gateway.reading.conversation import check_sizes, make_message, wrong_type
+from services.gateway.reading.conversation import check_sizes, read_role, wrong_type
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -25,20 +25,15 @@ from services.gateway.reading.media import (
 )
 from services.gateway.reading.options import GenerationOptions
 from tessera.gateway.v1 import chat_pb2
-from tessera.gateway.v1.chat_pb2 import ChatRequest, CompleteRequest, ContentPart
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Part, Video
+from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, Video
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 
 def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedModel) -> ValidRequest:
     """A conversation to answer. Raises InvalidRequest naming the field as REST does, or NotFound."""
     check_sizes([len(message.content) for message in request.messages])
-    messages = [
-        make_message(
-            message.role, _parts(message.content, f"messages[{i}].content"), f"messages[{i}]"
-        )
-        for i, message in enumerate(request.messages)
-    ]
+    messages = [_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
     conversation = Conversation(messages=messages, add_generation_prompt=True)
     asked = _given(request.options, "logprobs")
     logprobs = chat_logprobs(asked is not None, asked, model.max_logprobs)
@@ -116,10 +111,12 @@ def _prompt(request: CompleteRequest, model: ServedModel) -> Prompt:
     return ids_prompt(list(request.token_ids.ids), model)
 
 
-def _parts(content: Sequence[ContentPart], path: str) -> list[Part]:
-    if not content:
-        raise wrong(path, "must be a string or a list of at least one part")
-    return [_part(part, f"{path}[{i}]") for i, part in enumerate(content)]
+def _message(message: ChatMessage, path: str) -> Message:
+    role = read_role(message.role, path)
+    if not message.content:
+        raise wrong(f"{path}.content", "must be a string or a list of at least one part")
+    parts = [_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)]
+    return Message(role=role, content=parts)
 
 
 def _part(part: ContentPart, path: str) -> Part:

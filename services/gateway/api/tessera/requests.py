@@ -1,7 +1,8 @@
 """/v1/requests/{id}: what has become of a request, going on with its stream, and its end."""
 
 from services.gateway.admission.caller import Caller, tenant_of
-from services.gateway.following.request_status import status_body
+from services.gateway.api.endpoint import MakeWriter
+from services.gateway.api.tessera.request_status import status_body
 from services.gateway.following.resume import Resumption
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.sse import write_stream
@@ -11,8 +12,10 @@ from shared.errors import InvalidRequest
 class Requests:
     """The handlers for requests that exist. Another tenant's are not found."""
 
-    def __init__(self, resumption: Resumption) -> None:
+    def __init__(self, resumption: Resumption, make_writer: MakeWriter) -> None:
+        """`make_writer` gives the writer of the form that an answer's request came in by."""
         self._resumption = resumption
+        self._make_writer = make_writer
 
     async def state(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v1/requests/{id}."""
@@ -35,7 +38,8 @@ class Requests:
             )
             exchange.request_id = answer.head.request_id
             try:
-                await write_stream(exchange, answer, with_ids=True)
+                writer = self._make_writer(answer, True)
+                await write_stream(exchange, [answer], [writer], with_ids=True)
             finally:
                 answer.close()
 
@@ -45,7 +49,7 @@ def _name(exchange: Exchange) -> str:
 
 
 def _tenant(exchange: Exchange, caller: Caller) -> str:
-    """Whose requests are meant: without API keys, `user` is told again where the request had one."""
+    """Whose requests are meant: without API keys, `user` is given again where the request had one."""
     user = exchange.query("user")
     if len(user) > 512:
         raise InvalidRequest(

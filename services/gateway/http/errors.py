@@ -1,4 +1,4 @@
-"""Errors as OpenAI's JSON: {"error": {"message", "type", "param", "code"}}."""
+"""Errors of HTTP itself, and errors as OpenAI's JSON: {"error": {"message", "type", "param", "code"}}."""
 
 import json
 
@@ -82,9 +82,3 @@ def error_headers(error: ServingError) -> list[tuple[bytes, bytes]]:
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
-
-
-def error_event(error: ServingError) -> bytes:
-    """The last event of a stream that failed after it had begun."""
-    content = json.dumps({"error": error_object(error)}, ensure_ascii=False)
-    return f"data: {content}\n\n".encode()

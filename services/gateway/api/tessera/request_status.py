@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from services.gateway.api.openai.errors import error_object
+from services.gateway.http.errors import error_object
 from shared import errors
 from shared.queue import RequestState
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
