@@ -1,4 +1,7 @@
-"""The bodies of OpenAI's and vLLM's requests and replies. Fields of requests that are not listed are ignored: clients send many."""
+"""The bodies of OpenAI's and vLLM's requests and replies.
+
+Fields of requests that are not listed are ignored: clients send many.
+"""
 
 import msgspec
 
