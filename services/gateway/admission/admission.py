@@ -32,7 +32,7 @@ from shared.errors import (
     ServingError,
 )
 from shared.net import tasks
-from shared.queue import Queue
+from shared.queue import Queue, cost_of
 from shared.queue.token_log import decode_tokens
 from shared.telemetry.request_names import names
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
@@ -295,7 +295,7 @@ class Admission:
             admit = functools.partial(
                 self._queue.admit,
                 spec,
-                cost=prompt_tokens + spec.sampling.best_of * spec.sampling.max_tokens,
+                cost=cost_of(spec),
                 prio=options.prio,
                 advance_us=advance_us,
                 idempotency_key=options.idempotency_key,

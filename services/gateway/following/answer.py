@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.gateway.following.choice_log import PROMPT, News
+from services.gateway.following.choice_log import News
 from services.gateway.following.event_id import OPEN, TEXT_TOLD, Progress
+from services.gateway.following.finish import COMPLETED
 from services.gateway.following.follower import Follow
 from services.gateway.following.logprobs import LogprobFold, Scores, TokenLogprob, read_scores
 from services.gateway.telemetry.metrics import Metrics
@@ -17,6 +18,7 @@ from services.gateway.telemetry.request_log import log_end
 from services.gateway.telemetry.timeline import Timeline
 from shared import errors
 from shared.errors import Cancelled, Internal, ServingError
+from shared.queue.log_event import PROMPT
 from shared.queue.token_log import stride
 from shared.telemetry.request_names import names
 from shared.text.text_fold import TextFold, TokenBytes
@@ -26,7 +28,6 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 log = structlog.get_logger(__name__)
 
 _LENGTH = FinishReason.FINISH_REASON_LENGTH
-_GOOD = (FinishReason.FINISH_REASON_STOP, _LENGTH)
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
@@ -228,7 +229,7 @@ class Answer:
         ending = news.ending
         if news.tokens:
             self._time(news.choice, len(news.tokens))
-        if ending is not None and ending.reason not in _GOOD:
+        if ending is not None and ending.reason not in COMPLETED:
             self._error = self._error or _error_of(ending, self.head.request_id)
             ending = None
         if ending is not None:
@@ -249,7 +250,7 @@ class Answer:
         if fold.count < self.progress.counts[choice]:
             if ending is None:  # Redis lost its last second; it comes again
                 return None
-            if ending.reason in _GOOD:
+            if ending.reason in COMPLETED:
                 raise _diverged(self.head.request_id)
             return self._fold(rest)
         if told == OPEN:
@@ -294,6 +295,6 @@ def _error_of(ending: Ending, request_id: str) -> ServingError:
 def _worst(endings: Sequence[Ending | None]) -> Ending | None:
     """The ending that says how the request as a whole went: an error, else none, else the first."""
     for ending in endings:
-        if ending is not None and ending.reason not in _GOOD:
+        if ending is not None and ending.reason not in COMPLETED:
             return ending
     return None if None in endings else endings[0]

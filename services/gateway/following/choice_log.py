@@ -4,14 +4,12 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from services.gateway.following.finish import COMPLETED
 from shared.queue import token_log
-from tessera.common.v1.ending_pb2 import Ending, FinishReason
+from tessera.common.v1.ending_pb2 import Ending
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
-# The choice by which the log of the prompt's log-probabilities goes.
-PROMPT = -1
 TOKENS_ONLY = token_log.stride(None)
-_GOOD = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class ChoiceLog:
     @property
     def broken_off(self) -> bool:
         """It ended with an error or a cancel."""
-        return self.ending is not None and self.ending.reason not in _GOOD
+        return self.ending is not None and self.ending.reason not in COMPLETED
 
     @property
     def cursor(self) -> int:
@@ -122,7 +120,7 @@ class ChoiceLog:
 
     def _end(self, ending: Ending, end: int, known: int, whole: bool) -> None:
         """Takes the ending of a log of which `end` records were told and `known` were known before."""
-        if whole and end < known and ending.reason in _GOOD:
+        if whole and end < known and ending.reason in COMPLETED:
             self.diverged = True
         elif whole or end == len(self.tokens) > 0:
             self.ending = ending

@@ -15,11 +15,12 @@ from typing import Self
 
 import structlog
 
-from services.gateway.following.choice_log import PROMPT, ChoiceLog, LogLayout, News
+from services.gateway.following.choice_log import ChoiceLog, LogLayout, News
 from shared.errors import Internal, NotFound, ServingError, Unavailable
 from shared.net import supervise
 from shared.net.supervise import Background
 from shared.queue import LogDelta, Queue, TokenChannel
+from shared.queue.log_event import PROMPT
 from tessera.scheduler.v1.queue_pb2 import LogEvent
 
 log = structlog.get_logger(__name__)

@@ -4,21 +4,15 @@ from dataclasses import dataclass
 
 from services.gateway.reading.bounds import number, whole, wrong
 from services.gateway.reading.options import GenerationOptions
+from shared.errors import InvalidRequest
 
-# What a beam search would have to ignore, with the values that ask for nothing: beams are ranked by
-# the model's own probabilities, undistorted.
-_NOT_WITH_BEAMS: dict[str, tuple[object, ...]] = {
+# What shapes the model's probabilities before a token is drawn, with the values that ask for nothing. The parameters of
+# `shared/queue/beam_search.py` are checked once they have been read.
+_NOT_WITH_BEAMS: dict[str, tuple[float, ...]] = {
     "temperature": (0, 1),
     "top_p": (1,),
     "top_k": (0, -1),
     "min_p": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "bad_token_ids": ([],),
 }
 
 
@@ -68,15 +62,20 @@ def _check_beams(options: GenerationOptions) -> None:
     for name, off in _NOT_WITH_BEAMS.items():
         value = getattr(options, name)
         if value is not None and value not in off:
-            raise wrong(
-                name,
-                "cannot be combined with use_beam_search, which ranks by the model's own "
-                "probabilities: leave it out",
-            )
+            raise not_with_beams(name)
     if options.stop and options.min_tokens:
         raise wrong(
             "min_tokens", "cannot be combined with stop in a beam search: leave one of them out"
         )
+
+
+def not_with_beams(name: str) -> InvalidRequest:
+    """The error about a parameter that cannot be combined with beam search."""
+    return wrong(
+        name,
+        "cannot be combined with use_beam_search, which ranks by the model's own probabilities: "
+        "leave it out",
+    )
 
 
 def _check_no_beams(options: GenerationOptions) -> None:

@@ -18,10 +18,11 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from services.gateway.following.finish import FINISH_NAMES
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from services.gateway.telemetry.timeline import Timeline
 from shared.net.supervise import failures
-from tessera.common.v1.ending_pb2 import Ending, FinishReason
+from tessera.common.v1.ending_pb2 import Ending
 
 _LABELS = ("model_name", "engine")
 _TTFT_S = (
@@ -39,12 +40,8 @@ _REQUEST_S = (
 _N = (1, 2, 5, 10, 20)
 _STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
-_REASONS = {
-    FinishReason.FINISH_REASON_STOP: "stop",
-    FinishReason.FINISH_REASON_LENGTH: "length",
-    FinishReason.FINISH_REASON_CANCELLED: "abort",
-    FinishReason.FINISH_REASON_ERROR: "error",
-}
+# vLLM says "abort" where a request was cancelled.
+_REASONS = ("stop", "length", "abort", "error")
 
 
 class _BackgroundFailures(Collector):
@@ -84,9 +81,7 @@ class Metrics:
             [*_LABELS, "finished_reason"],
             registry=self.registry,
         )
-        self._success = {
-            reason: success.labels(*self._labels, reason) for reason in _REASONS.values()
-        }
+        self._success = {reason: success.labels(*self._labels, reason) for reason in _REASONS}
         name = "vllm:time_to_first_token_seconds"
         self._ttft = histogram(name, "From arrival to the first token.", _TTFT_S)
         name = "vllm:inter_token_latency_seconds"
@@ -217,7 +212,8 @@ class Metrics:
 
 def finish_reason(ending: Ending | None) -> str:
     """stop, length, abort or error."""
-    return "abort" if ending is None else _REASONS.get(ending.reason, "error")
+    name = "cancelled" if ending is None else FINISH_NAMES.get(ending.reason, "error")
+    return "abort" if name == "cancelled" else name
 
 
 def _one_two_five(most: int) -> list[float]:

@@ -19,6 +19,7 @@ from services.scheduler.output.choice import Choice
 from services.scheduler.output.logprobs import Floats, Ids
 from services.scheduler.output.ranking import Candidates
 from shared.queue import TakenRequest
+from shared.queue.beam_search import conflict_with_beams
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import encode_records, encode_tokens
 from shared.telemetry.request_names import names
@@ -87,10 +88,9 @@ class Request:
         if sampling.stop and sampling.min_tokens:
             message = "stop and min_tokens cannot both be combined with beam search: leave one out"
             return Error("UNSUPPORTED_WITH_BEAM_SEARCH", message, INVALID_ARGUMENT)
-        for name in _NOT_WITH_BEAMS:
-            if _is_given(sampling, name):
-                message = f"{name} cannot be combined with beam search: leave it out"
-                return Error("UNSUPPORTED_WITH_BEAM_SEARCH", message, INVALID_ARGUMENT)
+        if (conflict := conflict_with_beams(sampling)) is not None:
+            message = f"{conflict} cannot be combined with beam search: leave it out"
+            return Error("UNSUPPORTED_WITH_BEAM_SEARCH", message, INVALID_ARGUMENT)
         if self.sampling.logprobs > _MAX_LOGPROBS:
             message = (
                 f"{self._search.num_beams} beams need the {self.sampling.logprobs} most probable tokens of each step"
@@ -303,22 +303,3 @@ class Request:
         for token in generated:
             search.push(token)
         return search
-
-
-# Each changes which tokens are likely, and beams are chosen by what the model says.
-_NOT_WITH_BEAMS = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_token_ids",
-    "bad_words",
-    "grammar",
-)
-
-
-def _is_given(sampling: SamplingParams, name: str) -> bool:
-    off = {"repetition_penalty": 1.0}.get(name)
-    value = getattr(sampling, name, None)  # a field that a newer contract has is empty here
-    return bool(value) and value != off

@@ -11,18 +11,15 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from services.gateway.api.openai.logprobs import LogprobsWriter
-from services.gateway.api.openai.usage import stop_reason, usage_object
+from services.gateway.api.openai.usage import usage_object
 from services.gateway.following.answer import Answer, Piece
+from services.gateway.following.finish import FINISH_NAMES, stop_reason
 from services.gateway.following.logprobs import TokenLogprob, prompt_entries
-from tessera.common.v1.ending_pb2 import Ending, FinishReason
+from tessera.common.v1.ending_pb2 import Ending
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
 _DONE = b"data: [DONE]\n\n"
 
-_REASONS = {
-    FinishReason.FINISH_REASON_STOP: "stop",
-    FinishReason.FINISH_REASON_LENGTH: "length",
-}
 _CHAT = ReplyKind.REPLY_KIND_CHAT
 
 
@@ -142,7 +139,7 @@ class ReplyWriter:
             text = '"delta":{}'
         index = self._first_index + piece.choice
         choice = f'{self._head},"choices":[{{"index":{index},{text}{self._scores(piece)}'
-        reason = f'"{_REASONS[ending.reason]}","stop_reason":'
+        reason = f'"{FINISH_NAMES[ending.reason]}","stop_reason":'
         reason += _compact(stop_reason(ending, self._answer.silent_ends))
         tail = f"{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
         return f"{self._place()}{choice}{reason}{tail}".encode()
@@ -250,7 +247,7 @@ def _choice(
         choice["text"] = reply.prompt_text + text
         entries = echoed(answer) + entries if writer is not None else entries
     choice["logprobs"] = None if writer is None else writer.value(entries)
-    choice["finish_reason"] = _REASONS[ending.reason]
+    choice["finish_reason"] = FINISH_NAMES[ending.reason]
     choice["stop_reason"] = stop_reason(ending, answer.silent_ends)
     if reply.return_token_ids:
         choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]

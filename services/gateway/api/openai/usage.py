@@ -1,9 +1,6 @@
-"""`usage` and `stop_reason` as OpenAI and vLLM have them."""
+"""`usage` as OpenAI has it."""
 
-from collections.abc import Collection
 from typing import Any
-
-from tessera.common.v1.ending_pb2 import Ending
 
 
 def usage_object(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
@@ -16,14 +13,3 @@ def usage_object(prompt: int, completion: int, cached: int | None = None) -> dic
     if cached is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached}
     return usage
-
-
-def stop_reason(ending: Ending, silent_ends: Collection[int]) -> str | int | None:
-    """vLLM's `stop_reason`: the stop string or end id that was found; null at the limit or the
-    tokenizer's own end. The other end ids of a model (`<|eom_id|>`, say) are told.
-    """
-    if ending.stop:
-        return ending.stop
-    if ending.HasField("stop_token_id") and ending.stop_token_id not in silent_ends:
-        return ending.stop_token_id
-    return None

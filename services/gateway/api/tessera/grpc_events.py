@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from services.gateway.api.openai.usage import stop_reason
 from services.gateway.following.answer import Answer, Piece
 from services.gateway.following.event_id import FINISH_TOLD, OPEN, TEXT_TOLD
+from services.gateway.following.finish import stop_reason
 from services.gateway.following.logprobs import TokenLogprob, prompt_entries
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatEvent, Delta, Finished, PromptLogprobs, Usage

@@ -1,24 +1,18 @@
-"""What has become of a request, as both doors tell it."""
+"""The state of a request, as REST and gRPC report it."""
 
 import json
 from typing import Any
 
+from services.gateway.following.finish import FINISH_NAMES
 from services.gateway.http.errors import error_object
 from shared import errors
 from shared.queue import RequestState
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.gateway.v1.chat_pb2 import ChoiceStatus, RequestStatus
 
-_REASONS = {
-    FinishReason.FINISH_REASON_STOP: "stop",
-    FinishReason.FINISH_REASON_LENGTH: "length",
-    FinishReason.FINISH_REASON_CANCELLED: "cancelled",
-    FinishReason.FINISH_REASON_ERROR: "error",
-}
-
 
 def status_message(state: RequestState) -> RequestStatus:
-    """For the gRPC door."""
+    """For gRPC."""
     head = state.head
     counts = _shown_counts(state)
     return RequestStatus(
@@ -44,7 +38,7 @@ def status_message(state: RequestState) -> RequestStatus:
 
 
 def status_body(state: RequestState) -> bytes:
-    """For the REST door."""
+    """For REST."""
     head, counts = state.head, _shown_counts(state)
     content = {
         "id": head.request_id,
@@ -76,10 +70,10 @@ def status_body(state: RequestState) -> bytes:
 def _end(ending: Ending | None) -> dict[str, Any]:
     if ending is None:
         return {"finish_reason": None}
-    told: dict[str, Any] = {"finish_reason": _REASONS.get(ending.reason, "error")}
+    end: dict[str, Any] = {"finish_reason": FINISH_NAMES.get(ending.reason, "error")}
     if ending.HasField("failure"):
-        told["error"] = error_object(errors.from_failure(ending.failure))
-    return told
+        end["error"] = error_object(errors.from_failure(ending.failure))
+    return end
 
 
 def _shown_counts(state: RequestState) -> list[int]:
