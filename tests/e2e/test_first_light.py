@@ -270,6 +270,7 @@ def wait_for(condition: Callable[[], bool], within_s: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.full  # test_takeover.py kills each, with requests of more kinds
 @pytest.mark.parametrize("room", ["decoder", "vision_encoder", "preprocess", "scheduler"])
 def test_a_kill_costs_no_request_in_hand(system: System, client: OpenAI, room: str) -> None:
     before = ask(client, 2, 120)
@@ -288,6 +289,7 @@ def test_a_kill_costs_no_request_in_hand(system: System, client: OpenAI, room: s
     assert ask(client, 40, 16)
 
 
+@pytest.mark.full  # with the demo model: tests/launcher/test_serve.py
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "llama")
     with System(folder) as system:
