@@ -135,7 +135,7 @@ def test_attention_rows_are_bit_equal_in_any_batch(
 @pytest.mark.parametrize(
     "sizes", [(64, 96), (256, 1152), (896, 1152), (576, 256), (100, 50), (6300, 34)]
 )
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", [pytest.param(False, marks=pytest.mark.full), True])
 @pytest.mark.parametrize(("kind", "dtype"), INVARIANT)
 def test_linear_rows_are_bit_equal_in_any_batch(
     kind: Kind, dtype: torch.dtype, threads: int, sizes: tuple[int, int], bias: bool

@@ -107,7 +107,10 @@ class SharingScheduler(NaiveScheduler):
         self._told: set[int] = set()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(n, marks=() if n < len(FAMILIES) else pytest.mark.full) for n in range(20)],
+)
 async def test_tokens_are_those_of_transformers(seed: int, tmp_path: Path, short_tmp: Path) -> None:
     shape = draw(seed)
     folder = make_checkpoint(tmp_path, shape.family, text=shape.text)
