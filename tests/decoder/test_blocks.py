@@ -22,31 +22,43 @@ from tests.support.step_stream import (
     running_decoder,
 )
 
-PROMPT = np.random.default_rng(3).integers(0, 400, 37).tolist()
+
+@pytest.fixture(scope="module", params=[16, 128])
+def size(request: pytest.FixtureRequest) -> int:
+    """Tokens in a block."""
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def prompt(size: int) -> list[int]:
+    """Two full blocks and a partly filled one."""
+    return np.random.default_rng(3).integers(0, 400, 2 * size + 5).tolist()
 
 
 @pytest.fixture
-async def stream(llama_folder: Path, short_tmp: Path) -> AsyncIterator[StepStream]:
+async def stream(llama_folder: Path, short_tmp: Path, size: int) -> AsyncIterator[StepStream]:
+    options = {"num_host_blocks": 8, "block_size": size}
     async with (
-        running_decoder(llama_folder, short_tmp / "s", num_host_blocks=8) as decoder,
+        running_decoder(llama_folder, short_tmp / "s", **options) as decoder,
         StepStream.open(decoder.address) as opened,
     ):
+        assert opened.hello.block_size == size
         yield opened
 
 
 @pytest.fixture(scope="module")
-def expected(llama_folder: Path) -> list[int]:
-    """Twelve tokens after PROMPT, by transformers."""
-    return greedy_tokens(load_reference(llama_folder), PROMPT, 12)[0]
+def expected(llama_folder: Path, prompt: list[int]) -> list[int]:
+    """Twelve tokens after the prompt, by transformers."""
+    return greedy_tokens(load_reference(llama_folder), prompt, 12)[0]
 
 
 def lists(**changes: list[int]) -> dict[str, list[int]]:
     return {**empty_plan(), **changes}
 
 
-def new_text(slot: int, blocks: list[int], **changes: Any) -> dict[str, Any]:
-    """Fields of a plan that introduces PROMPT with these blocks."""
-    text = Text(slot, PROMPT, greedy(**changes))
+def new_text(prompt: list[int], slot: int, blocks: list[int], **changes: Any) -> dict[str, Any]:
+    """Fields of a plan that introduces the prompt with these blocks."""
+    text = Text(slot, prompt, greedy(**changes))
     return {
         "new": [introduce(text)],
         "edit_slot": [slot],
@@ -69,21 +81,21 @@ async def go_on(stream: StepStream, slot: int, computed: int, count: int) -> lis
     return tokens
 
 
-def whole_prompt(slot: int) -> dict[str, list[int]]:
+def whole_prompt(prompt: list[int], slot: int) -> dict[str, list[int]]:
     return {
         "row_slot": [slot],
         "row_start": [0],
-        "row_count": [len(PROMPT)],
+        "row_count": [len(prompt)],
         "sample_row": [0],
         "sample_slot": [slot],
     }
 
 
 async def test_a_prefix_is_shared_inside_the_plan_that_computes_it(
-    stream: StepStream, expected: list[int]
+    stream: StepStream, expected: list[int], prompt: list[int], size: int
 ) -> None:
     """The second sequence starts behind two blocks that the first computes in the same step."""
-    first, second = new_text(0, [1, 2, 3, 4]), new_text(1, [1, 2, 5, 6])
+    first, second = new_text(prompt, 0, [1, 2, 3, 4]), new_text(prompt, 1, [1, 2, 5, 6])
     result = await stream.run(
         make_plan(
             new=first["new"] + second["new"],
@@ -92,35 +104,37 @@ async def test_a_prefix_is_shared_inside_the_plan_that_computes_it(
             edit_len=[4, 4],
             edit_blocks=first["edit_blocks"] + second["edit_blocks"],
             row_slot=[1, 0],
-            row_start=[32, 0],
-            row_count=[5, 37],
+            row_start=[2 * size, 0],
+            row_count=[5, len(prompt)],
             sample_row=[0, 1],
             sample_slot=[1, 0],
         )
     )
     assert not result.failed
     assert read_ints(result.tokens) == [expected[0]] * 2
-    assert await go_on(stream, 0, 37, 5) == expected[1:6]
-    assert await go_on(stream, 1, 37, 5) == expected[1:6]
+    assert await go_on(stream, 0, len(prompt), 5) == expected[1:6]
+    assert await go_on(stream, 1, len(prompt), 5) == expected[1:6]
 
 
-async def test_two_steps_may_be_in_flight(stream: StepStream, expected: list[int]) -> None:
+async def test_two_steps_may_be_in_flight(
+    stream: StepStream, expected: list[int], prompt: list[int]
+) -> None:
     """The token that the second step runs is sampled by the first."""
-    await stream.send(make_plan(**new_text(0, [1, 2, 3, 4]), **whole_prompt(0)))
-    for start in range(37, 42):
+    await stream.send(make_plan(**new_text(prompt, 0, [1, 2, 3, 4]), **whole_prompt(prompt, 0)))
+    for start in range(len(prompt), len(prompt) + 5):
         await stream.send(
             make_plan(row_slot=[0], row_start=[start], row_count=[1], sample_row=[0],
                       sample_slot=[0])
         )  # fmt: skip
-        assert read_ints((await stream.result()).tokens) == [expected[start - 37]]
+        assert read_ints((await stream.result()).tokens) == [expected[start - len(prompt)]]
     assert read_ints((await stream.result()).tokens) == [expected[5]]
 
 
 async def test_forks_share_the_prompt_and_part_by_copy(
-    stream: StepStream, expected: list[int]
+    stream: StepStream, expected: list[int], prompt: list[int]
 ) -> None:
     """n = 2: one prefill, two samples of one row, then the partly filled block is copied."""
-    plan = {**new_text(0, [1, 2, 3, 4]), **whole_prompt(0)}
+    plan = {**new_text(prompt, 0, [1, 2, 3, 4]), **whole_prompt(prompt, 0)}
     plan.update(fork_child=[5], fork_parent=[0], fork_choice=[1])
     plan.update(sample_row=[0, 0], sample_slot=[0, 5])
     # The fork comes before the table edits of its plan: the child gets its table by edits too.
@@ -133,20 +147,22 @@ async def test_forks_share_the_prompt_and_part_by_copy(
         make_plan(
             edit_slot=[5], edit_index=[2], edit_len=[2], edit_blocks=[6, 7],
             copy_src=[3], copy_dst=[6],
-            row_slot=[0, 5], row_start=[37, 37], row_count=[1, 1],
+            row_slot=[0, 5], row_start=[len(prompt)] * 2, row_count=[1, 1],
             sample_row=[0, 1], sample_slot=[0, 5],
         )
     )  # fmt: skip
     assert read_ints(result.tokens) == [expected[1]] * 2
-    assert await go_on(stream, 5, 38, 3) == expected[2:5]
-    assert await go_on(stream, 0, 38, 3) == expected[2:5]
+    assert await go_on(stream, 5, len(prompt) + 1, 3) == expected[2:5]
+    assert await go_on(stream, 0, len(prompt) + 1, 3) == expected[2:5]
 
 
 async def test_a_chosen_token_takes_the_place_of_the_sampled_one(
-    stream: StepStream, llama_folder: Path, expected: list[int]
+    stream: StepStream, llama_folder: Path, expected: list[int], prompt: list[int]
 ) -> None:
     """Beam search: the parent goes on with another token than it sampled, a fork with a third."""
-    sampled = await stream.run(make_plan(**new_text(0, [1, 2, 3, 4]), **whole_prompt(0)))
+    sampled = await stream.run(
+        make_plan(**new_text(prompt, 0, [1, 2, 3, 4]), **whole_prompt(prompt, 0))
+    )
     assert read_ints(sampled.tokens) == expected[:1]
     plan = lists(
         fork_child=[5],
@@ -161,7 +177,7 @@ async def test_a_chosen_token_takes_the_place_of_the_sampled_one(
         edit_len=[2],
         edit_blocks=[6, 7],
         row_slot=[0, 5],
-        row_start=[37, 37],
+        row_start=[len(prompt)] * 2,
         row_count=[1, 1],
         sample_row=[0, 1],
         sample_slot=[0, 5],
@@ -169,85 +185,101 @@ async def test_a_chosen_token_takes_the_place_of_the_sampled_one(
     result = await stream.run(make_plan(**plan))
     model = load_reference(llama_folder)
     assert read_ints(result.tokens) == [
-        greedy_tokens(model, [*PROMPT, token], 1)[0][0] for token in (17, 23)
+        greedy_tokens(model, [*prompt, token], 1)[0][0] for token in (17, 23)
     ]
 
 
-async def test_choices_draw_their_own_numbers(stream: StepStream) -> None:
-    plan = {**new_text(0, [1, 2, 3, 4], temperature=2.0, seed=5), **whole_prompt(0)}
+async def test_choices_draw_their_own_numbers(stream: StepStream, prompt: list[int]) -> None:
+    plan = {**new_text(prompt, 0, [1, 2, 3, 4], temperature=2.0, seed=5), **whole_prompt(prompt, 0)}
     children = list(range(1, 8))
     plan.update(fork_child=children, fork_parent=[0] * 7, fork_choice=children)
     plan.update(sample_row=[0] * 8, sample_slot=[0, *children])
     assert len(set(read_ints((await stream.run(make_plan(**plan))).tokens))) > 3
 
 
-async def test_swapped_blocks_come_back(stream: StepStream, expected: list[int]) -> None:
-    await stream.run(make_plan(**new_text(0, [1, 2, 3, 4]), **whole_prompt(0)))
+async def test_swapped_blocks_come_back(
+    stream: StepStream, expected: list[int], prompt: list[int]
+) -> None:
+    await stream.run(make_plan(**new_text(prompt, 0, [1, 2, 3, 4]), **whole_prompt(prompt, 0)))
     await stream.run(
         make_plan(edit_slot=[0], edit_index=[0], edit_len=[0], edit_blocks=[],
                   swap_out_device=[1, 2, 3], swap_out_host=[7, 0, 3])
     )  # fmt: skip
     # Another sequence takes the blocks meanwhile.
-    other = await stream.run(make_plan(**new_text(1, [1, 2, 3, 4]), **whole_prompt(1)))
+    other = await stream.run(
+        make_plan(**new_text(prompt, 1, [1, 2, 3, 4]), **whole_prompt(prompt, 1))
+    )
     assert read_ints(other.tokens) == expected[:1]
     await stream.run(
         make_plan(edit_slot=[0], edit_index=[0], edit_len=[4], edit_blocks=[11, 12, 13, 14],
                   swap_in_host=[7, 0, 3], swap_in_device=[11, 12, 13])
     )  # fmt: skip
-    assert await go_on(stream, 0, 37, 4) == expected[1:5]
+    assert await go_on(stream, 0, len(prompt), 4) == expected[1:5]
 
 
-async def test_copies_happen_in_their_order(stream: StepStream, expected: list[int]) -> None:
-    await stream.run(make_plan(**new_text(0, [1, 2, 3, 4]), **whole_prompt(0)))
+async def test_copies_happen_in_their_order(
+    stream: StepStream, expected: list[int], prompt: list[int]
+) -> None:
+    await stream.run(make_plan(**new_text(prompt, 0, [1, 2, 3, 4]), **whole_prompt(prompt, 0)))
     await stream.run(
         make_plan(copy_src=[1, 2, 3, 9], copy_dst=[7, 8, 9, 10], edit_slot=[0], edit_index=[0],
                   edit_len=[4], edit_blocks=[7, 8, 10, 4])
     )  # fmt: skip
-    assert await go_on(stream, 0, 37, 4) == expected[1:5]
+    assert await go_on(stream, 0, len(prompt), 4) == expected[1:5]
 
 
 async def test_preempted_sequences_keep_their_history(
-    stream: StepStream, expected: list[int]
+    stream: StepStream, expected: list[int], prompt: list[int]
 ) -> None:
     """Blocks are taken away and given anew: the tokens so far are run again, in chunks."""
-    await stream.run(make_plan(**new_text(0, [1, 2, 3, 4]), **whole_prompt(0)))
-    assert await go_on(stream, 0, 37, 2) == expected[1:3]
+    await stream.run(make_plan(**new_text(prompt, 0, [1, 2, 3, 4]), **whole_prompt(prompt, 0)))
+    assert await go_on(stream, 0, len(prompt), 2) == expected[1:3]
     await stream.run(make_plan(edit_slot=[0], edit_index=[0], edit_len=[0], edit_blocks=[]))
     await stream.run(
         make_plan(edit_slot=[0], edit_index=[0], edit_len=[4], edit_blocks=[9, 8, 7, 6],
                   row_slot=[0], row_start=[0], row_count=[20])
     )  # fmt: skip
     result = await stream.run(
-        make_plan(row_slot=[0], row_start=[20], row_count=[20], sample_row=[0], sample_slot=[0])
+        make_plan(
+            row_slot=[0],
+            row_start=[20],
+            row_count=[len(prompt) - 17],
+            sample_row=[0],
+            sample_slot=[0],
+        )
     )
     assert read_ints(result.tokens) == [expected[3]]
 
 
 async def test_freed_blocks_may_be_given_out_in_the_next_plan(
-    stream: StepStream, expected: list[int]
+    stream: StepStream, expected: list[int], prompt: list[int]
 ) -> None:
     """Plans run strictly in order: a discarded step does not disturb the next owner."""
-    await stream.run(make_plan(**new_text(0, [1, 2, 3, 4]), **whole_prompt(0)))
+    await stream.run(make_plan(**new_text(prompt, 0, [1, 2, 3, 4]), **whole_prompt(prompt, 0)))
     await stream.send(
-        make_plan(row_slot=[0], row_start=[37], row_count=[1], sample_row=[0], sample_slot=[0])
+        make_plan(
+            row_slot=[0], row_start=[len(prompt)], row_count=[1], sample_row=[0], sample_slot=[0]
+        )
     )
-    await stream.send(make_plan(drop=[0], **new_text(3, [3, 4, 1, 2]), **whole_prompt(3)))
+    await stream.send(
+        make_plan(drop=[0], **new_text(prompt, 3, [3, 4, 1, 2]), **whole_prompt(prompt, 3))
+    )
     await stream.result()
     assert read_ints((await stream.result()).tokens) == expected[:1]
-    assert await go_on(stream, 3, 37, 4) == expected[1:5]
+    assert await go_on(stream, 3, len(prompt), 4) == expected[1:5]
 
 
 async def test_a_resumed_sequence_goes_on_from_its_log(
-    stream: StepStream, expected: list[int]
+    stream: StepStream, expected: list[int], prompt: list[int]
 ) -> None:
     """Introduced again with what it has generated so far."""
-    text = Text(0, PROMPT, greedy(), output=expected[:5])
+    text = Text(0, prompt, greedy(), output=expected[:5])
     await NaiveScheduler(stream).generate([text], 9, chunk=10)
     assert text.output == expected[:9]
 
 
 async def test_every_bit_is_the_same_in_any_company(
-    llama_folder: Path, short_tmp: Path, stream: StepStream
+    llama_folder: Path, short_tmp: Path, stream: StepStream, prompt: list[int]
 ) -> None:
     """Log-probabilities alone, in a crowd, and after a resume in chunks are equal in every bit."""
 
@@ -265,16 +297,16 @@ async def test_every_bit_is_the_same_in_any_company(
 
     settings = {"temperature": 1.0, "seed": 11, "logprobs": 0}
     numbers = np.random.default_rng(0)
-    alone = Text(0, PROMPT, greedy(**settings))
+    alone = Text(0, prompt, greedy(**settings))
     values = (await run([alone], 30, 64))[0]
     crowd = [
         Text(slot, numbers.integers(0, 400, size).tolist(), greedy(**settings))
         for slot, size in enumerate((3, 90, 20, 55, 31, 8, 1, 44, 70), 1)
     ]
-    again = Text(0, PROMPT, greedy(**settings))
+    again = Text(0, prompt, greedy(**settings))
     assert (await run([*crowd[:4], again, *crowd[4:]], 30, 9))[0] == values
     assert again.output == alone.output
-    resumed = Text(0, PROMPT, greedy(**settings), output=alone.output[:17])
+    resumed = Text(0, prompt, greedy(**settings), output=alone.output[:17])
     assert (await run([resumed, *[Text(t.slot, t.prompt, t.sampling) for t in crowd]], 30, 5))[
         0
     ] == values[17:]
@@ -282,10 +314,12 @@ async def test_every_bit_is_the_same_in_any_company(
 
 
 async def test_log_probabilities_are_those_of_transformers(
-    stream: StepStream, llama_folder: Path
+    stream: StepStream, llama_folder: Path, prompt: list[int]
 ) -> None:
-    expected, logits = greedy_tokens(load_reference(llama_folder), PROMPT, 3)
-    result = await stream.run(make_plan(**new_text(0, [1, 2, 3, 4], logprobs=4), **whole_prompt(0)))
+    expected, logits = greedy_tokens(load_reference(llama_folder), prompt, 3)
+    result = await stream.run(
+        make_plan(**new_text(prompt, 0, [1, 2, 3, 4], logprobs=4), **whole_prompt(prompt, 0))
+    )
     reference = logits[0].log_softmax(-1)
     best = reference.topk(4)
     assert read_floats(result.logprobs) == pytest.approx([float(best.values[0])], abs=1e-4)
@@ -295,19 +329,21 @@ async def test_log_probabilities_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("chunk", [64, 11])
-async def test_prompt_log_probabilities(stream: StepStream, llama_folder: Path, chunk: int) -> None:
+async def test_prompt_log_probabilities(
+    stream: StepStream, llama_folder: Path, chunk: int, prompt: list[int]
+) -> None:
     import torch
 
     with torch.no_grad():
-        logits = load_reference(llama_folder)(input_ids=torch.tensor([PROMPT])).logits[0]
+        logits = load_reference(llama_folder)(input_ids=torch.tensor([prompt])).logits[0]
     reference = logits.log_softmax(-1)[:-1]
-    text = Text(0, PROMPT, greedy(prompt_logprobs=2))
+    text = Text(0, prompt, greedy(prompt_logprobs=2))
     scheduler, own, ids = NaiveScheduler(stream), [], []
     while not text.output:
         for part in (await scheduler.step([text], chunk)).prompt_logprobs:
             own += read_floats(part.logprobs)
             ids += read_ints(part.top_ids)
-    expected = reference[torch.arange(36), torch.tensor(PROMPT[1:])]
+    expected = reference[torch.arange(len(prompt) - 1), torch.tensor(prompt[1:])]
     assert own == pytest.approx(expected.tolist(), abs=1e-4)
     assert ids == reference.topk(2).indices.flatten().tolist()
     assert not (await scheduler.step([text], chunk)).prompt_logprobs

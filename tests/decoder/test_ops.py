@@ -18,8 +18,8 @@ from tests.support.paged_rows import LENGTHS, ROWS, Cache, Row
 
 CPU = torch.device("cpu")
 
-# How a table of ops is made of a device and a type.
-Kind = Callable[[torch.device, torch.dtype], BaseOps]
+# How a table of ops is made of a device, a type and the size of a block.
+Kind = Callable[..., BaseOps]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,10 @@ class OwnKernels:
 
     known: InstructionSet
 
-    def __call__(self, device: torch.device, dtype: torch.dtype, threads: int = 2) -> BaseOps:
-        return CpuOps(dtype, open_kernels(self.known, threads))
+    def __call__(
+        self, device: torch.device, dtype: torch.dtype, block_size: int = 16, threads: int = 2
+    ) -> BaseOps:
+        return CpuOps(dtype, open_kernels(self.known, threads), block_size)
 
     @property
     def __name__(self) -> str:
@@ -44,7 +46,7 @@ def invariant(kind: Kind, dtype: torch.dtype, threads: int) -> BaseOps:
     """Ops whose rows do not depend on the batch, with so many threads; skips those that a library keeps
     from it here, which the check at start would find too."""
     if isinstance(kind, OwnKernels):
-        return kind(CPU, dtype, threads)
+        return kind(CPU, dtype, threads=threads)
     torch.set_num_threads(threads)
     ops = kind(CPU, dtype)
     if not rows_are_equal(ops):
@@ -69,9 +71,14 @@ INVARIANT = [
 @pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
 @pytest.mark.parametrize("heads", [Heads(4, 4, 16), Heads(14, 2, 64), Heads(6, 3, 8)])
 @pytest.mark.parametrize("window", [None, 33])
-def test_attention_is_that_of_the_reference(kind: Kind, heads: Heads, window: int | None) -> None:
-    found = Cache(kind(CPU, torch.float32), heads, LENGTHS).attend(ROWS, window=window)
-    expected = Cache(BaseOps(CPU, torch.float32), heads, LENGTHS).attend(ROWS, window=window)
+@pytest.mark.parametrize("size", [16, 128])
+def test_attention_is_that_of_the_reference(
+    kind: Kind, heads: Heads, window: int | None, size: int
+) -> None:
+    found = Cache(kind(CPU, torch.float32, block_size=size), heads, LENGTHS).attend(
+        ROWS, window=window
+    )
+    expected = Cache(BaseOps(CPU, torch.float32, size), heads, LENGTHS).attend(ROWS, window=window)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -234,11 +241,12 @@ def test_small_ops_are_bit_equal_in_any_batch_and_right(
 
 
 @pytest.mark.parametrize("kind", [BaseOps, *OWN, TorchCpuOps, CudaOps])
-def test_blocks_go_out_and_in(kind: Kind) -> None:
-    ops = kind(CPU, torch.float32)
+@pytest.mark.parametrize("size", [16, 128])
+def test_blocks_go_out_and_in(kind: Kind, size: int) -> None:
+    ops = kind(CPU, torch.float32, block_size=size)
     spec = KVSpec(2, 8, 8, torch.float32)
     cache, host = ops.alloc_kv(spec, 6), ops.alloc_host_kv(spec, 3)
-    k, v = torch.randn(16, 2, 8), torch.randn(16, 2, 8)
+    k, v = torch.randn(size, 2, 8), torch.randn(size, 2, 8)
     ops.import_block(cache, 2, k, v)
     ops.copy_blocks(cache, torch.tensor([2]), torch.tensor([4]))
     ops.swap_blocks(cache, host, torch.tensor([4]), torch.tensor([1]))
@@ -248,23 +256,24 @@ def test_blocks_go_out_and_in(kind: Kind) -> None:
         found = ops.export_block(cache, block)
         assert torch.equal(found[0], k) and torch.equal(found[1], v)
     assert not ops.export_block(cache, 4)[0].any()
-    ops.scrub(cache, torch.tensor([5 * 16 + 3]))
+    ops.scrub(cache, torch.tensor([5 * size + 3]))
     scrubbed = ops.export_block(cache, 5)[0]
     assert not scrubbed[3].any() and torch.equal(scrubbed[4:], k[4:])
 
 
 @pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
 @pytest.mark.parametrize("normed", [False, True])
-def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool) -> None:
+@pytest.mark.parametrize("size", [16, 128])
+def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool, size: int) -> None:
     heads, tokens = Heads(4, 2, 8), 5
     torch.manual_seed(0)
     norms = HeadNorms(torch.randn(8), torch.randn(8), 1e-5) if normed else None
     qkv = torch.randn(tokens, 8 * 8)
     cos, sin = torch.randn(tokens, 1, 8), torch.randn(tokens, 1, 8)
     results = []
-    for ops in (kind(CPU, torch.float32), BaseOps(CPU, torch.float32)):
+    for ops in (kind(CPU, torch.float32, block_size=size), BaseOps(CPU, torch.float32, size)):
         kv: PagedKV = ops.alloc_kv(KVSpec(2, 8, 8, torch.float32), 3)
-        slots = torch.tensor([17, 18, 40, 41, 19])
+        slots = torch.tensor([1, 2, size + 8, size + 9, 3]) + size
         meta = ops.make_meta([5], [5], torch.ones((1, 1), dtype=torch.int32), slots)
         q, k, v = ops.qkv_rope_write(qkv.clone(), cos, sin, heads, kv, meta, norms)
         assert torch.equal(ops.export_block(kv, 1)[0][[1, 2, 3]], k[[0, 1, 4]])
@@ -277,10 +286,11 @@ def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool) -> No
 def test_what_lies_behind_the_mask_does_not_matter() -> None:
     heads = Heads(4, 2, 16)
     for kind in (*OWN, TorchCpuOps, CudaOps):
-        cache = Cache(kind(CPU, torch.float32), heads, [20, 40])
-        rows = [Row(0, 20, 1), Row(1, 40, 1)]
+        ops = kind(CPU, torch.float32)
+        cache = Cache(ops, heads, [ops.block_size + 4, 40])
+        rows = [Row(0, ops.block_size + 4, 1), Row(1, 40, 1)]
         before = cache.attend(rows)
-        big = torch.full((16, 2, 16), 1e30)
+        big = torch.full((cache.ops.block_size, 2, 16), 1e30)
         k, v = cache.ops.export_block(cache.kv, int(cache.tables[0][1]))
         k[4:], v[4:] = big[4:], big[4:]
         cache.ops.import_block(cache.kv, int(cache.tables[0][1]), k, v)

@@ -32,9 +32,13 @@ from tests.support.step_stream import (
 PROMPT = [5, 6, 7, 8, 9]
 
 
-@pytest.fixture
-async def decoder(llama_folder: Path, short_tmp: Path) -> AsyncIterator[Decoder]:
-    async with running_decoder(llama_folder, short_tmp / "s", num_host_blocks=2) as running:
+@pytest.fixture(params=[0, 128])
+async def decoder(
+    llama_folder: Path, short_tmp: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Decoder]:
+    """Once with the device's own block size."""
+    options = {"num_host_blocks": 2, "block_size": request.param}
+    async with running_decoder(llama_folder, short_tmp / "s", **options) as running:
         yield running
 
 
@@ -64,7 +68,8 @@ async def still_works(decoder: Decoder, lease: int) -> None:
 async def test_hello_says_what_the_decoder_is(decoder: Decoder) -> None:
     async with StepStream.open(decoder.address) as stream:
         hello = stream.hello
-    assert hello.block_size == 16 and hello.num_blocks > 100 and hello.num_host_blocks == 2
+    assert hello.block_size == decoder.loaded.device.block_size
+    assert hello.num_blocks > 50 and hello.num_host_blocks == 2
     assert hello.max_slots == 32 and hello.max_model_len == 512 and hello.plans_in_flight == 2
     assert hello.max_batched_tokens == 272 and hello.row_invariant
     assert len(hello.model_fingerprint) == 16
@@ -125,21 +130,23 @@ async def test_sealed_blocks_survive_until_they_are_overwritten(decoder: Decoder
 
 async def test_full_blocks_are_named_when_the_scheduler_is_lost(decoder: Decoder) -> None:
     root = b"r" * 16
-    prompt = [3 + i % 50 for i in range(40)]
+    size = decoder.loaded.device.block_size
+    prompt = [3 + i % 50 for i in range(2 * size + 8)]
     async with StepStream.open(decoder.address, lease=1) as stream:
         for slot, more in ((0, {}), (1, {"root_name": root}), (2, {"root_name": root})):
             new = introduce(Text(slot, prompt[slot:], greedy()))
             new.MergeFrom(NewSequence(**more))
-            plan = first_plan(slot, new=[new], row_count=[40 - slot])
+            plan = first_plan(slot, new=[new], row_count=[len(prompt) - slot])
             plan |= {"edit_len": [3], "edit_blocks": [1 + 3 * slot, 2 + 3 * slot, 3 + 3 * slot]}
             await stream.run(make_plan(**plan))
-        names = block_names(root, ints(prompt[1:33]), 16)
+        names = block_names(root, ints(prompt[1 : 1 + 2 * size]), size)
         # The second sequence's first block was named in time.
         await stream.run(make_plan(sealed_blocks=[4], sealed_hashes=names[0]))
         await stream.run(
-            make_plan(row_slot=[1], row_start=[39], row_count=[1], sample_row=[0], sample_slot=[1])
-        )
-    other = block_names(root, ints(prompt[2:34]), 16)
+            make_plan(row_slot=[1], row_start=[len(prompt) - 1], row_count=[1], sample_row=[0],
+                      sample_slot=[1])
+        )  # fmt: skip
+    other = block_names(root, ints(prompt[2 : 2 + 2 * size]), size)
     async with StepStream.open(decoder.address, lease=2) as stream:
         assert read_ints(stream.hello.sealed_blocks) == [4, 5, 7, 8]
         assert stream.hello.sealed_hashes == b"".join(names + other)
@@ -147,9 +154,13 @@ async def test_full_blocks_are_named_when_the_scheduler_is_lost(decoder: Decoder
 
 async def test_nothing_is_named_that_may_rest_on_a_failed_row(decoder: Decoder) -> None:
     async with StepStream.open(decoder.address, lease=1) as stream:
-        new = introduce(Text(0, [3] * 20, greedy()))
+        size = decoder.loaded.device.block_size
+        new = introduce(Text(0, [3] * (size + 4), greedy()))
         new.root_name = b"r" * 16
-        plan = first_plan(new=[new], row_count=[20]) | {"edit_len": [2], "edit_blocks": [1, 2]}
+        plan = first_plan(new=[new], row_count=[size + 4]) | {
+            "edit_len": [2],
+            "edit_blocks": [1, 2],
+        }
         await stream.run(make_plan(**plan))
         result = await stream.run(make_plan(row_slot=[0], row_start=[3], row_count=[2]))
         assert len(result.failed) == 1
@@ -338,8 +349,9 @@ async def test_rows_that_contradict_the_decoders_counts_fail_loudly(
 
 async def test_a_row_without_room_in_its_table_fails(decoder: Decoder) -> None:
     async with StepStream.open(decoder.address) as stream:
-        long = Text(0, list(range(20)), greedy())
-        fields = first_plan(new=[introduce(long)], row_count=[20])
+        length = decoder.loaded.device.block_size + 4
+        long = Text(0, list(range(length)), greedy())
+        fields = first_plan(new=[introduce(long)], row_count=[length])
         result = await stream.run(make_plan(**fields))
     assert result.failed[0].failure.reason == "ROW_MISMATCH"
 

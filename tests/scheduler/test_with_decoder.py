@@ -201,12 +201,12 @@ async def test_preempted_sequences_go_on_as_if_nothing_had_been(
         num_host_blocks=64,
         max_model_len=96,
     )
-    blocks = decoder.loaded.worker.limits.num_blocks
+    limits = decoder.loaded.worker.limits
     bench.scheduler(preemption_mode=mode)
     rids = [await bench.ask(prompt, max_tokens=40, n=2) for prompt in PROMPTS]
     for rid, prompt in zip(rids, PROMPTS, strict=True):
         expected, logits = greedy_tokens(reference, prompt, 40)
         for records, _ in await bench.answers(rid, 2):
             assert_same_up_to_ties(decode_tokens(records), expected, logits)
-    needed = sum(-(-(len(p) + 40) // 16) for p in PROMPTS) * 2
-    assert needed > blocks, "the test must be tight"
+    needed = sum(-(-(len(p) + 40) // limits.block_size) for p in PROMPTS) * 2
+    assert needed > limits.num_blocks, "the test must be tight"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from services.scheduler.core.beams import BeamSearch
 
-# How many blocks a sequence fills before they are named: nobody is likely to ask for an answer that is being written,
-# and when it has been written all of them are named.
-_BLOCKS_PER_LOOK = 4
+# How many tokens a sequence generates before the blocks that they fill are named: nobody is likely to ask for an answer
+# that is being written, and when it has been written all of them are named.
+_TOKENS_PER_LOOK = 64
 
 
 class SequenceStatus(Enum):
@@ -210,7 +210,7 @@ class Sequence:
         if self.stop_search is not None:
             self.watch_from = 0
             return
-        several = _BLOCKS_PER_LOOK * block_size
+        several = -(-_TOKENS_PER_LOOK // block_size) * block_size
         # A block is full of computed tokens one commit after its last token.
         border = (len(self.tokens) - 1) // several * several + several + 1
         self.watch_from = min(border, self.length_limit)
