@@ -1,12 +1,19 @@
 """A step plan as numpy arrays, checked for form: what does not depend on the decoder's state."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from shared.block_hash import HASH_BYTES
 from shared.errors import InvalidRequest
+from shared.step_columns import (
+    PLAN_COLUMNS,
+    Holds,
+    PlanColumns,
+    columns_that_hold,
+    parallel_columns,
+)
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan
 
@@ -25,70 +32,22 @@ class Limits:
     block_size: int
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One step; the fields are those of `StepPlan`, in the order in which they are applied."""
+@dataclass(slots=True)
+class Plan(PlanColumns[Ints]):
+    """One step, with the fields of `StepPlan`."""
 
     lease: int
     step: int
-    drop: Ints
     new: Sequence[NewSequence]
-    fork_child: Ints
-    fork_parent: Ints
-    fork_choice: Ints
-    set_token_slot: Ints
-    set_token: Ints
-    edit_slot: Ints
-    edit_index: Ints
-    edit_len: Ints
-    edit_blocks: Ints
-    swap_out_device: Ints
-    swap_out_host: Ints
-    copy_src: Ints
-    copy_dst: Ints
-    swap_in_host: Ints
-    swap_in_device: Ints
-    row_slot: Ints
-    row_start: Ints
-    row_count: Ints
-    sample_row: Ints
-    sample_slot: Ints
     fetch: Sequence[ArtifactRef]
     release: Sequence[bytes]
-    sealed_blocks: Ints
     sealed_hashes: bytes
 
 
-_ARRAYS = tuple(field.name for field in fields(Plan) if field.type is Ints)
-# Arrays that belong together, entry by entry.
-_PARALLEL = (
-    ("fork_child", "fork_parent", "fork_choice"),
-    ("set_token_slot", "set_token"),
-    ("edit_slot", "edit_index", "edit_len"),
-    ("swap_out_device", "swap_out_host"),
-    ("copy_src", "copy_dst"),
-    ("swap_in_host", "swap_in_device"),
-    ("row_slot", "row_start", "row_count"),
-    ("sample_row", "sample_slot"),
-)
-_SLOTS = (
-    "drop",
-    "fork_child",
-    "fork_parent",
-    "set_token_slot",
-    "edit_slot",
-    "row_slot",
-    "sample_slot",
-)
-_DEVICE_BLOCKS = (
-    "edit_blocks",
-    "swap_out_device",
-    "copy_src",
-    "copy_dst",
-    "swap_in_device",
-    "sealed_blocks",
-)
-
+_PARALLEL = parallel_columns()
+_SLOTS = columns_that_hold(Holds.SLOT)
+_DEVICE_BLOCKS = columns_that_hold(Holds.DEVICE_BLOCK)
+_HOST_BLOCKS = columns_that_hold(Holds.HOST_BLOCK)
 
 # Most arrays of most plans: a step that only generates has rows and samples.
 _EMPTY: Ints = np.zeros(0, np.int32)
@@ -96,7 +55,7 @@ _EMPTY: Ints = np.zeros(0, np.int32)
 
 def read_plan(message: StepPlan, limits: Limits) -> Plan:
     """Raises InvalidRequest (INVALID_PLAN) naming the field that no state could make right."""
-    arrays = {name: _array(message, name) for name in _ARRAYS}
+    arrays = {name: _array(message, name) for name in PLAN_COLUMNS}
     for group in _PARALLEL:
         size = len(arrays[group[0]])
         if any(len(arrays[name]) != size for name in group):
@@ -105,7 +64,7 @@ def read_plan(message: StepPlan, limits: Limits) -> Plan:
         _check_range(name, arrays[name], 0, limits.max_slots)
     for name in _DEVICE_BLOCKS:
         _check_range(name, arrays[name], 1, limits.num_blocks)
-    for name in ("swap_out_host", "swap_in_host"):
+    for name in _HOST_BLOCKS:
         _check_range(name, arrays[name], 0, limits.num_host_blocks)
     for sequence in message.new:
         if not 0 <= sequence.slot < limits.max_slots:

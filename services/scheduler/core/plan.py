@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.sequence import Ending, Error, Sequence
+from shared.step_columns import PlanColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +29,13 @@ class Sample:
 
 
 @dataclass(slots=True)
-class StepPlan:
+class StepPlan(PlanColumns[list[int]]):
     """One step, in columns: lists of one group are parallel and go to the decoder as they are."""
 
     step: int
-    drop: list[int] = field(default_factory=list)
     new: list[tuple[int, Sequence]] = field(default_factory=list)  # slot, sequence
-    fork_child: list[int] = field(default_factory=list)
-    fork_parent: list[int] = field(default_factory=list)
-    fork_choice: list[int] = field(default_factory=list)
-    set_token_slot: list[int] = field(default_factory=list)
-    set_token: list[int] = field(default_factory=list)
-    edit_slot: list[int] = field(default_factory=list)
-    edit_index: list[int] = field(default_factory=list)
-    edit_len: list[int] = field(default_factory=list)
-    edit_blocks: list[int] = field(default_factory=list)
-    swap_out_device: list[int] = field(default_factory=list)
-    swap_out_host: list[int] = field(default_factory=list)
-    copy_src: list[int] = field(default_factory=list)
-    copy_dst: list[int] = field(default_factory=list)
-    swap_in_host: list[int] = field(default_factory=list)
-    swap_in_device: list[int] = field(default_factory=list)
-    row_slot: list[int] = field(default_factory=list)
-    row_start: list[int] = field(default_factory=list)
-    row_count: list[int] = field(default_factory=list)
-    sample_row: list[int] = field(default_factory=list)
-    sample_slot: list[int] = field(default_factory=list)
     fetch: list[Any] = field(default_factory=list)
     release: list[bytes] = field(default_factory=list)
-    sealed_blocks: list[int] = field(default_factory=list)
     sealed_hashes: list[bytes] = field(default_factory=list)
     num_tokens: int = 0  # to compute
     num_pairs: int = 0  # of these and the tokens that they attend to, themselves included

@@ -386,12 +386,10 @@ class Scheduler:
             history = sequence.tokens
             history.append(token)
             if len(history) >= sequence.watch_from or token in sequence.stop_token_ids:
-                self._check_ending(progress, index, sequence, token)
+                self._settle(progress, index, sequence, token)
         return searches
 
-    def _check_ending(
-        self, progress: StepProgress, index: int, sequence: Sequence, token: int
-    ) -> None:
+    def _settle(self, progress: StepProgress, index: int, sequence: Sequence, token: int) -> None:
         """After a commit that may have filled a block or ended the sequence."""
         ending = sequence.ending_after(token)
         self.state.update_cache(sequence)
@@ -453,11 +451,11 @@ class Scheduler:
         media = self.state.media
         if media.lost(digest) < _MAX_LOSSES:
             return
-        message = (
+        what = (
             f"the embeddings of a media item were lost {_MAX_LOSSES} times; send the request again"
         )
         for sequence in media.users(digest):
-            self._end_with_error(progress, sequence, Error("MEDIA_LOST", message))
+            self._end_with_error(progress, sequence, Error("MEDIA_LOST", what))
 
     def _end_with_error(self, progress: StepProgress, sequence: Sequence, error: Error) -> None:
         """Ends a sequence without a further token, and its pending forks or the other beams of its search."""

@@ -11,6 +11,7 @@ from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence
 from services.scheduler.output.logprobs import StepLogprobs
+from shared.step_columns import PLAN_COLUMNS, RESULT_COLUMNS
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Failure
 from tessera.decoder.v1 import decoder_pb2
@@ -18,30 +19,6 @@ from tessera.decoder.v1 import decoder_pb2
 if TYPE_CHECKING:
     from services.scheduler.output.request import Request
 
-_ARRAYS = (
-    "drop",
-    "fork_child",
-    "fork_parent",
-    "fork_choice",
-    "set_token_slot",
-    "set_token",
-    "edit_slot",
-    "edit_index",
-    "edit_len",
-    "edit_blocks",
-    "swap_out_device",
-    "swap_out_host",
-    "copy_src",
-    "copy_dst",
-    "swap_in_host",
-    "swap_in_device",
-    "row_slot",
-    "row_start",
-    "row_count",
-    "sample_row",
-    "sample_slot",
-    "sealed_blocks",
-)
 _REASONS = {
     EndReason.STOP: ending_pb2.FINISH_REASON_STOP,
     EndReason.LENGTH: ending_pb2.FINISH_REASON_LENGTH,
@@ -88,7 +65,7 @@ def plan_message(plan: StepPlan, lease: int, block_size: int) -> decoder_pb2.Ste
         release=plan.release,
         sealed_hashes=b"".join(plan.sealed_hashes),
     )
-    for name in _ARRAYS:
+    for name in PLAN_COLUMNS:
         values = getattr(plan, name)
         if values:
             setattr(message, name, int32(values))
@@ -97,7 +74,7 @@ def plan_message(plan: StepPlan, lease: int, block_size: int) -> decoder_pb2.Ste
 
 def output_of(plan: StepPlan, result: decoder_pb2.StepResult) -> StepOutput:
     """What a decoder answered to a plan."""
-    output = StepOutput(np.frombuffer(result.tokens, "<i4").tolist())
+    output = StepOutput(np.frombuffer(result.tokens, RESULT_COLUMNS["tokens"]).tolist())
     for failed in result.failed:
         why = failed.failure
         output.failed[failed.row] = Error(why.reason, why.message, why.code)

@@ -1,6 +1,7 @@
 """Log-probabilities of a step's result as records of the token log."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
 from shared.queue.token_log import encode_records
+from shared.step_columns import RESULT_COLUMNS
 from tessera.decoder.v1 import decoder_pb2
 
 Floats = npt.NDArray[np.float32]
@@ -18,9 +20,9 @@ class StepLogprobs:
     """What a decoder said of each sample: its own log-probability and the most probable tokens."""
 
     def __init__(self, plan: StepPlan, result: decoder_pb2.StepResult) -> None:
-        self._own: Floats = np.frombuffer(result.logprobs, "<f4")
-        self._ids: Ids = np.frombuffer(result.top_ids, "<i4")
-        self._values: Floats = np.frombuffer(result.top_logprobs, "<f4")
+        self._own: Floats = _column(result, "logprobs")
+        self._ids: Ids = _column(result, "top_ids")
+        self._values: Floats = _column(result, "top_logprobs")
         asked = np.array([max(0, s.num_logprobs) for s in plan.sample_sequence], np.int64)
         given = _as_given(asked, len(self._ids))
         self._end = np.cumsum(given)
@@ -42,6 +44,10 @@ class StepLogprobs:
         return encode_records([token], own, self._ids[None, some], self._values[None, some], k)
 
 
+def _column(message: decoder_pb2.StepResult | decoder_pb2.PromptLogprobs, name: str) -> Any:
+    return np.frombuffer(getattr(message, name), RESULT_COLUMNS[name])
+
+
 def _as_given(asked: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
     """How many were given for each sample: as many as asked, but none has more than the vocabulary."""
     size = int(asked.max(initial=0))
@@ -57,8 +63,8 @@ def prompt_records(
     own log-probabilities [n], and ids and values of the best [n, k]."""
     for report in result.prompt_logprobs:
         sequence, start = plan.row_sequence[report.row], plan.row_start[report.row]
-        own: Floats = np.frombuffer(report.logprobs, "<f4")
+        own: Floats = _column(report, "logprobs")
         if len(own):
-            ids: Ids = np.frombuffer(report.top_ids, "<i4").reshape(len(own), -1)
-            values: Floats = np.frombuffer(report.top_logprobs, "<f4").reshape(len(own), -1)
+            ids: Ids = _column(report, "top_ids").reshape(len(own), -1)
+            values: Floats = _column(report, "top_logprobs").reshape(len(own), -1)
             yield sequence, max(start, 1), own, ids, values
