@@ -24,7 +24,7 @@ PROTOS    := $(shell find protos -name '*.proto')
 COMPOSE   := docker compose
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install proto kernels self-test lint types test bench docker up down clean
+.PHONY: help serve install proto kernels self-test lint types test test-full bench docker up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,7 +72,7 @@ $(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/*.h $(CPU_KERNELS)/*.c
 self-test: $(LIBRARIES) ## Try every CPU kernel against plain loops, those for Arm under an emulator if there is one
 	@$(BIN)/python $(CPU_KERNELS)/build.py --self-test --all
 
-lint: install proto ## Check style, format and which room imports what
+lint: install proto ## Check style, format and which service imports what
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
@@ -82,6 +82,9 @@ types: install proto ## Check types
 
 test: install proto kernels ## Run the tests (ARGS= goes to pytest)
 	$(BIN)/pytest $(ARGS)
+
+test-full: install proto kernels ## Run the tests, also those that cover more of what another test covers
+	$(BIN)/pytest -m 'not compose' $(ARGS)
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
 	$(BIN)/python -m benchmarks $(ARGS)
