@@ -84,6 +84,7 @@ FROM light-base AS gateway
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
+COPY services/families services/families
 COPY services/gateway services/gateway
 ENV TESSERA_GATEWAY_HOST=0.0.0.0 TESSERA_GATEWAY_PORT=8000 TESSERA_GATEWAY_GRPC_PORT=8001
 EXPOSE 8000 8001
@@ -105,6 +106,7 @@ FROM heavy-base AS preprocess
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
+COPY services/families services/families
 COPY services/preprocess services/preprocess
 RUN python -m compileall -q .
 USER tessera
@@ -114,6 +116,7 @@ FROM heavy-base AS vision-encoder
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
+COPY services/families services/families
 COPY services/vision_encoder services/vision_encoder
 COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
 RUN python -m compileall -q .
@@ -124,6 +127,7 @@ FROM heavy-base AS decoder
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
+COPY services/families services/families
 COPY services/decoder services/decoder
 COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
 RUN python -m compileall -q .

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import importlib
 import statistics
 import time
 from collections.abc import Callable
@@ -13,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.vision_encoder import models
-from services.vision_encoder.models.vision_model import VisionItem, VisionModel
+from services.families import registry
+from services.families.family import ItemSize, load_part
+from services.vision_encoder import loading
+from services.vision_encoder.towers.encoder import Encoder, Item, pixel_item
 from shared.checkpoint.folder import Checkpoint
 
 _CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     clock = time.perf_counter if options.wall else time.process_time
     dtype = getattr(torch, options.dtype)
-    ours = models.load_vision_model(Checkpoint(options.model), _CPU, dtype, options.threads)
+    ours = loading.load_encoder(Checkpoint(options.model), _CPU, dtype, options.threads)
     theirs = by_torch(options.model, dtype)
     if ours is None or not ours.on_kernels:
         print("there are no kernels for this machine, or this model has no tower")
@@ -49,33 +50,27 @@ def main(arguments: list[str]) -> int:
     mine, other = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(b / a for a, b in times)
     print(
-        f"{options.dtype}, {options.threads} threads, {ours.patches(item)} patches:"
+        f"{options.dtype}, {options.threads} threads, {ours.cost(item)} patches:"
         f" kernels {mine:.0f} ms, torch {other:.0f} ms, ratio {ratio:.2f}"
     )
     return 0
 
 
-def by_torch(folder: Path, dtype: torch.dtype) -> VisionModel:
+def by_torch(folder: Path, dtype: torch.dtype) -> Encoder:
     """The tower as transformers' modules."""
     checkpoint = Checkpoint(folder)
-    module, name = models.FAMILIES[checkpoint.architecture]
-    found = getattr(importlib.import_module(module, models.__name__), name)
-    model: VisionModel = found(checkpoint, _CPU, dtype)
+    model: Encoder = load_part(registry.find(checkpoint).encoder)(checkpoint, _CPU, dtype)
     return model
 
 
-def picture(model: VisionModel) -> VisionItem:
+def picture(model: Encoder) -> Item:
     """A picture of 336x336 pixels, or of the only size that the tower takes."""
-    item = model.sample()
-    shape, grid = item.pixels.shape, item.grid
-    if grid != (0, 0, 0):
-        side = _SIDE // 14
-        shape, grid = (side * side, shape[1]), (1, side, side)
-    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    return VisionItem(values, grid, item.height, item.width)
+    item = model.sample(ItemSize(_SIDE, _SIDE))
+    values = np.random.default_rng(0).normal(size=item.pixels.shape).astype(np.float32)
+    return pixel_item(values, item.grid, item.height, item.width)
 
 
-def measure(clock: Callable[[], float], model: VisionModel, item: VisionItem) -> float:
+def measure(clock: Callable[[], float], model: Encoder, item: Item) -> float:
     """Seconds of one call."""
     began = clock()
     model.encode([item])

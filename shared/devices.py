@@ -9,6 +9,7 @@ from pathlib import Path
 from shared.errors import InvalidRequest
 
 DEVICES = ("cpu", "cuda")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DRIVER = "libcuda.so.1"
 
 
@@ -25,6 +26,25 @@ def resolve_device(name: str) -> str:
     if name == "cuda" and (fault := cuda_fault()):
         raise InvalidRequest("NO_SUCH_DEVICE", f"--device cuda: {fault}", field="device")
     return name
+
+
+def require_computable(device: str, dtype: str) -> None:
+    """Raises InvalidRequest if this machine does not have the device, or the device not the element type."""
+    require_dtype(dtype, resolve_device(device))
+
+
+def require_dtype(dtype: str, device: str) -> None:
+    """Raises InvalidRequest for an element type that a resolved device does not compute in."""
+    if dtype not in DTYPES:
+        raise InvalidRequest(
+            "UNSUPPORTED_DTYPE", f"--dtype {dtype}: it may be {', '.join(DTYPES)}", field="dtype"
+        )
+    if dtype == "float16" and device == "cpu":
+        raise InvalidRequest(
+            "UNSUPPORTED_DTYPE",
+            "--dtype float16 needs a CUDA device: use bfloat16 on the CPU",
+            field="dtype",
+        )
 
 
 @cache

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from services.decoder.devices.cpu.device import CpuDevice
-from services.decoder.models import model_class
-from services.vision_encoder.models import load_vision_model
+from services.families import registry
+from services.families.family import load_part
+from services.vision_encoder.loading import load_encoder
 from shared.checkpoint.folder import Checkpoint
 from tests.support.checkpoints import SPELLINGS, make_checkpoint
 
@@ -54,13 +55,15 @@ def test_decoder_and_encoder_share_a_checkpoint_out(
 
     def load_decoder(checkpoint: Checkpoint) -> object:
         ops = CpuDevice(torch.float32).ops
-        return model_class(checkpoint).load(checkpoint, ops, 128)
+        model_class = load_part(registry.find_decoder(checkpoint).decoder)
 
-    def load_encoder(checkpoint: Checkpoint) -> object:
-        return load_vision_model(checkpoint, torch.device("cpu"), torch.float32)
+        return model_class.load(checkpoint, ops, 128)
+
+    def encoder_of(checkpoint: Checkpoint) -> object:
+        return load_encoder(checkpoint, torch.device("cpu"), torch.float32)
 
     decoders = names_read(folder, load_decoder)
-    encoders = names_read(folder, load_encoder)
+    encoders = names_read(folder, encoder_of)
     assert not decoders & encoders
     left = set(Checkpoint(folder).names()) - decoders - encoders
     assert all("vision" in name and any(part in name for part in _UNUSED) for name in left), left

@@ -3,9 +3,9 @@
 from functools import partial
 
 from services.decoder.settings import DecoderSettings
+from services.families.check import Parts
+from services.families.prepare import prepare_model
 from shared import service_process
-from shared.checkpoint.prepare import prepare_model
-from shared.model_config.check import Parts
 from shared.settings import set_process_environment
 from shared.telemetry.logs import configure_logs
 

@@ -5,20 +5,18 @@ from contextlib import contextmanager
 from enum import Flag, auto
 from pathlib import Path
 
+from services.families import registry
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import resolve_device
+from shared.devices import require_computable
 from shared.errors import InvalidRequest
 from shared.model_config.decoder import refuse_quantization
-from shared.model_config.families import LLAVA, has_vision, read_decoder_config
 from shared.model_config.files import (
     read_json,
     require_processor,
     require_tokenizer,
     require_weights,
 )
-from shared.model_config.llava import LlavaConfig
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+from tessera.common.v1.media_pb2 import Modality
 
 
 class Parts(Flag):
@@ -49,38 +47,19 @@ def require_servable(
     read_json(folder / "config.json")
     checkpoint = Checkpoint(folder)
     with _understood(folder):
-        sees = has_vision(checkpoint)
+        family = registry.find(checkpoint)
         refuse_quantization(checkpoint)
-        read_decoder_config(checkpoint)
-        if checkpoint.architecture in LLAVA:
-            LlavaConfig.read(checkpoint)
+        registry.decoder_config(checkpoint)
+        if family.takes_media:
+            family.largest(checkpoint, Modality.MODALITY_IMAGE)
     if Parts.TOKENIZER in parts:
         require_tokenizer(folder)
-    if Parts.PROCESSOR in parts and sees:
+    if Parts.PROCESSOR in parts and family.takes_media:
         require_processor(folder)
     if Parts.WEIGHTS in parts:
         require_weights(folder)
         require_computable(device, dtype)
     return checkpoint
-
-
-def require_computable(device: str, dtype: str) -> None:
-    """Raises InvalidRequest if this machine does not have the device, or the device not the element type."""
-    require_dtype(dtype, resolve_device(device))
-
-
-def require_dtype(dtype: str, device: str) -> None:
-    """Raises InvalidRequest for an element type that a resolved device does not compute in."""
-    if dtype not in DTYPES:
-        raise InvalidRequest(
-            "UNSUPPORTED_DTYPE", f"--dtype {dtype}: it may be {', '.join(DTYPES)}", field="dtype"
-        )
-    if dtype == "float16" and device == "cpu":
-        raise InvalidRequest(
-            "UNSUPPORTED_DTYPE",
-            "--dtype float16 needs a CUDA device: use bfloat16 on the CPU",
-            field="dtype",
-        )
 
 
 @contextmanager

@@ -1,12 +1,15 @@
 """What a service does about its model before it imports anything large: finds its folder, and checks it."""
 
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
 
+from services.families.check import Parts, require_servable
 from shared.checkpoint.hub import find_on_hub
+from shared.devices import require_computable
 from shared.errors import InvalidRequest, NotFound, ServingError
-from shared.model_config.check import Parts, require_computable, require_servable
 from shared.settings import ServiceSettings, hub_name
 
 log = structlog.get_logger(__name__)
@@ -25,7 +28,7 @@ def prepare_model(settings: S, parts: Parts, *, device: str = "auto", dtype: str
                 require_computable(device, dtype)  # before gigabytes are fetched
             changes = {
                 "served_model_name": settings.model_name,
-                "model": find_on_hub(name, settings.revision),
+                "model": find_servable(name, settings.revision),
             }
             settings = settings.model_copy(update=changes)
         require_servable(settings.model, device=device, dtype=dtype, parts=parts)
@@ -33,3 +36,9 @@ def prepare_model(settings: S, parts: Parts, *, device: str = "auto", dtype: str
         log.error("cannot go on", reason=error.reason, error=error.message)
         raise SystemExit(2 if isinstance(error, InvalidRequest | NotFound) else 1) from None
     return settings
+
+
+def find_servable(name: str, revision: str = "") -> Path:
+    """The folder of a model of the hub. Raises as `find_on_hub` and `require_servable` do."""
+    check = partial(require_servable, parts=Parts.TOKENIZER | Parts.PROCESSOR)
+    return find_on_hub(name, check, revision)

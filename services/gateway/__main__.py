@@ -2,11 +2,11 @@
 
 import asyncio
 
+from services.families.check import Parts
+from services.families.prepare import prepare_model
 from services.gateway.gateway import run_gateway
 from services.gateway.settings import GatewaySettings
 from shared import service_process
-from shared.checkpoint.prepare import prepare_model
-from shared.model_config.check import Parts
 from shared.telemetry.logs import configure_logs
 
 

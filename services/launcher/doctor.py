@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.families.check import require_servable
 from services.launcher import hardware
 from services.launcher.ports import is_free
 from services.launcher.redis import check as redis_check
@@ -17,7 +18,6 @@ from services.launcher.settings import DoctorSettings
 from shared.checkpoint.hub import find_in_cache
 from shared.cpu_kernels import build
 from shared.errors import ServingError
-from shared.model_config.check import require_servable
 from shared.settings import cpu_instructions, hub_name
 
 _PACKAGES = (

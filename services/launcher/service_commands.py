@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.decoder.settings import DecoderSettings
+from services.families import registry
 from services.gateway.settings import GatewaySettings
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
@@ -15,7 +16,6 @@ from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared import processors
 from shared.checkpoint.folder import Checkpoint
-from shared.model_config.families import has_vision
 from shared.settings import ServiceSettings, child_environment, python_path
 
 _ROOT = Path(__file__).parents[2]
@@ -101,7 +101,10 @@ class ServiceCommands:
         self._settings = settings
         self._folders = folders
         self._redis_url = redis_url
-        needs_encoder = has_vision(Checkpoint(settings.model)) and not settings.language_model_only
+        needs_encoder = (
+            registry.find(Checkpoint(settings.model)).takes_media
+            and not settings.language_model_only
+        )
         given = settings.vision_encoders
         self._encoders = int(needs_encoder) if given is None else given
 

@@ -15,9 +15,9 @@ def main() -> None:
     # fight for the same cores. The image workers are programs of their own and know nothing of this process's gRPC.
     set_process_environment(TOKENIZERS_PARALLELISM="false", GRPC_ENABLE_FORK_SUPPORT="0")
 
+    from services.families.check import Parts
+    from services.families.prepare import prepare_model
     from shared import service_process
-    from shared.checkpoint.prepare import prepare_model
-    from shared.model_config.check import Parts
 
     settings = prepare_model(settings, Parts.TOKENIZER | Parts.PROCESSOR)
     from services.preprocess.server import serve

@@ -6,14 +6,16 @@ from contextlib import AsyncExitStack
 
 import structlog
 
+from services.families import registry
+from services.families.family import load_part
 from services.preprocess.media.fetch import FetchPolicy, MediaFetcher
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.intake import IntakeLimits, MediaIntake
 from services.preprocess.media.pixel_cache import PixelCache
 from services.preprocess.media.processor_config import read_sampling
-from services.preprocess.models import ImageProcessing, PromptRule, TextRule, find_family
 from services.preprocess.prompt.builder import PromptBuilder
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
+from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.preprocess.servicer import PreprocessServicer
 from services.preprocess.settings import PreprocessSettings
@@ -23,7 +25,6 @@ from shared.artifacts import store as artifacts
 from shared.artifacts.store import ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.model_config.families import read_decoder_config
 from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
@@ -119,7 +120,7 @@ async def _image_pool(
     settings: PreprocessSettings, checkpoint: Checkpoint, resources: AsyncExitStack
 ) -> ImageWorkerPool | None:
     """The image workers, where images are taken."""
-    if find_family(checkpoint) is None or settings.language_model_only:
+    if not registry.find(checkpoint).takes_media or settings.language_model_only:
         return None
     limits = ImageLimits(
         max_pixels=settings.max_image_pixels,
@@ -143,19 +144,18 @@ def _build(
     tokenizer: PromptTokenizer,
     pool: ImageWorkerPool | None,
 ) -> PromptBuilder:
-    family = find_family(checkpoint)
-    rule: PromptRule = TextRule()
-    if family is not None and pool is not None:
-        marker = tokenizer.token_text(family.image_token_id(checkpoint.config))
+    family = registry.find(checkpoint)
+    rule = PromptRule()
+    if pool is not None:
         processing = ImageProcessing(pool.info.settings, pool.info.shape)
-        rule = family.rule(checkpoint, processing, marker)
+        rule = load_part(family.prompt)(checkpoint, processing)
     return PromptBuilder(
         tokenizer,
         _load_template(settings, tokenizer),
         rule,
         vocab_size=max(tokenizer.vocab_size, int(checkpoint.text_config.get("vocab_size", 0))),
         max_model_len=_max_model_len(settings, checkpoint),
-        processor_adds_special_tokens=family is not None,
+        processor_adds_special_tokens=family.takes_media,
         trust_request_template=settings.trust_request_chat_template,
     )
 
@@ -179,7 +179,7 @@ def _load_template(settings: PreprocessSettings, tokenizer: PromptTokenizer) -> 
 
 
 def _max_model_len(settings: PreprocessSettings, checkpoint: Checkpoint) -> int:
-    return settings.max_model_len or read_decoder_config(checkpoint).max_position_embeddings
+    return settings.max_model_len or registry.decoder_config(checkpoint).max_position_embeddings
 
 
 def _policy(settings: PreprocessSettings) -> FetchPolicy:

@@ -8,10 +8,11 @@ from typing import Any
 import grpc.aio
 import structlog
 
+from services.families.family import ItemSize
 from services.preprocess.media.intake import MediaIntake, TakenMedia
-from services.preprocess.models import MediaSpan
 from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
+from services.preprocess.prompt.prompt_rule import MediaSpan
 from services.preprocess.prompt_stream import prepare_many
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.errors import InvalidRequest, Precondition
@@ -66,7 +67,8 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         work += [self._take(item, request.tenant) for item in media]
         (draft, tokenize_us), *images = await tasks.together(work)
         spans = [
-            self._builder.span(i.pixels.size.width, i.pixels.size.height, i.frames) for i in images
+            self._builder.span(ItemSize(i.pixels.size.width, i.pixels.size.height, i.frames))
+            for i in images
         ]
         prompt = self._builder.expand(draft, spans)
         fetch_us = max((i.fetch_us for i in images), default=0)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.vision_encoder.cache import EmbeddingCache
-from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
 from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.queue import TowerQueue
+from services.vision_encoder.towers.encoder import BadPixels, Encoder, Item, pixel_item
 from shared.artifacts.file import Array
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactStore
@@ -26,12 +26,12 @@ class Embeddings:
     encode_us: int
 
 
-class Encoder:
+class EmbeddingProducer:
     """Encodes items of one model."""
 
     def __init__(
         self,
-        model: VisionModel,
+        model: Encoder,
         queue: TowerQueue,
         source: PixelSource,
         store: ArtifactStore,
@@ -86,7 +86,7 @@ class Encoder:
         return Embeddings(ref, cached=False, encode_us=encoded.encode_us)
 
 
-def _item(media: MediaItem, pixels: Array) -> VisionItem:
+def _item(media: MediaItem, pixels: Array) -> Item:
     grid = (media.grid_t, media.grid_h, media.grid_w)
     scaling = None
     if pixels.dtype == np.uint8 and media.HasField("scaling"):
@@ -94,7 +94,7 @@ def _item(media: MediaItem, pixels: Array) -> VisionItem:
         scaling = PixelScaling(given.factor, tuple(given.mean), tuple(given.std))
     elif pixels.dtype != np.float32:
         raise BadPixels(f"pixels of {pixels.dtype} whose item names no scaling")
-    return VisionItem(pixels, grid, media.height, media.width, scaling)
+    return pixel_item(pixels, grid, media.height, media.width, scaling)
 
 
 def _check_rows(media: MediaItem, ref: ArtifactRef) -> None:

@@ -1,39 +1,30 @@
-"""Families by the architecture that config.json names. A new family is a file here and a line below."""
-
-import importlib
+"""The encoder of a checkpoint, loaded and ready."""
 
 import torch
 
+from services.families import registry
+from services.families.family import load_part
 from services.vision_encoder.devices.cpu import TowerOps
-from services.vision_encoder.models.vision_model import VisionModel
+from services.vision_encoder.towers.encoder import Encoder
 from shared.checkpoint.folder import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
-from shared.model_config.families import has_vision
-
-# Architecture -> (module, class); modules are imported when they are needed.
-FAMILIES = {
-    "LlavaForConditionalGeneration": (".llava", "LlavaVision"),
-    "LlavaNextForConditionalGeneration": (".llava_next", "LlavaNextVision"),
-    "Qwen2VLForConditionalGeneration": (".qwen2_vl", "Qwen2VLVision"),
-    "Qwen2_5_VLForConditionalGeneration": (".qwen2_vl", "Qwen2_5VLVision"),
-}
 
 
-def load_vision_model(
+def load_encoder(
     checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, threads: int = 1
-) -> VisionModel | None:
-    """The vision part of a checkpoint; None for a text-only model. Raises InvalidRequest for an unknown one.
+) -> Encoder | None:
+    """The encoder of a checkpoint's family; None for a text-only model. Raises InvalidRequest for what is not served.
 
     threads: of our own kernels, which do the work on a CPU where they can be had.
     """
-    if not has_vision(checkpoint):
+    family = registry.find(checkpoint)
+    if not family.takes_media:
         return None
-    module, name = FAMILIES[checkpoint.architecture]
-    model: VisionModel = getattr(importlib.import_module(module, __name__), name)(
+    encoder: Encoder = load_part(family.encoder)(
         checkpoint, device, dtype, _ops(device, dtype, threads)
     )
-    return model
+    return encoder
 
 
 def _ops(device: torch.device, dtype: torch.dtype, threads: int) -> TowerOps | None:

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.vision_encoder.models.vision_model import VisionItem
+from services.vision_encoder.towers.encoder import Item
 from shared.artifacts.pixel_scaling import PixelScaling
 
 
-def squares(items: Sequence[VisionItem], device: torch.device, dtype: torch.dtype) -> Tensor:
+def squares(items: Sequence[Item], device: torch.device, dtype: torch.dtype) -> Tensor:
     """[n, channels, side, side] of items of one square each, or several."""
     side = items[0].pixels.shape[-3:]
     apart = [item.pixels.reshape(-1, *side) for item in items]
@@ -24,9 +24,7 @@ def squares(items: Sequence[VisionItem], device: torch.device, dtype: torch.dtyp
     return torch.cat(together)
 
 
-def patches(
-    items: Sequence[VisionItem], values: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
+def patches(items: Sequence[Item], values: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """[patches, values] of items one after the other, a value's channel before its place in time.
 
     Bytes may show one moment only: it then stands for all that a patch has.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from services.vision_encoder.models.vision_model import VisionItem, VisionModel, to_array
+from services.vision_encoder.towers.encoder import Encoder, Item, to_array
 from shared.artifacts import file as artifact_file
 from shared.artifacts.store import Reservation, out_of_space
 from shared.net.supervise import Background
@@ -24,7 +24,7 @@ class Encoded:
 
 @dataclass
 class _Job:
-    item: VisionItem
+    item: Item
     patches: int
     place: Reservation
     done: asyncio.Future[Encoded]
@@ -37,16 +37,16 @@ class TowerQueue:
     one item.
     """
 
-    def __init__(self, model: VisionModel, max_patches: int) -> None:
+    def __init__(self, model: Encoder, max_patches: int) -> None:
         self._model = model
         self._max_patches = max_patches
         self._waiting: deque[_Job] = deque()
         self._thread = ThreadPoolExecutor(1, "tower")
         self._runner: Background | None = None
 
-    async def encode(self, item: VisionItem, place: Reservation) -> Encoded:
+    async def encode(self, item: Item, place: Reservation) -> Encoded:
         """Writes the embedding rows of one item under `place`. Raises BadPixels, Overloaded."""
-        patches = self._model.patches(item)
+        patches = self._model.cost(item)
         done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Job(item, patches, place, done))
         if self._runner is None:

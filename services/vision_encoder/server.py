@@ -7,19 +7,20 @@ import structlog
 import torch
 from redis.asyncio import Redis
 
+from services.families.family import ItemSize
 from services.vision_encoder.cache import EmbeddingCache
-from services.vision_encoder.encoder import Encoder
-from services.vision_encoder.models import load_vision_model
-from services.vision_encoder.models.vision_model import VisionModel
+from services.vision_encoder.encoder import EmbeddingProducer
+from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.queue import TowerQueue
 from services.vision_encoder.servicer import VisionEncoderServicer
 from services.vision_encoder.settings import VisionEncoderSettings
+from services.vision_encoder.towers.encoder import Encoder
 from shared import processors, service_process
 from shared.artifacts import store as artifacts
 from shared.artifacts.store import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.checkpoint.folder import Checkpoint
-from shared.model_config.check import require_dtype
+from shared.devices import require_dtype
 from shared.net.registry import Announcement, Directory
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
@@ -32,6 +33,7 @@ from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 log = structlog.get_logger(__name__)
 
 _MAX_CONNECTION_AGE_S = 30.0
+_WARM_UP = ItemSize(224, 224)  # small: a large one takes seconds on a CPU
 _SERVICE_NAME = "tessera.vision_encoder.v1.VisionEncoderService"
 
 
@@ -89,13 +91,13 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
         await server.not_ready()
 
 
-def _load(settings: VisionEncoderSettings, device: str) -> VisionModel | None:
+def _load(settings: VisionEncoderSettings, device: str) -> Encoder | None:
     require_dtype(settings.dtype, device)
     checkpoint = Checkpoint(settings.model)
     dtype = settings.dtype
     if dtype == "auto":
         dtype = checkpoint.default_dtype(device)
-    model = load_vision_model(
+    model = load_encoder(
         checkpoint, torch.device(device), getattr(torch, dtype), _threads(settings)
     )
     checkpoint.close()
@@ -109,18 +111,18 @@ def _threads(settings: VisionEncoderSettings) -> int:
 async def _encoder(
     settings: VisionEncoderSettings,
     device: str,
-    model: VisionModel,
+    model: Encoder,
     store: ArtifactStore,
     redis: Redis,
     resources: AsyncExitStack,
-) -> Encoder:
+) -> EmbeddingProducer:
     queue = TowerQueue(model, settings.batch_patches(device))
     resources.callback(queue.close)
 
     def warm_up() -> None:
         # Two pools would take the cores from each other.
         torch.set_num_threads(1 if model.on_kernels else _threads(settings))
-        model.encode([model.sample()])
+        model.encode([model.sample(_WARM_UP)])
 
     await queue.on_thread(warm_up)
     reader = ArtifactReader()
@@ -131,6 +133,6 @@ async def _encoder(
     source = PixelSource(reader, directory)
     resources.push_async_callback(source.close)
     cache = EmbeddingCache(store, settings.encoder_cache_bytes)
-    encoder = Encoder(model, queue, source, store, cache)
+    encoder = EmbeddingProducer(model, queue, source, store, cache)
     resources.push_async_callback(encoder.close)
     return encoder

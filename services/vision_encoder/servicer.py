@@ -5,7 +5,7 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from services.vision_encoder.encoder import Encoder
+from services.vision_encoder.encoder import EmbeddingProducer
 from shared.artifacts.file import DIGEST_BYTES
 from shared.errors import InvalidRequest, Precondition
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
@@ -24,7 +24,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
     """`encoder` is None for a text-only checkpoint."""
 
-    def __init__(self, encoder: Encoder | None, model_name: str) -> None:
+    def __init__(self, encoder: EmbeddingProducer | None, model_name: str) -> None:
         self._encoder = encoder
         self._model_name = model_name
 

@@ -94,6 +94,16 @@ class Checkpoint:
             return {}
         return self._json("tokenizer_config.json")
 
+    @cached_property
+    def image_processor_config(self) -> dict[str, Any]:
+        """Settings of the image processor, where the version of transformers wrote them; nothing where none are."""
+        return self._processor_config("image_processor", "preprocessor_config.json")
+
+    @cached_property
+    def video_processor_config(self) -> dict[str, Any]:
+        """Settings of the video processor; nothing where none are."""
+        return self._processor_config("video_processor", "video_preprocessor_config.json")
+
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a sequence, ascending: of the first configuration that names any."""
         for source in (self.generation_config, self.config, self.text_config):
@@ -146,6 +156,16 @@ class Checkpoint:
     def close(self) -> None:
         """Unmaps the files that no tensor keeps mapped."""
         self._open.clear()
+
+    def _processor_config(self, part: str, alone: str) -> dict[str, Any]:
+        """A part of processor_config.json, or the file that older versions wrote instead."""
+        combined: dict[str, Any] = {}
+        if (self.folder / "processor_config.json").is_file():
+            combined = self._json("processor_config.json")
+        found = combined.get(part)
+        if isinstance(found, dict):
+            return found
+        return self._json(alone) if (self.folder / alone).is_file() else {}
 
     @cached_property
     def _files(self) -> Mapping[str, str]:

@@ -16,7 +16,6 @@ from typing import Any
 import structlog
 
 from shared.errors import NotFound, ServingError, Unavailable
-from shared.model_config.check import Parts, require_servable
 from shared.model_config.files import INDEX, SINGLE, read_json, require_weights
 
 log = structlog.get_logger(__name__)
@@ -55,12 +54,12 @@ def find_in_cache(name: str, revision: str = "") -> Path | None:
     return folder
 
 
-def find_on_hub(name: str, revision: str = "") -> Path:
+def find_on_hub(name: str, check: Callable[[Path], object], revision: str = "") -> Path:
     """The folder of a model with every file that is read of it.
 
     One that is complete in the cache is taken without asking the hub. `revision` is a branch, a tag or a commit, the
-    main branch unless given. Raises InvalidRequest for a model that cannot be served, before its weights are fetched,
-    NotFound or Unavailable, saying what to do, if it cannot be had.
+    main branch unless given. `check` gets the folder, and may refuse it, before weights are fetched.
+    Raises NotFound or Unavailable, saying what to do, if the model cannot be had.
     """
     cached = find_in_cache(name, revision)
     if cached is not None:
@@ -77,7 +76,7 @@ def find_on_hub(name: str, revision: str = "") -> Path:
     log.info("downloading", model=name, revision=revision or "main")
     try:
         folder = _getter(name, revision)(_SMALL_FILES)
-        require_servable(folder, parts=Parts.TOKENIZER | Parts.PROCESSOR)
+        check(folder)
         with _progress(folder):
             _getter(name, folder.name)(_weights(folder))  # of the same commit
     except (HTTPError, OSError, ValueError) as error:

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
 from services.decoder.devices.cpu.device import CpuDevice
-from services.decoder.models import model_class
+from services.families import registry
+from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
 from tests.support.checkpoints import load_reference, make_checkpoint
 
@@ -57,7 +58,8 @@ def test_pairs_are_those_of_transformers(
     reference = load_reference(folder)
     checkpoint = Checkpoint(folder)
     with capture_logs() as logs:
-        model = model_class(checkpoint).load(checkpoint, CpuDevice(torch.float32).ops, 64)
+        model_class = load_part(registry.find_decoder(checkpoint).decoder)
+        model = model_class.load(checkpoint, CpuDevice(torch.float32).ops, 64)
     hidden = torch.randn(3, 64)
     ids = torch.tensor([5, 77, 301])
     with torch.no_grad():

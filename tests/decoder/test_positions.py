@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from services.decoder.devices.cpu.device import CpuDevice
-from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
+from services.families import registry
+from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem, Modality
@@ -29,7 +30,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def load(folder: Path, max_model_len: int = 4096) -> DecoderModel:
     checkpoint = Checkpoint(folder)
-    return model_class(checkpoint).load(checkpoint, CpuDevice(torch.float32).ops, max_model_len)
+    model_class: type[DecoderModel] = load_part(registry.find_decoder(checkpoint).decoder)
+    return model_class.load(checkpoint, CpuDevice(torch.float32).ops, max_model_len)
 
 
 def drawn_prompts() -> Iterator[tuple[int, list[MediaItem]]]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from services.decoder.models.rope import rope_table
+from services.families import registry
 from shared.checkpoint.folder import Checkpoint
-from shared.model_config.families import read_decoder_config
 from tests.support.checkpoints import load_reference, make_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ def test_the_original_length_counts(
     path.write_text(json.dumps(config))
     length = 60  # within every original length
     checkpoint = Checkpoint(folder)
-    rope = read_decoder_config(checkpoint).rope
+    rope = registry.decoder_config(checkpoint).rope
     cos, sin = rope_table(rope, length, torch.float32)
     reference = load_reference(folder).model.rotary_emb
     expected = reference(torch.zeros(1), torch.arange(length)[None])

@@ -7,9 +7,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from services.families import registry
+from services.families.family import ItemSize, load_part
 from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
 from services.preprocess.media.processor_config import read_processor_config
-from services.preprocess.models import ImageProcessing, PromptRule, find_family
+from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import make_checkpoint, reference_inputs
@@ -36,11 +38,11 @@ def sizes(count: int, largest: int = 3000) -> list[tuple[int, int]]:
 
 def rule_of(folder: Path, processor: Any) -> PromptRule:
     checkpoint = Checkpoint(folder)
-    family = find_family(checkpoint)
-    assert family is not None
+    rule_class = load_part(registry.find(checkpoint).prompt)
     pixels = processor(images=PIL.Image.new("RGB", (64, 48)), return_tensors="np")["pixel_values"]
     processing = ImageProcessing(processor.to_dict(), pixels[0].shape)
-    return family.rule(checkpoint, processing, "<image>")
+    rule: PromptRule = rule_class(checkpoint, processing)
+    return rule
 
 
 @pytest.mark.parametrize(
@@ -63,12 +65,12 @@ def test_llava_next_counts_are_those_of_transformers(
     rule = rule_of(tmp_path, processor.image_processor)
     drawn = sizes(400)
     expected = processor._get_num_multimodal_tokens([(height, width) for width, height in drawn])
-    found = [rule.span(*size) for size in drawn]
+    found = [rule.span(ItemSize(*size)) for size in drawn]
     assert [span.rows for span in found] == expected.num_image_tokens
     assert all(len(span.token_ids) == span.rows for span in found)
     for size in drawn[:12]:
         ids = reference_inputs(tmp_path, "<image>", [PIL.Image.new("RGB", size)])["input_ids"]
-        assert int((ids == rule.marker_id).sum()) == rule.span(*size).rows
+        assert int(np.isin(ids, rule.updates()[0].target).sum()) == rule.span(ItemSize(*size)).rows
 
 
 @pytest.mark.parametrize(
@@ -121,14 +123,14 @@ def test_qwen2_vl_grids_are_those_of_transformers(tmp_path: Path, options: dict[
     rule = rule_of(tmp_path, processor)
     merged = processor.merge_size**2
     for width, height in sizes(400):
-        span = rule.span(width, height)
+        span = rule.span(ItemSize(width, height))
         assert span.rows * merged == processor.get_number_of_image_patches(height, width)
         assert span.rows * merged == np.prod(span.grid) and len(span.token_ids) == span.rows
     for width, height in sizes(40)[-20:]:
         if width * height < 200_000:
             picture = PIL.Image.new("RGB", (width, height))
             made = processor(images=picture, return_tensors="np")
-            assert tuple(made["image_grid_thw"][0]) == rule.span(width, height).grid
+            assert tuple(made["image_grid_thw"][0]) == rule.span(ItemSize(width, height)).grid
 
 
 def test_tower_and_processor_of_qwen2_vl_must_agree(tmp_path: Path) -> None:

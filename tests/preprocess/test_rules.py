@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from services.preprocess.models import ImageProcessing, find_family
+from services.families import registry
+from services.families.family import ItemSize, load_part
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
+from services.preprocess.prompt.prompt_rule import ImageProcessing
 from services.preprocess.settings import parse_image_limit
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
@@ -20,10 +22,9 @@ def rule(folder: Path, config: dict[str, Any], side: int) -> Any:
     config = {"architectures": ["LlavaForConditionalGeneration"], **config}
     (folder / "config.json").write_text(json.dumps(config))
     checkpoint = Checkpoint(folder)
-    family = find_family(checkpoint)
-    assert family is not None
+    rule_class = load_part(registry.find(checkpoint).prompt)
     processing = ImageProcessing({}, (3, side, side))
-    return family.rule(checkpoint, processing, "<image>")
+    return rule_class(checkpoint, processing)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def rule(folder: Path, config: dict[str, Any], side: int) -> Any:
 def test_llava_counts(
     config: dict[str, Any], side: int, rows: int, marker: int, tmp_path: Path
 ) -> None:
-    span = rule(tmp_path, config, side).span(640, 480)
+    span = rule(tmp_path, config, side).span(ItemSize(640, 480))
     assert (span.rows, len(span.token_ids), set(span.token_ids)) == (rows, rows, {marker})
 
 
@@ -55,7 +56,7 @@ def test_an_unknown_family_with_eyes_is_refused(tmp_path: Path) -> None:
     config = {"architectures": ["NovelForConditionalGeneration"], "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidRequest, match="NovelForConditionalGeneration"):
-        find_family(Checkpoint(tmp_path))
+        registry.find(Checkpoint(tmp_path))
 
 
 PARTS = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}"

@@ -18,9 +18,9 @@ NAME = "Example/Tiny-VL-1.5"
 FIND = """
 import sys
 from shared.errors import ServingError
-from shared.checkpoint.hub import find_on_hub
+from services.families.prepare import find_servable
 try:
-    print(find_on_hub(*sys.argv[1:]))
+    print(find_servable(*sys.argv[1:]))
 except ServingError as error:
     print(type(error).__name__, error.message)
 """

@@ -11,14 +11,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from services.decoder.models import _MODELS as DECODERS
-from services.preprocess.models import FAMILIES as PREPROCESS_FAMILIES
-from services.vision_encoder.models import FAMILIES as TOWERS
+from services.families.check import Parts, require_servable
 from shared import devices
-from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.model_config.check import Parts, require_servable
-from shared.model_config.families import ARCHITECTURES, TEXT, VISION, decoder_family
 from shared.settings import DEMO_MODEL
 
 Change = Callable[[Path], object]
@@ -157,15 +152,6 @@ def test_a_service_asks_for_the_files_that_it_reads(folder: Path) -> None:
     require_servable(folder, parts=Parts(0))
 
 
-def test_every_architecture_has_its_parts_in_every_service(tmp_path: Path) -> None:
-    assert set(TOWERS) == set(PREPROCESS_FAMILIES) == set(VISION)
-    families = set()
-    for architecture in ARCHITECTURES:
-        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-        families.add(decoder_family(Checkpoint(tmp_path)))
-    assert families | set(TEXT.values()) == set(DECODERS)
-
-
 @pytest.mark.parametrize("room", ["gateway", "preprocess", "vision_encoder", "decoder"])
 def test_a_service_alone_refuses_in_one_line_and_says_that_it_is_no_use_to_try_again(
     room: str, folder: Path
@@ -180,8 +166,8 @@ def test_a_service_alone_refuses_in_one_line_and_says_that_it_is_no_use_to_try_a
 
 def test_the_check_needs_neither_torch_nor_transformers() -> None:
     source = (
-        "import sys; from shared.model_config.check import require_servable;"
-        "from shared.checkpoint.hub import find_on_hub; from shared.settings import DEMO_MODEL;"
+        "import sys; from services.families.check import require_servable;"
+        "from services.families.prepare import find_servable; from shared.settings import DEMO_MODEL;"
         "require_servable(DEMO_MODEL, device='auto');"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )

@@ -13,10 +13,11 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from services.families.family import ItemSize
 from services.preprocess.media.processor_config import read_processor_config
-from services.vision_encoder import models
-from services.vision_encoder.models import load_vision_model
-from services.vision_encoder.models.vision_model import BadPixels, VisionItem, VisionModel
+from services.vision_encoder import loading
+from services.vision_encoder.loading import load_encoder
+from services.vision_encoder.towers.encoder import BadPixels, Encoder, Item, pixel_item
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.checkpoint.folder import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
@@ -28,8 +29,8 @@ PLAIN = PixelScaling(1 / 255, (0.5,) * 3, (0.5,) * 3)
 PROCESSORS = {"llava_next": LlavaNextImageProcessorPil, "qwen2": Qwen2VLImageProcessorPil}
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> VisionModel:
-    model = load_vision_model(Checkpoint(folder), torch.device("cpu"), dtype)
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Encoder:
+    model = load_encoder(Checkpoint(folder), torch.device("cpu"), dtype)
     assert model is not None
     return model
 
@@ -38,13 +39,13 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> VisionModel:
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What computes: our kernels, or torch as where there is no compiler."""
     if request.param == "torch":
-        monkeypatch.setattr(models, "load_kernels", lambda threads: None)
+        monkeypatch.setattr(loading, "load_kernels", lambda threads: None)
     elif load_kernels(1) is None:
         pytest.skip("there are no kernels for this machine")
     return str(request.param)
 
 
-def items_of(folder: Path, family: str, as_bytes: bool = False) -> list[VisionItem]:
+def items_of(folder: Path, family: str, as_bytes: bool = False) -> list[Item]:
     """What preprocess makes of random pictures, as values or as bytes."""
     kind = PROCESSORS["llava_next" if family == "llava_next" else "qwen2"]
     processor = kind.from_dict(read_processor_config(folder))
@@ -63,13 +64,13 @@ def items_of(folder: Path, family: str, as_bytes: bool = False) -> list[VisionIt
         pixels = np.asarray(made["pixel_values"], np.uint8 if as_bytes else np.float32)
         if "image_grid_thw" in made:
             grid = tuple(made["image_grid_thw"][0].tolist())
-            items.append(VisionItem(pixels, grid, height, width, scaling))
+            items.append(pixel_item(pixels, grid, height, width, scaling))
         else:
-            items.append(VisionItem(pixels[0], height=height, width=width, scaling=scaling))
+            items.append(pixel_item(pixels[0], height=height, width=width, scaling=scaling))
     return items
 
 
-def reference_rows(folder: Path, items: Sequence[VisionItem]) -> list[torch.Tensor]:
+def reference_rows(folder: Path, items: Sequence[Item]) -> list[torch.Tensor]:
     """The same from transformers, one item at a time."""
     model: Any = load_reference(folder)
     found = []
@@ -113,8 +114,8 @@ def test_rows_are_those_of_transformers(
     if family != "llava_next":  # and videos: 3 steps of time
         side = 2 * options.get("vision", {}).get("spatial_merge_size", 2)
         values = np.random.default_rng(0).normal(size=(3 * side**2, items[0].pixels.shape[1]))
-        items.append(VisionItem(values.astype(np.float32), (3, side, side)))
-    assert all(model.patches(item) > 0 for item in items)
+        items.append(pixel_item(values.astype(np.float32), (3, side, side)))
+    assert all(model.cost(item) > 0 for item in items)
     expected = reference_rows(folder, items)
     together = model.encode(items)
     for item, ours, theirs in zip(items, together, expected, strict=True):
@@ -122,9 +123,9 @@ def test_rows_are_those_of_transformers(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=5e-5)
         torch.testing.assert_close(model.encode([item])[0], ours, rtol=1e-5, atol=1e-5)
     for values, raw in zip(items, items_of(folder, family, as_bytes=True), strict=False):
-        assert model.patches(raw) == model.patches(values)
+        assert model.cost(raw) == model.cost(values)
         assert torch.equal(model.encode([raw])[0], model.encode([values])[0])
-    assert model.encode([model.sample()])[0].shape[1] == model.hidden_size
+    assert model.encode([model.sample(ItemSize(224, 224))])[0].shape[1] == model.hidden_size
 
 
 @pytest.mark.parametrize("family", ["llava_next", "qwen2_vl", "qwen2_5_vl"])
@@ -162,22 +163,20 @@ def test_an_activation_that_nothing_here_has_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "item"),
     [
-        ("llava_next", VisionItem(np.zeros((3, 3, 56, 56), np.float32))),
-        ("llava_next", VisionItem(np.zeros((3, 3, 56, 56), np.float32), height=112, width=112)),
-        ("llava_next", VisionItem(np.zeros((3, 56, 56), np.float32), height=56, width=56)),
-        ("qwen2_vl", VisionItem(np.zeros((16, 1176), np.float32))),
-        ("qwen2_vl", VisionItem(np.zeros((16, 1176), np.float32), (1, 4, 8))),
-        ("qwen2_vl", VisionItem(np.zeros((9, 1176), np.float32), (1, 3, 3))),
-        ("qwen2_vl", VisionItem(np.zeros((16, 1176), np.float32), (1, -4, -4))),
-        ("qwen2_vl", VisionItem(np.zeros((16, 588), np.float32), (1, 4, 4))),
-        ("qwen2_vl", VisionItem(np.zeros((16, 500), np.uint8), (1, 4, 4), scaling=PLAIN)),
+        ("llava_next", pixel_item(np.zeros((3, 3, 56, 56), np.float32))),
+        ("llava_next", pixel_item(np.zeros((3, 3, 56, 56), np.float32), height=112, width=112)),
+        ("llava_next", pixel_item(np.zeros((3, 56, 56), np.float32), height=56, width=56)),
+        ("qwen2_vl", pixel_item(np.zeros((16, 1176), np.float32))),
+        ("qwen2_vl", pixel_item(np.zeros((16, 1176), np.float32), (1, 4, 8))),
+        ("qwen2_vl", pixel_item(np.zeros((9, 1176), np.float32), (1, 3, 3))),
+        ("qwen2_vl", pixel_item(np.zeros((16, 1176), np.float32), (1, -4, -4))),
+        ("qwen2_vl", pixel_item(np.zeros((16, 588), np.float32), (1, 4, 4))),
+        ("qwen2_vl", pixel_item(np.zeros((16, 500), np.uint8), (1, 4, 4), scaling=PLAIN)),
     ],
 )
-def test_pixels_unlike_their_item_are_refused(
-    tmp_path: Path, family: str, item: VisionItem
-) -> None:
+def test_pixels_unlike_their_item_are_refused(tmp_path: Path, family: str, item: Item) -> None:
     with pytest.raises(BadPixels):
-        load(make_checkpoint(tmp_path, family)).patches(item)
+        load(make_checkpoint(tmp_path, family)).cost(item)
 
 
 def test_a_newline_of_another_width_is_named(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlavaConfig as TransformersConfig
 
-from services.vision_encoder import models
-from services.vision_encoder.models import load_vision_model
-from services.vision_encoder.models.vision_model import VisionItem
+from services.vision_encoder import loading
+from services.vision_encoder.loading import load_encoder
+from services.vision_encoder.towers.encoder import pixel_item
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.llava import LlavaConfig, TowerConfig
@@ -27,7 +27,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def load(folder: Path) -> None:
-    load_vision_model(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
 
 
 def without(name: str) -> Callable[[Tensors], Tensors]:
@@ -107,10 +107,12 @@ def test_llava_is_loaded_without_transformers_and_compilers(tmp_path: Path) -> N
     # Their modules are more than half of what this room would import.
     script = (
         "import sys, torch; from pathlib import Path\n"
-        "from services.vision_encoder.models import load_vision_model\n"
+        "from services.vision_encoder.loading import load_encoder\n"
         "from shared.checkpoint.folder import Checkpoint\n"
-        "model = load_vision_model(Checkpoint(Path(sys.argv[1])), torch.device('cpu'), torch.float32)\n"
-        "print(len(model.encode([model.sample()])), {'transformers', 'torch._dynamo', 'sympy'} & set(sys.modules))"
+        "model = load_encoder(Checkpoint(Path(sys.argv[1])), torch.device('cpu'), torch.float32)\n"
+        "from services.families.family import ItemSize\n"
+        "rows = model.encode([model.sample(ItemSize(224, 224))])\n"
+        "print(len(rows), {'transformers', 'torch._dynamo', 'sympy'} & set(sys.modules))"
     )
     folder = llava_checkpoint(tmp_path)
     told = subprocess.check_output(
@@ -133,15 +135,15 @@ def test_a_tower_of_usual_size_is_row_invariant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if engine == "torch":
-        monkeypatch.setattr(models, "load_kernels", lambda threads: None)
+        monkeypatch.setattr(loading, "load_kernels", lambda threads: None)
     sizes = {"hidden_size": 192, "intermediate_size": 768, "num_attention_heads": 6}
     changes = {**sizes, "num_hidden_layers": 4, "image_size": side, "patch_size": patch}
     folder = llava_checkpoint(tmp_path, tower, vision_changes=changes)
-    model = load_vision_model(Checkpoint(folder), torch.device("cpu"), torch.float32, threads)
+    model = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32, threads)
     assert model is not None
     generator = np.random.default_rng(0)
     shape = (3, side, side)
-    items = [VisionItem(generator.normal(size=shape).astype(np.float32)) for _ in range(12)]
+    items = [pixel_item(generator.normal(size=shape).astype(np.float32)) for _ in range(12)]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

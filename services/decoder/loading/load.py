@@ -15,7 +15,6 @@ from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.loading.memory import count_blocks, count_host_blocks, kv_bytes
 from services.decoder.loading.profile_run import Profile, profile
 from services.decoder.loading.warm_up import warm_up
-from services.decoder.models import model_class
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
 from services.decoder.models.needs import AttentionKind
@@ -23,9 +22,10 @@ from services.decoder.settings import DecoderSettings
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
 from services.decoder.worker.worker import Worker
+from services.families import registry
+from services.families.family import load_part
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.folder import Checkpoint
-from shared.model_config.families import read_decoder_config
 from shared.torch_device import torch_device
 
 log = structlog.get_logger(__name__)
@@ -47,8 +47,8 @@ def load(settings: DecoderSettings) -> Loaded:
     """Loads and warms up; takes seconds to minutes. Raises ServingError for what cannot be served."""
     began = time.perf_counter()
     checkpoint = Checkpoint(settings.model)
-    family = model_class(checkpoint)
-    config = read_decoder_config(checkpoint)
+    model_class: type[DecoderModel] = load_part(registry.find_decoder(checkpoint).decoder)
+    config = registry.decoder_config(checkpoint)
     kind = device_class(torch_device(settings.device))
     dtype = kind.choose_dtype(settings.dtype, checkpoint)
     device = kind(
@@ -65,8 +65,8 @@ def load(settings: DecoderSettings) -> Loaded:
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),
     )
-    family.needs.require_served()
-    model = family.load(checkpoint, device.ops, longest)
+    model_class.needs.require_served()
+    model = model_class.load(checkpoint, device.ops, longest)
     checkpoint.close()
     tokens = settings.max_num_batched_tokens or device.default_batched_tokens
     measured = profile(model, device, tokens, settings.max_num_seqs, longest)
@@ -81,7 +81,7 @@ def load(settings: DecoderSettings) -> Loaded:
         token_ms=round(measured.token_us / 1000, 3),
     )
     equal = _promises_equal_rows(device.ops)
-    attention = family.needs.attention
+    attention = model_class.needs.attention
     return Loaded(worker, device, fingerprint(checkpoint, dtype), equal, measured, attention)
 
 

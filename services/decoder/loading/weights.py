@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
@@ -14,8 +15,6 @@ from shared.errors import InvalidRequest
 # language_model.model.X, model.language_model.X (and lm_head in both); plain ones say model.X.
 _PREFIXES = ("language_model.model.", "model.language_model.", "model.")
 _HEADS = ("language_model.lm_head.", "lm_head.")
-# What leads to an embedding row belongs to the vision encoder.
-_VISION = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|image_newline|visual)(\.|$)")
 
 
 class LanguageWeights:
@@ -30,8 +29,10 @@ class LanguageWeights:
         self._checkpoint = checkpoint
         self._names: dict[str, str] = {}
         unknown = []
+        encoders = "|".join(map(re.escape, registry.find(checkpoint).encoder_tensors))
+        foreign = re.compile(rf"(model\.)?({encoders})(\.|$)") if encoders else None
         for name in checkpoint.names():
-            if _VISION.match(name):
+            if foreign and foreign.match(name):
                 continue
             canonical = canonical_name(name)
             if re.fullmatch(known, canonical):

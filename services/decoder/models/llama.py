@@ -15,9 +15,9 @@ from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
 from services.decoder.models.rope import rope_table
 from services.decoder.models.step import Step
+from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import DecoderConfig
-from shared.model_config.families import read_decoder_config
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class Llama(DecoderModel):
     @classmethod
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "Llama":
         """Fuses queries, keys and values, and gate and up. Embedding rows stay in the file."""
-        config = read_decoder_config(checkpoint)
+        config = registry.decoder_config(checkpoint)
         weights = LanguageWeights(checkpoint, cls.TENSORS, cls.IGNORED)
         model = cls(config, ops, max_model_len)
         table, head = _embedding_and_head(weights, config)

@@ -16,10 +16,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from services.families.family import ItemSize
 from services.vision_encoder import pixel_values, weights
 from services.vision_encoder.devices.cpu import TowerOps
-from services.vision_encoder.models.llava_network import LlavaNetwork
-from services.vision_encoder.models.vision_model import BadPixels, VisionItem
+from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
+from services.vision_encoder.towers.llava_network import LlavaNetwork
 from services.vision_encoder.towers.llava_tower import LlavaTower
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import LlavaConfig
@@ -35,7 +36,7 @@ _LAYER = re.compile(r"tower\.encoder\.layers\.(\d+)\.")
 _UNUSED = re.compile(r"tower\.(?:post_layernorm\.|head\.)|.*\.position_ids$")
 
 
-class LlavaVision:
+class LlavaEncoder:
     """Tower and projector of one checkpoint."""
 
     stacked = True
@@ -70,7 +71,7 @@ class LlavaVision:
         if ops is not None and self.on_kernels:
             self._tower = LlavaTower(self._network, config, ops)
 
-    def patches(self, item: VisionItem) -> int:
+    def cost(self, item: Item) -> int:
         """All images have one size. Raises BadPixels for another."""
         if item.pixels.shape != self._image_shape:
             raise BadPixels(
@@ -80,15 +81,15 @@ class LlavaVision:
         return (self._side // self._patch) ** 2
 
     @torch.inference_mode()
-    def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
         """Rows [rows, hidden_size] of each image of pixel values [channels, side, side]."""
         return list(self._features(items).cpu())
 
-    def sample(self) -> VisionItem:
-        """A black image."""
-        return VisionItem(np.zeros(self._image_shape, np.float32))
+    def sample(self, size: ItemSize) -> Item:
+        """A black image; all have one size."""
+        return pixel_item(np.zeros(self._image_shape, np.float32))
 
-    def _features(self, items: Sequence[VisionItem]) -> torch.Tensor:
+    def _features(self, items: Sequence[Item]) -> torch.Tensor:
         """Projected rows [n, rows, hidden_size] of all squares of the items."""
         return self._tower(pixel_values.squares(items, self._device, self.dtype))
 

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT (Liu et al., 2024): pictures of any resolution as squares of the tower's size.
+"""LLaVA-NeXT's prompts: pictures of any resolution as squares of the tower's size.
 
 A picture is shown whole as one square, and again at the best of the checkpoint's resolutions, which
 are multiples of that square. With `side` patches along a square's edge:
@@ -9,70 +9,49 @@ where height and width, in patches, are those of the best resolution less the pa
 picture's proportions; each line of patches ends with one row more, the newline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from services.preprocess.models.llava import DEFAULT_VISION, image_token_id, tower_rows
-from services.preprocess.models.prompt_rule import ImageProcessing, ImagesOnly, MediaSpan
+from services.families.family import ItemSize
+from services.families.llava.prompt import LlavaRule
+from services.families.llava_next.sizes import Resolution, best_resolution, padding, resolutions
+from services.preprocess.prompt.prompt_rule import ImageProcessing, MediaSpan
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
-_DEFAULT_RESOLUTIONS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
+class LlavaNextRule(LlavaRule):
+    """Rows by the picture's size."""
 
-class LlavaNextRule(ImagesOnly):
-    """Rows by the picture's size. Resolutions are (height, width) in pixels."""
-
-    def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing, marker: str) -> None:
-        config = checkpoint.config
-        vision = checkpoint.vision_config or DEFAULT_VISION
-        self.marker: str | None = marker
-        self.marker_id = image_token_id(config)
-        self._base_rows = tower_rows(config, vision, processing.shape[1:])
-        self._side = round(self._base_rows**0.5)
+    def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
+        super().__init__(checkpoint, processing)
+        self._side = round(self.rows**0.5)
         self._pixels = processing.shape[-1]
-        if self._side * self._side != self._base_rows:
+        if self._side * self._side != self.rows:
             raise InvalidRequest(
                 "UNSUPPORTED_MODEL",
-                f"a square of {self._base_rows} rows is no map: vision_feature_select_strategy must"
+                f"a square of {self.rows} rows is no map: vision_feature_select_strategy must"
                 ' be "default" with a class token and "full" without one',
             )
-        self._resolutions = _resolutions(config, processing.settings, self._pixels)
+        self._resolutions = _resolutions(checkpoint.config, processing.settings, self._pixels)
 
-    def span(self, width: int, height: int) -> MediaSpan:
+    def span(self, item: ItemSize) -> MediaSpan:
         """Placeholders of the whole picture's rows, then those of its map and the newlines."""
-        best_height, best_width = best_resolution(width, height, self._resolutions)
-        down = best_height // self._pixels * self._side
-        across = best_width // self._pixels * self._side
-        # Rounded as transformers does, on whose numbers the models were trained.
-        if width / height > across / down:
-            down -= 2 * ((down - int(round(height * (across / width), 7))) // 2)
-        else:
-            across -= 2 * ((across - int(round(width * (down / height), 7))) // 2)
-        rows = self._base_rows + down * (across + 1)
-        return MediaSpan(token_ids=(self.marker_id,) * rows, rows=rows)
+        best = best_resolution(item.width, item.height, self._resolutions)
+        edges = [edge // self._pixels * self._side for edge in best]
+        lines, axis = padding(item.width, item.height, *edges)
+        edges[axis] -= 2 * lines
+        rows = self.rows + edges[0] * (edges[1] + 1)
+        return MediaSpan(token_ids=(self.image_token,) * rows, rows=rows)
 
 
-def best_resolution(
-    width: int, height: int, resolutions: Sequence[Sequence[int]]
-) -> tuple[int, int]:
-    """The (height, width) that keeps most pixels of a picture, and of those the one that wastes least."""
-
-    def merit(resolution: Sequence[int]) -> tuple[int, int]:
-        scale = min(resolution[1] / width, resolution[0] / height)
-        kept = min(int(width * scale) * int(height * scale), width * height)
-        return kept, kept - resolution[0] * resolution[1]
-
-    best = max(resolutions, key=merit)
-    return best[0], best[1]
-
-
-def _resolutions(config: dict[str, Any], settings: Any, pixels: int) -> list[list[int]]:
+def _resolutions(
+    config: Mapping[str, Any], settings: Mapping[str, Any], pixels: int
+) -> list[Resolution]:
     """The resolutions, which model and image processor must agree on."""
-    model = [list(r) for r in config.get("image_grid_pinpoints") or _DEFAULT_RESOLUTIONS]
-    processor = [list(r) for r in settings.get("image_grid_pinpoints") or _DEFAULT_RESOLUTIONS]
-    wrong = [r for r in model if len(r) != 2 or r[0] % pixels or r[1] % pixels or min(r) < 1]
-    if wrong or not model:
+    model, processor = resolutions(config), resolutions(settings)
+    wrong = [r for r in model if r[0] % pixels or r[1] % pixels or min(r) < 1]
+    if wrong:
         raise InvalidRequest(
             "BAD_CHECKPOINT", f"image_grid_pinpoints {wrong} are no multiples of {pixels} pixels"
         )

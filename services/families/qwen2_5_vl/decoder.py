@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from services.decoder.models.qwen2_vl import Qwen2VL, is_video
+from services.families.qwen2_vl.decoder import Qwen2VL, is_video
 from tessera.common.v1.media_pb2 import MediaItem
 
 

@@ -13,15 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2VLConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VisionTransformerPretrainedModel,
-)
+from transformers import Qwen2VLConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
+from services.families.family import ItemSize
+from services.families.qwen2_vl.sizes import DEFAULTS, Resizing, pixel_bounds
 from services.vision_encoder import pixel_values, weights
 from services.vision_encoder.devices.cpu import TowerOps
-from services.vision_encoder.models.vision_model import BadPixels, VisionItem
+from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.qwen_tower import QwenTower
 from shared.checkpoint.folder import Checkpoint
 
@@ -29,7 +28,7 @@ from shared.checkpoint.folder import Checkpoint
 _NAME = re.compile(r"(?:model\.)?visual\.(.+)")
 
 
-class Qwen2VLVision:
+class Qwen2VLEncoder:
     """Tower and merger of one checkpoint."""
 
     stacked = False
@@ -51,6 +50,8 @@ class Qwen2VLVision:
             vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         )
         self._moments = int(vision.temporal_patch_size)
+        settings = {**DEFAULTS, **checkpoint.image_processor_config}
+        self._resizing = Resizing.read(settings, pixel_bounds(settings))
         self.hidden_size = int(config.text_config.hidden_size)
         self.dtype = dtype
         self._device = device
@@ -66,7 +67,7 @@ class Qwen2VLVision:
         if ops is not None and self.on_kernels:
             self._tower = QwenTower(tower, ops)
 
-    def patches(self, item: VisionItem) -> int:
+    def cost(self, item: Item) -> int:
         """As the grid says. Raises BadPixels if pixel values and grid differ."""
         count = prod(item.grid)
         merges = item.grid[1] % self._merge == 0 and item.grid[2] % self._merge == 0
@@ -82,7 +83,7 @@ class Qwen2VLVision:
         return count
 
     @torch.inference_mode()
-    def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
         """Rows [patches / merge^2, hidden_size] of each item."""
         packed = pixel_values.patches(items, self._patch_values, self._device, self.dtype)
         made = self._tower(packed, [item.grid for item in items])
@@ -97,17 +98,12 @@ class Qwen2VLVision:
         ).pooler_output
         return made
 
-    def sample(self) -> VisionItem:
-        """A black image of eight by eight merged patches."""
-        side = 8 * self._merge
-        return VisionItem(np.zeros((side**2, self._patch_values), np.float32), (1, side, side))
-
-
-class Qwen2_5VLVision(Qwen2VLVision):
-    """Version 2.5."""
-
-    config_class: ClassVar[Any] = Qwen2_5_VLConfig
-    tower_class: ClassVar[Any] = Qwen2_5_VisionTransformerPretrainedModel
+    def sample(self, size: ItemSize) -> Item:
+        """A black image or video."""
+        columns, rows = self._resizing.merged(size.width, size.height)
+        steps = max(1, -(-size.frames // self._moments))
+        grid = (steps, rows * self._merge, columns * self._merge)
+        return pixel_item(np.zeros((prod(grid), self._patch_values), np.float32), grid)
 
 
 def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

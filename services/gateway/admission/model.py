@@ -8,9 +8,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import NotFound, Precondition
-from shared.model_config.families import has_vision, read_decoder_config
 from shared.text.text_fold import TokenBytes
 from shared.text.tokenizer_file import read_tokenizer
 
@@ -63,7 +63,8 @@ class ServedModel:
         eos_token_ids = checkpoint.eos_token_ids()
         return cls(
             name=name,
-            max_model_len=max_model_len or read_decoder_config(checkpoint).max_position_embeddings,
+            max_model_len=max_model_len
+            or registry.decoder_config(checkpoint).max_position_embeddings,
             vocab_size=int(text_config.get("vocab_size") or len(table)),
             eos_token_ids=eos_token_ids,
             own_eos_ids=_own_eos_ids(checkpoint, tokenizer) or frozenset(eos_token_ids),
@@ -76,7 +77,7 @@ class ServedModel:
             max_choices=max_choices,
             max_logprobs=max_logprobs,
             max_prompts=max_prompts,
-            has_vision=has_vision(checkpoint),
+            has_vision=registry.find(checkpoint).takes_media,
         )
 
     def default_max_tokens(self, room: int) -> int:

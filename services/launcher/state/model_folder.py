@@ -1,10 +1,11 @@
 """The folder of the model to serve, and whether it can be served."""
 
+from services.families import registry
+from services.families.check import require_servable
+from services.families.prepare import find_servable
 from services.launcher.settings import ServeSettings
-from shared.checkpoint.hub import find_on_hub
+from shared.devices import require_computable
 from shared.errors import InvalidRequest
-from shared.model_config.check import require_computable, require_servable
-from shared.model_config.families import has_vision
 from shared.settings import hub_name
 
 
@@ -15,7 +16,7 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
     """
     if name := hub_name(settings.model):
         require_computable(settings.device, settings.dtype)  # before gigabytes are fetched
-        folder = find_on_hub(name, settings.revision)
+        folder = find_servable(name, settings.revision)
         changes = {"model": folder, "served_model_name": settings.model_name}
         settings = settings.model_copy(update=changes)
     checkpoint = require_servable(settings.model, device=settings.device, dtype=settings.dtype)
@@ -25,7 +26,11 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
             "NO_CHAT_TEMPLATE", f"--chat-template: no file {template}", field="chat_template"
         )
     has_no_encoder = settings.vision_encoders == 0 and not settings.redis_url
-    if has_no_encoder and has_vision(checkpoint) and not settings.language_model_only:
+    if (
+        has_no_encoder
+        and registry.find(checkpoint).takes_media
+        and not settings.language_model_only
+    ):
         raise InvalidRequest(
             "NO_VISION_ENCODER",
             "--vision-encoders 0 leaves nobody to look at pictures, which this model takes: give"

@@ -1,11 +1,11 @@
 """The settings of a checkpoint's image processor, wherever its version of transformers wrote them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from services.preprocess.media.frame_selection import Sampling
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
 # Names in released checkpoints that transformers no longer has.
@@ -17,20 +17,17 @@ def read_processor_config(folder: Path) -> dict[str, Any]:
 
     Raises InvalidRequest if the checkpoint has neither.
     """
-    combined = _read(folder / "processor_config.json").get("image_processor")
-    if isinstance(combined, dict):
-        return combined
-    alone = _read(folder / "preprocessor_config.json")
-    if not alone:
+    config = Checkpoint(folder).image_processor_config
+    if not config:
         raise InvalidRequest(
             "BAD_CHECKPOINT", f"{folder} has no preprocessor_config.json for its images"
         )
-    return alone
+    return config
 
 
 def read_video_size(folder: Path) -> dict[str, Any] | None:
     """Least and most pixels of a video's frames (`shortest_edge`, `longest_edge`), where a file says so."""
-    config = _read_video_config(folder)
+    config = Checkpoint(folder).video_processor_config
     size = dict(config.get("size") or {})
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         if config.get(old) is not None:
@@ -40,7 +37,7 @@ def read_video_size(folder: Path) -> dict[str, Any] | None:
 
 def read_sampling(folder: Path, most: int) -> Sampling:
     """How frames are taken from videos, at most `most`: two a second unless a file says otherwise."""
-    config = _read_video_config(folder)
+    config = Checkpoint(folder).video_processor_config
     given = {key: config[key] for key in ("fps", "min_frames", "max_frames") if config.get(key)}
     multiple = int(config.get("temporal_patch_size") or Sampling.multiple)
     wanted = Sampling(**given, multiple=multiple)
@@ -61,20 +58,3 @@ def processor_class_name(config: dict[str, Any]) -> str:
     name = name.removesuffix("Fast").removesuffix("Pil")
     name = name.replace("FeatureExtractor", "ImageProcessor")
     return _RENAMED.get(name, name)
-
-
-def _read_video_config(folder: Path) -> dict[str, Any]:
-    config = _read(folder / "processor_config.json").get("video_processor")
-    if isinstance(config, dict):
-        return config
-    return _read(folder / "video_preprocessor_config.json")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidRequest("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
-    return config

@@ -5,13 +5,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.preprocess.models import MediaSpan, PromptRule
+from services.families.family import ItemSize
 from services.preprocess.prompt import conversation as conversations
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, refused
+from services.preprocess.prompt.prompt_rule import MediaSpan, Mode, PromptRule, Update
 from services.preprocess.prompt.tokenizer import GUARD, Ids, PromptTokenizer
 from shared.errors import InvalidRequest
+from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
 
+# What templates call media.
+_KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_VIDEO: "video"}
 # How many times the model's length a text may have that is cut.
 _CUT_AT_MOST = 16
 
@@ -48,9 +52,11 @@ class PromptBuilder:
         trust_request_template: bool,
     ) -> None:
         self._tokenizer = tokenizer
-        self._markers = {"image": rule.marker} if rule.marker is not None else {}
-        if rule.video_marker_id >= 0:
-            self._markers["video"] = tokenizer.token_text(rule.video_marker_id)
+        tokens = {update.modality: _marker(update) for update in rule.updates()}
+        self._marker_ids = list(tokens.values())
+        self._markers = {
+            _KINDS[modality]: tokenizer.token_text(token) for modality, token in tokens.items()
+        }
         if self._markers:
             tokenizer.protect(*self._markers.values())
         self._template = template
@@ -65,18 +71,16 @@ class PromptBuilder:
     @property
     def takes_images(self) -> bool:
         """Whether the model has eyes."""
-        return self._rule.marker is not None
+        return Modality.MODALITY_IMAGE in self._rule.limits
 
     @property
     def takes_videos(self) -> bool:
         """Whether it sees what moves."""
-        return "video" in self._markers
+        return Modality.MODALITY_VIDEO in self._rule.limits
 
-    def span(self, width: int, height: int, frames: int = 0) -> MediaSpan:
-        """The placeholder tokens of an image, or of a video if it has frames."""
-        if frames:
-            return self._rule.video_span(frames, width, height)
-        return self._rule.span(width, height)
+    def span(self, item: ItemSize) -> MediaSpan:
+        """The placeholder tokens of an image or a video."""
+        return self._rule.span(item)
 
     def draft(self, request: PrepareRequest) -> Draft:
         """Renders and tokenizes. Raises InvalidRequest naming the field."""
@@ -94,11 +98,11 @@ class PromptBuilder:
 
     def expand(self, draft: Draft, spans: Sequence[MediaSpan]) -> Prompt:
         """Puts each span in its marker's place. Raises InvalidRequest when markers and images differ in number."""
+        ids = self._rule.finish(draft.ids)
         if not spans:
-            return Prompt(draft.ids, ())
-        markers = [self._rule.marker_id, self._rule.video_marker_id]
-        places = np.flatnonzero(np.isin(draft.ids, markers))
-        if draft.ids[places].tolist() != [span.token_ids[0] for span in spans]:
+            return Prompt(ids, ())
+        places = np.flatnonzero(np.isin(ids, self._marker_ids))
+        if ids[places].tolist() != [span.token_ids[0] for span in spans]:
             raise InvalidRequest(
                 "IMAGE_MARKERS",
                 f"{draft.field}: the chat template wrote {len(places)} places for {len(spans)} images"
@@ -109,12 +113,12 @@ class PromptBuilder:
         offsets: list[int] = []
         length = start = 0
         for place, span in zip(places.tolist(), spans, strict=True):
-            text, image = draft.ids[start:place], np.array(span.token_ids, np.int32)
+            text, image = ids[start:place], np.array(span.token_ids, np.int32)
             offsets.append(length + len(text))
             pieces += [text, image]
             length += len(text) + len(image)
             start = place + 1
-        return Prompt(np.concatenate([*pieces, draft.ids[start:]]), tuple(offsets))
+        return Prompt(np.concatenate([*pieces, ids[start:]]), tuple(offsets))
 
     def check_length(self, tokens: int, limit: int, field: str, at_least: bool = False) -> None:
         """Raises InvalidRequest when a prompt is over the request's or the model's limit."""
@@ -196,3 +200,18 @@ class PromptBuilder:
                 field=field,
             )
         return Draft(ids, "", field)
+
+
+def _marker(update: Update) -> int:
+    """The token that an update's spans replace. Raises InvalidRequest for updates of other kinds."""
+    if (
+        update.mode is not Mode.REPLACE
+        or not isinstance(update.target, tuple)
+        or len(update.target) != 1
+    ):
+        raise InvalidRequest(
+            "UNSUPPORTED_MODEL",
+            f"{update}: media can only take the place of one token",
+            field="model",
+        )
+    return update.target[0]

@@ -1,8 +1,13 @@
 """What a model family says about media in its prompts."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from services.families.family import ItemSize
+from services.preprocess.prompt.tokenizer import Ids
+from tessera.common.v1.media_pb2 import Modality
 
 
 @dataclass(frozen=True)
@@ -20,41 +25,62 @@ class MediaSpan:
     frames_per_step: int = 0  # of a video: how many frames one step of the grid shows
 
 
-class ImagesOnly:
-    """The part of a rule that families without videos share."""
+class Place(Enum):
+    """A place in a prompt that no token marks."""
 
-    video_marker_id = -1
-
-    def video_span(self, frames: int, width: int, height: int) -> MediaSpan:
-        """Never asked: without a marker no video is taken."""
-        raise AssertionError("this family has no video spans")
+    START = auto()
+    END = auto()
 
 
-class PromptRule(Protocol):
-    """One family's rule. `marker` is the text of the one token that stands for an image before expansion."""
+@dataclass(frozen=True)
+class After:
+    """Behind the first occurrence of these tokens."""
 
-    @property
-    def marker(self) -> str | None:
-        """None when the model takes no images."""
+    ids: tuple[int, ...]
 
-    @property
-    def marker_id(self) -> int:
-        """The marker's token id; -1 when the model takes no images."""
 
-    @property
-    def video_marker_id(self) -> int:
-        """The id of the token that stands for a video before expansion; -1 when the model takes none."""
+class Mode(Enum):
+    """What becomes of an update's target."""
 
-    def span(self, width: int, height: int) -> MediaSpan:
-        """The tokens of an image of this size in pixels."""
+    REPLACE = auto()
+    INSERT = auto()
 
-    def video_span(self, frames: int, width: int, height: int) -> MediaSpan:
-        """The tokens of a video of so many frames of this size in pixels."""
+
+@dataclass(frozen=True)
+class Update:
+    """Where the spans of one modality go: each in the place of `target`'s next occurrence, or beside it."""
+
+    modality: Modality.ValueType
+    target: tuple[int, ...] | Place | After
+    mode: Mode = Mode.REPLACE
 
 
 @dataclass(frozen=True)
 class ImageProcessing:
     """What a family may know of the checkpoint's image processor: its settings and an output's shape."""
 
-    settings: Mapping[str, Any]
-    shape: tuple[int, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] = ()
+
+
+class PromptRule:
+    """A family's rule. As it stands here it is that of a model that takes no media.
+
+    A family's class is made of a Checkpoint and its ImageProcessing, and raises InvalidRequest where the two contradict
+    each other. Its methods are pure; they may run in any thread.
+    """
+
+    # The modalities that the model takes, and how many items of each a prompt may have; None is any number.
+    limits: Mapping[Modality.ValueType, int | None] = {}
+
+    def updates(self) -> Sequence[Update]:
+        """Where spans go, one entry for each modality of `limits`."""
+        return ()
+
+    def span(self, item: ItemSize) -> MediaSpan:
+        """The tokens of an item of this size, of a modality that is in `limits`."""
+        raise NotImplementedError
+
+    def finish(self, ids: Ids) -> Ids:
+        """A prompt's ids after changes that no item causes; spans are not in them yet."""
+        return ids

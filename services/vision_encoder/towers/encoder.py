@@ -1,6 +1,6 @@
-"""What a model family gives to the encoder: a tower with its projector, loaded and ready."""
+"""What a model family gives to this service: a tower with its projector, loaded and ready."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from services.families.family import ItemSize
 from shared.artifacts.pixel_scaling import PixelScaling
 
 PixelArray = npt.NDArray[np.generic]
+PIXEL_VALUES = "pixel_values"
 
 
 class BadPixels(ValueError):
@@ -18,20 +20,38 @@ class BadPixels(ValueError):
 
 
 @dataclass(frozen=True)
-class VisionItem:
-    """One media item: its pixel values, float32 or bytes, and what the prompt says of it (zeros: nothing)."""
+class Item:
+    """One media item: what its processor made of it, float32 or bytes, by transformers' names, and what the prompt says
+    of it (zeros: nothing)."""
 
-    pixels: PixelArray
+    tensors: Mapping[str, PixelArray]
     grid: tuple[int, int, int] = (0, 0, 0)  # patches: time, rows, columns
     height: int = 0  # of the picture before it was processed
     width: int = 0
     scaling: PixelScaling | None = None  # what makes values of pixels that are bytes
 
+    @property
+    def pixels(self) -> PixelArray:
+        """Its `pixel_values`."""
+        return self.tensors[PIXEL_VALUES]
 
-class VisionModel(Protocol):
-    """Pixel values in, embedding rows out. Used by one thread at a time.
 
-    `stacked` families run items of equal shape together; the others, packed, run any together.
+def pixel_item(
+    pixels: PixelArray,
+    grid: tuple[int, int, int] = (0, 0, 0),
+    height: int = 0,
+    width: int = 0,
+    scaling: PixelScaling | None = None,
+) -> Item:
+    """An item that is its pixel values alone."""
+    return Item({PIXEL_VALUES: pixels}, grid, height, width, scaling)
+
+
+class Encoder(Protocol):
+    """Tensors of items in, embedding rows out. Used by one thread at a time.
+
+    A family's class is made of (checkpoint, device, dtype, ops): the kernels `ops` do the work in torch's stead where
+    they know how. `stacked` families run items of equal shape together; the others, packed, run any together.
     """
 
     stacked: bool
@@ -39,14 +59,14 @@ class VisionModel(Protocol):
     on_kernels: bool  # whose own threads compute; torch needs but one then
     dtype: torch.dtype
 
-    def patches(self, item: VisionItem) -> int:
+    def cost(self, item: Item) -> int:
         """Patches that the tower looks at. Raises BadPixels for what is no item of this model."""
 
-    def encode(self, items: Sequence[VisionItem]) -> list[torch.Tensor]:
+    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
         """Embedding rows [rows, hidden_size] of each item, in order, on the CPU."""
 
-    def sample(self) -> VisionItem:
-        """An item to warm up with."""
+    def sample(self, size: ItemSize) -> Item:
+        """A black item of this size, as preprocess would send it."""
 
 
 def to_array(embedding: torch.Tensor) -> tuple[npt.NDArray[Any], str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.sampling.sampler import Sampler
 from shared.checkpoint.folder import Checkpoint
-from shared.model_config.check import require_dtype
+from shared.devices import require_dtype
 
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 

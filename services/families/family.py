@@ -1,0 +1,56 @@
+"""The record of a model family: which checkpoints it serves and where its parts are. Nothing heavy is imported here."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.checkpoint.folder import Checkpoint
+from tessera.common.v1.media_pb2 import Modality
+
+
+@dataclass(frozen=True)
+class ItemSize:
+    """Of a media item before it is processed: `width` and `height` in pixels; `frames` of a video, 0 for an image."""
+
+    width: int
+    height: int
+    frames: int = 0
+    tokens: int = 0  # of a prompt that stand for it, where that has been computed
+
+
+@dataclass(frozen=True)
+class Family:
+    """Parts are written "package.module:name" and imported by the service that runs them, with `load_part`.
+
+    A checkpoint's prompt rule and encoder are those of the family of its architecture, its decoder and configuration
+    those of the family of its text model: the two may be different families.
+    """
+
+    architectures: tuple[str, ...]  # of config.json, whose prompt and encoder these are
+    text_types: tuple[str, ...] = ()  # `model_type` of the text models that the decoder runs
+    prompt: str = ""  # a `PromptRule`; empty: the model takes no media
+    encoder: str = ""  # an `Encoder`; empty: the same
+    decoder: str = ""  # a `DecoderModel`
+    encoder_tensors: tuple[
+        str, ...
+    ] = ()  # how the names of the encoder's tensors begin, without a leading "model."
+    config: str = ""  # a function of a Checkpoint that reads the decoder's shape (DecoderConfig), without torch
+    sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
+    overrides: Mapping[str, str] = field(default_factory=dict)  # of generic parts, by their names
+
+    @property
+    def takes_media(self) -> bool:
+        """Whether it has an encoder."""
+        return bool(self.encoder)
+
+    def largest(self, checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
+        """The size of an item that takes most tokens. Raises InvalidRequest for media options that are not served."""
+        size: ItemSize = load_part(self.sizes)(checkpoint, modality)
+        return size
+
+
+def load_part(name: str) -> Any:
+    """What "package.module:name" names. Raises ImportError or AttributeError where that is nothing."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)

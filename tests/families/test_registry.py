@@ -1,0 +1,127 @@
+"""Which family serves a checkpoint, and how an installed package brings one."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.families import registry
+from services.families.family import load_part
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
+
+ROOT = Path(__file__).parents[2]
+RECORD = """
+from services.families.family import Family
+FAMILY = Family(
+    architectures=("{architecture}",),
+    text_types=("{text_type}",),
+    decoder="novel_decoder:Decoder",
+    config="services.families.llama.config:read",
+)
+"""
+
+
+def checkpoint(folder: Path, **config: Any) -> Checkpoint:
+    (folder / "config.json").write_text(json.dumps(config))
+    return Checkpoint(folder)
+
+
+def installed(site: Path, package: str, architecture: str = "NovelForCausalLM") -> None:
+    """A distribution in a folder as an installer leaves it, with the record of one family."""
+    (site / f"{package}.py").write_text(RECORD.format(architecture=architecture, text_type=package))
+    information = site / f"{package}-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[tessera.families]\nnovel = {package}:FAMILY\n")
+
+
+def test_every_family_has_all_that_its_record_names() -> None:
+    families = registry.in_tree()
+    assert families
+    for family in families:
+        parts = (family.prompt, family.encoder, family.decoder, family.config, family.sizes)
+        assert all(load_part(name) for name in parts if name)
+        assert bool(family.decoder) == bool(family.config) == bool(family.text_types)
+        media = (family.prompt, family.encoder, family.sizes, family.encoder_tensors)
+        assert {bool(part) for part in media} == {family.takes_media}
+    served = [name for family in families for name in (*family.architectures, *family.text_types)]
+    assert max(Counter(served).values()) == 1
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl"])
+def test_a_checkpoint_without_model_type_has_its_own_decoder(tmp_path: Path, family: str) -> None:
+    own = next(f for f in registry.in_tree() if family in f.text_types)
+    found = checkpoint(tmp_path, architectures=list(own.architectures))
+    assert registry.find_decoder(found) == registry.find(found) == own
+
+
+def test_the_decoder_goes_by_the_text_model_and_the_encoder_by_the_architecture(
+    tmp_path: Path,
+) -> None:
+    config = {"architectures": ["LlavaNextForConditionalGeneration"]}
+    composite = checkpoint(tmp_path, **config, text_config={"model_type": "qwen3"})
+    assert (
+        registry.find(composite).encoder == "services.families.llava_next.encoder:LlavaNextEncoder"
+    )
+    assert registry.find_decoder(composite).architectures == ("Qwen3ForCausalLM",)
+    unnamed = checkpoint(tmp_path, **config, text_config={"hidden_size": 64})
+    assert registry.find_decoder(unnamed).architectures == ("LlamaForCausalLM",)
+
+
+def test_an_installed_family_is_found_without_torch_and_the_tree_goes_first(
+    tmp_path: Path,
+) -> None:
+    installed(tmp_path, "novel_model")
+    (tmp_path / "other").mkdir()
+    installed(tmp_path / "other", "novel_llama", "LlamaForCausalLM")
+    (tmp_path / "model").mkdir()
+    script = """
+import json, sys
+from pathlib import Path
+from services.families import registry
+from shared.checkpoint.folder import Checkpoint
+folder = Path(sys.argv[1])
+for architecture in ("NovelForCausalLM", "LlamaForCausalLM"):
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    found = Checkpoint(folder)
+    print(registry.find_decoder(found).decoder, registry.decoder_config(found).vocab_size)
+print([name for name in ("torch", "transformers") if name in sys.modules])
+"""
+    paths = [tmp_path, tmp_path / "other", ROOT, ROOT / "protos"]
+    said = subprocess.check_output(
+        [sys.executable, "-c", script, str(tmp_path / "model")],
+        env={"PYTHONPATH": ":".join(map(str, paths))},
+        text=True,
+    )
+    assert said.splitlines() == [
+        "novel_decoder:Decoder 32000",
+        "services.decoder.models.llama:Llama 32000",
+        "[]",
+    ]
+
+
+def test_two_packages_for_one_architecture_are_refused_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, "first_novel")
+    installed(tmp_path, "second_novel")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = checkpoint(tmp_path, architectures=["NovelForCausalLM"])
+    with pytest.raises(InvalidRequest, match=r"of the package first_novel and by .* second_novel"):
+        registry.find(found)
+
+
+def test_a_package_that_cannot_be_imported_is_named_where_nothing_else_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, "broken_novel")
+    (tmp_path / "broken_novel.py").write_text("import no_such_module_anywhere")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.find(checkpoint(tmp_path, architectures=["LlamaForCausalLM"]))
+    with pytest.raises(InvalidRequest, match=r"broken_novel.*no_such_module_anywhere"):
+        registry.find(checkpoint(tmp_path, architectures=["NovelForCausalLM"]))
