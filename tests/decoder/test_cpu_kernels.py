@@ -15,6 +15,7 @@ from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.devices.cpu import ops as cpu
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
+from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding, build
 from shared.errors import InvalidRequest
 from tests.support.instruction_sets import RUNNABLE, open_kernels
@@ -41,7 +42,8 @@ def test_every_instruction_set_computes_the_same(
     for function in ("linear", "gate_up_swiglu"):
         packing = "pack" if function == "linear" else "pack_gate_up"
         ours, theirs = (
-            getattr(o, function)(x, getattr(o, packing)(weight, bias)) for o in (ops, plain)
+            getattr(o, function)(x, getattr(o, packing)(in_memory(weight, bias)))
+            for o in (ops, plain)
         )
         torch.testing.assert_close(ours, theirs, **close)
     for heads in (Heads(14, 2, 64), Heads(6, 3, 40)):

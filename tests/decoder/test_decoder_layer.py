@@ -8,6 +8,7 @@ from services.decoder.devices.base.attention_meta import HeadNorms, Heads
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.ops import CpuOps
+from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding
 from tests.support.instruction_sets import RUNNABLE, open_kernels
 from tests.support.paged_rows import LENGTHS, ROWS, Cache
@@ -30,11 +31,11 @@ def make_layer(
         return ops.vector(1 + torch.randn(size) / 8)
 
     return DecoderLayer(
-        qkv=ops.pack(torch.randn(both, hidden) / 8, torch.randn(both)),
-        output=ops.pack(torch.randn(hidden, width) / 8),
+        qkv=ops.pack(in_memory(torch.randn(both, hidden) / 8, torch.randn(both))),
+        output=ops.pack(in_memory(torch.randn(hidden, width) / 8)),
         post_norm=vector(hidden),
-        gate_up=ops.pack_gate_up(torch.randn(2 * inner, hidden) / 8),
-        down=ops.pack(torch.randn(hidden, inner) / 8),
+        gate_up=ops.pack_gate_up(in_memory(torch.randn(2 * inner, hidden) / 8)),
+        down=ops.pack(in_memory(torch.randn(hidden, inner) / 8)),
         after_norm=vector(hidden),
         heads=heads,
         norms=HeadNorms(vector(heads.size), vector(heads.size), 1e-5) if norms else None,

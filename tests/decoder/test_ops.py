@@ -12,6 +12,7 @@ from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
+from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels.build import InstructionSet
 from tests.support.instruction_sets import RUNNABLE, open_kernels
 from tests.support.paged_rows import LENGTHS, ROWS, Cache, Row
@@ -150,8 +151,8 @@ def test_linear_rows_are_bit_equal_in_any_batch(
     ops = invariant(kind, dtype, threads)
     torch.manual_seed(0)
     weight, shift = torch.randn(sizes[1], sizes[0]), torch.randn(sizes[1])
-    packed = ops.pack(weight, shift if bias else None)
-    gates = ops.pack_gate_up(weight, shift if bias else None)
+    packed = ops.pack(in_memory(weight, shift if bias else None))
+    gates = ops.pack_gate_up(in_memory(weight, shift if bias else None))
     x = torch.randn(130, sizes[0]).to(dtype)
     for layer, function in (
         (packed, ops.linear), (packed, ops.linear_float32), (gates, ops.gate_up_swiglu)
@@ -179,8 +180,8 @@ def test_linear_layers_are_those_of_the_reference(
         x = torch.randn(rows, sizes[0]).to(dtype)
         found, expected = [], []
         for ops, results in ((own(CPU, dtype), found), (BaseOps(CPU, dtype), expected)):
-            packed = ops.pack(weight, shift if bias else None)
-            gates = ops.pack_gate_up(weight, shift if bias else None)
+            packed = ops.pack(in_memory(weight, shift if bias else None))
+            gates = ops.pack_gate_up(in_memory(weight, shift if bias else None))
             results += [ops.linear(x, packed), ops.linear_float32(x, packed)]
             results.append(ops.gate_up_swiglu(x, gates))
         for ours, theirs in zip(found, expected, strict=True):
@@ -195,7 +196,7 @@ def test_the_largest_is_found_without_the_rest(kind: Kind, dtype: torch.dtype) -
     ops = kind(CPU, dtype)
     weight, shift = torch.randn(5003, 64), torch.randn(5003)
     weight[4000], shift[4000] = weight[7], shift[7]  # equal to an earlier one
-    packed = ops.pack(weight, shift)
+    packed = ops.pack(in_memory(weight, shift))
     x = torch.randn(40, 64).to(dtype)
     x[3] = weight[7].to(dtype)
     logits = ops.linear_float32(x, packed).numpy()

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.cpu import ops as cpu
+from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding, shortlist
 from tests.support.instruction_sets import RUNNABLE, open_kernels
 
@@ -31,7 +32,10 @@ class Head:
 
     def __init__(self, kernels: binding.Kernels, weight: Tensor, dtype: torch.dtype) -> None:
         self.ops = cpu.CpuOps(dtype, kernels)
-        self.sketched, self.plain = self.ops.pack_head(weight), self.ops.pack(weight)
+        self.sketched, self.plain = (
+            self.ops.pack_head(in_memory(weight)),
+            self.ops.pack(in_memory(weight)),
+        )
 
     def check(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """That both agree, in every row and for every number of rows; returns what they say."""

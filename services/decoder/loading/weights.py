@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-import torch
 from torch import Tensor
 
+from services.decoder.loading.linear_weight import LinearWeight, StoredWeight
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
@@ -52,18 +53,14 @@ class LanguageWeights:
 
     def take(self, canonical: str, *shape: int) -> Tensor:
         """One tensor, mapped. Raises InvalidRequest if it is missing or has another shape."""
-        if canonical not in self._names:
-            raise self._bad("the checkpoint lacks", [canonical])
-        name = self._names[canonical]
-        found = self._checkpoint.shape(name)
-        if found != shape:
-            raise self._bad(f"config.json says {list(shape)} but stored is {list(found)}:", [name])
-        self._taken.add(canonical)
-        return self._reader.tensor(name)
+        return self._reader.tensor(self._claim(canonical, shape))
 
-    def take_fused(self, parts: Sequence[tuple[str, int]], *rest: int) -> Tensor:
-        """Several tensors (name, first size) with equal other sizes, one below the other."""
-        return torch.cat([self.take(name, first, *rest) for name, first in parts])
+    def take_linear(self, name: str, out: int, inputs: int, bias: bool = False) -> LinearWeight:
+        """A linear layer: the tensors `name`.weight [out, inputs] and, with `bias`, `name`.bias [out]. The weight is
+        read when it is packed. Raises InvalidRequest as `take` does."""
+        stored = self._claim(f"{name}.weight", (out, inputs))
+        shift = self.take(f"{name}.bias", out) if bias else None
+        return StoredWeight(name, out, inputs, shift, partial(self._reader.tensor, stored))
 
     def finish(self) -> None:
         """Raises InvalidRequest if a tensor of the model was never asked for."""
@@ -71,6 +68,17 @@ class LanguageWeights:
         if left:
             raise self._bad("config.json has no use for", left)
         self._reader.finish()
+
+    def _claim(self, canonical: str, shape: tuple[int, ...]) -> str:
+        """The name in the checkpoint of a tensor that has this shape; it counts as taken."""
+        if canonical not in self._names:
+            raise self._bad("the checkpoint lacks", [canonical])
+        name = self._names[canonical]
+        found = self._checkpoint.shape(name)
+        if found != shape:
+            raise self._bad(f"config.json says {list(shape)} but stored is {list(found)}:", [name])
+        self._taken.add(canonical)
+        return name
 
     def _bad(self, what: str, names: Sequence[str]) -> InvalidRequest:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,6 +1,6 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import structlog
@@ -10,6 +10,7 @@ from torch import Tensor
 from services.decoder.devices.base.attention_meta import HeadNorms, Heads, Packed, PagedKV
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.loading.linear_weight import LinearWeight, StackedWeight, in_memory
 from services.decoder.loading.weights import LanguageWeights
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
@@ -100,22 +101,25 @@ class Llama(DecoderModel):
         return self._ops.largest(hidden, self._head)
 
 
-def _embedding_and_head(weights: LanguageWeights, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+def _embedding_and_head(
+    weights: LanguageWeights, config: DecoderConfig
+) -> tuple[Tensor, LinearWeight]:
     """Token embedding and output matrix, each [vocabulary, hidden]: one tensor where they are tied.
 
     What is stored goes before what the flag says; a flag without one of the two takes the other.
     """
-    names = ("embed_tokens.weight", "lm_head.weight")
+    names = ("embed_tokens", "lm_head")
     sizes = (config.vocab_size, config.hidden_size)
-    stored = [name for name in names if name in weights]
+    stored = [name for name in names if f"{name}.weight" in weights]
     if config.tied and len(stored) == 1:
-        table = weights.take(stored[0], *sizes)
-        return table, table
-    table, head = (weights.take(name, *sizes) for name in names)
+        table = weights.take(f"{stored[0]}.weight", *sizes)
+        return table, in_memory(table)
+    table = weights.take(f"{names[0]}.weight", *sizes)
+    head = weights.take_linear(names[1], *sizes)
     if not config.tied:
         return table, head
-    if torch.equal(table, head):
-        return table, table
+    if torch.equal(table, head.dense(table.dtype)):
+        return table, in_memory(table)
     log.warning(
         "tie_word_embeddings is set, but lm_head.weight is stored and differs from the embedding:"
         " the stored head is used; set tie_word_embeddings to false"
@@ -128,22 +132,19 @@ def _load_layer(
 ) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = (n * config.head_size for n in (config.num_heads, config.num_kv_heads))
-    attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
 
-    def fused(
-        has_bias: bool,
-        *parts: tuple[str, int],
-        pack: Callable[[Tensor, Tensor | None], Packed] = ops.pack,
-    ) -> Packed:
-        rows = weights.take_fused([(f"{name}.weight", size) for name, size in parts], hidden)
-        bias = None
-        if has_bias:
-            bias = weights.take_fused([(f"{name}.bias", size) for name, size in parts])
-        return pack(rows, bias)
+    def linear(name: str, out: int, inputs: int, bias: bool) -> LinearWeight:
+        return weights.take_linear(f"layers.{i}.{name}_proj", out, inputs, bias)
 
-    def single(has_bias: bool, name: str, out: int, inside: int) -> Packed:
-        bias = weights.take(f"{name}.bias", out) if has_bias else None
-        return ops.pack(weights.take(f"{name}.weight", out, inside), bias)
+    qkv = StackedWeight(
+        [
+            linear(f"self_attn.{name}", out, hidden, config.qkv_bias)
+            for name, out in (("q", queries), ("k", keys), ("v", keys))
+        ]
+    )
+    gate_up = StackedWeight(
+        [linear(f"mlp.{name}", inner, hidden, config.mlp_bias) for name in ("gate", "up")]
+    )
 
     def norm(name: str, size: int = hidden) -> Tensor:
         return ops.vector(weights.take(f"layers.{i}.{name}.weight", size))
@@ -153,21 +154,11 @@ def _load_layer(
         q, k = (norm(f"self_attn.{name}_norm", config.head_size) for name in "qk")
         norms = HeadNorms(q, k, config.rms_norm_eps)
     return DecoderLayer(
-        qkv=fused(
-            config.qkv_bias,
-            (f"{attention}.q_proj", queries),
-            (f"{attention}.k_proj", keys),
-            (f"{attention}.v_proj", keys),
-        ),
-        output=single(config.output_bias, f"{attention}.o_proj", hidden, queries),
+        qkv=ops.pack(qkv),
+        output=ops.pack(linear("self_attn.o", hidden, queries, config.output_bias)),
         post_norm=norm("post_attention_layernorm"),
-        gate_up=fused(
-            config.mlp_bias,
-            (f"{mlp}.gate_proj", inner),
-            (f"{mlp}.up_proj", inner),
-            pack=ops.pack_gate_up,
-        ),
-        down=single(config.mlp_bias, f"{mlp}.down_proj", hidden, inner),
+        gate_up=ops.pack_gate_up(gate_up),
+        down=ops.pack(linear("mlp.down", hidden, inner, config.mlp_bias)),
         after_norm=after_norm,
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_size),
         norms=norms,

@@ -19,6 +19,7 @@ from services.decoder.devices.base.attention_meta import (
     PagedKV,
 )
 from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.loading.linear_weight import LinearWeight
 
 
 class BaseOps:
@@ -45,10 +46,11 @@ class BaseOps:
 
     # Linear layers
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
-        """Takes over a weight [out, in] and a bias [out]; the originals may be dropped after."""
+    def pack(self, weight: LinearWeight) -> Packed:
+        """Takes over a weight and its bias; the originals may be dropped after."""
+        bias = weight.bias
         return Packed(
-            weight.to(self.device, self.dtype, copy=True).contiguous(),
+            weight.dense(self.dtype).to(self.device, copy=True).contiguous(),
             None if bias is None else bias.to(self.device, self.dtype, copy=True),
         )
 
@@ -56,11 +58,11 @@ class BaseOps:
         """[rows, in] to [rows, out]."""
         return F.linear(x, packed.weight, packed.bias)
 
-    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+    def pack_gate_up(self, weight: LinearWeight) -> Packed:
         """`pack` for a layer of gates [I, in] above what they gate, for `gate_up_swiglu` alone."""
-        return self.pack(weight, bias)
+        return self.pack(weight)
 
-    def pack_head(self, weight: Tensor) -> Packed:
+    def pack_head(self, weight: LinearWeight) -> Packed:
         """`pack` for the output matrix [vocabulary, H], for `linear_float32` and `largest`."""
         return self.pack(weight)
 

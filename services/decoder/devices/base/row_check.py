@@ -9,6 +9,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.attention_meta import KVSpec
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.loading.linear_weight import in_memory
 
 _SIZES = ((256, 320), (896, 512))  # inputs and outputs of linear layers
 _ROWS = (1, 2, 5, 8, 13, 16, 37)
@@ -25,7 +26,7 @@ def rows_are_equal(ops: BaseOps) -> bool:
 
 
 def _linear_holds(ops: BaseOps, generator: torch.Generator, inputs: int, outputs: int) -> bool:
-    packed = ops.pack(torch.randn(outputs, inputs, generator=generator))
+    packed = ops.pack(in_memory(torch.randn(outputs, inputs, generator=generator)))
     x = torch.randn(64, inputs, generator=generator).to(ops.device, ops.dtype)
     whole = ops.linear(x, packed)
     return all(torch.equal(ops.linear(x[:rows].clone(), packed), whole[:rows]) for rows in _ROWS)

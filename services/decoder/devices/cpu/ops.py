@@ -25,6 +25,7 @@ from services.decoder.devices.base.attention_meta import (
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
+from services.decoder.loading.linear_weight import LinearWeight
 from shared.cpu_kernels import binding, packed_linear, shortlist
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
@@ -56,25 +57,26 @@ class CpuOps(BaseOps):
 
     # Linear layers
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+    def pack(self, weight: LinearWeight) -> Packed:
         """In panels of outputs, in huge pages; see `cpu_kernels/linear.h`."""
-        return self._pack(weight, bias, binding.PLAIN)
+        return self._pack(weight, binding.PLAIN)
 
-    def pack_gate_up(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+    def pack_gate_up(self, weight: LinearWeight) -> Packed:
         """Gates beside what they gate, so that one pass does both."""
-        return self._pack(weight, bias, binding.SWIGLU)
+        return self._pack(weight, binding.SWIGLU)
 
-    def pack_head(self, weight: Tensor) -> Packed:
+    def pack_head(self, weight: LinearWeight) -> Packed:
         """Beside a large one lies a sketch of it in bytes, for `largest`; see `shortlist.h`."""
-        weight = weight.to(self.dtype)
-        layer = packed_linear.pack(self._kernels, weight, None)
-        sketch = shortlist.make(self._kernels, weight)
+        dense = weight.dense(self.dtype)
+        layer = packed_linear.pack(self._kernels, dense, None)
+        sketch = shortlist.make(self._kernels, dense)
         if sketch is not None:
             log.info("sketch of the output matrix", mb=sketch.num_bytes >> 20)
         return _PackedPanels(layer.panels, layer.bias, layer, sketch)
 
-    def _pack(self, weight: Tensor, bias: Tensor | None, epilogue: int) -> Packed:
-        layer = packed_linear.pack(self._kernels, weight.to(self.dtype), bias, epilogue)
+    def _pack(self, weight: LinearWeight, epilogue: int) -> Packed:
+        dense = weight.dense(self.dtype)
+        layer = packed_linear.pack(self._kernels, dense, weight.bias, epilogue)
         return _PackedPanels(layer.panels, layer.bias, layer)
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
