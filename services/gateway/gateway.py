@@ -1,4 +1,4 @@
-"""One gateway process: both doors on one way in, and the order in which it starts and stops."""
+"""One gateway process: REST and gRPC over one admission, and the order in which it starts and stops."""
 
 import asyncio
 import contextlib
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.gateway.admission.admission import Admission, Limits
+from services.gateway.admission.admission import Admission, QueueLimits
 from services.gateway.admission.api_keys import ApiKeys
-from services.gateway.admission.held_requests import Custody
+from services.gateway.admission.held_requests import HeldRequests
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request_options import Timeouts
@@ -136,17 +136,19 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         instance_id = new_instance_id()
         metrics = Metrics(model.name, model.max_model_len)
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
-        limits = Limits(settings.max_waiting_requests, settings.max_waiting_tokens)
+        limits = QueueLimits(settings.max_waiting_requests, settings.max_waiting_tokens)
         cancels = Cancels(queue)
         stack.push_async_callback(cancels.settled)
-        custody = await stack.enter_async_context(Custody(queue, follower, cancels, metrics))
-        resumption = Resumption(model, queue, follower, custody, metrics)
+        held_requests = await stack.enter_async_context(
+            HeldRequests(queue, follower, cancels, metrics)
+        )
+        resumption = Resumption(model, queue, follower, held_requests, metrics)
         admission = Admission(
             model,
             queue,
             pool,
             follower,
-            custody,
+            held_requests,
             cancels,
             resumption,
             metrics,
@@ -187,7 +189,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             health.drain()
             await grpc_server.not_ready()
             await instance.withdraw()
-            await _drain(http_server, grpc_server, custody, settings.shutdown_timeout)
+            await _drain(http_server, grpc_server, held_requests, settings.shutdown_timeout)
 
 
 def _api_keys(settings: GatewaySettings) -> ApiKeys:
@@ -240,14 +242,14 @@ def _grpc_limits(settings: GatewaySettings) -> list[tuple[str, int]]:
 
 
 async def _drain(
-    http_server: HttpServer, grpc_server: RpcServer, custody: Custody, timeout_s: float
+    http_server: HttpServer, grpc_server: RpcServer, held_requests: HeldRequests, timeout_s: float
 ) -> None:
     """Lets open answers run for a while, then closes them. Their requests are not cancelled: other
     gateways go on with them.
     """
 
     def close() -> None:
-        custody.is_closing = True
+        held_requests.is_closing = True
 
     timer = asyncio.get_running_loop().call_later(timeout_s - _EARLIER_S, close)
     if timeout_s <= _EARLIER_S:

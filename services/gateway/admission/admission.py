@@ -1,5 +1,5 @@
-"""The way in: door (is there room?), prepare (tokens and media), admit (from here on it ends
-exactly once).
+"""Admission: a request's cost is reserved in the queue, its tokens and media are prepared, then it is
+admitted: from there on it ends exactly once.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.gateway.admission.caller import Caller, tenant_of
-from services.gateway.admission.held_requests import Custody, Holding, follow_ms
+from services.gateway.admission.held_requests import HeldRequest, HeldRequests, follow_ms
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request import ValidRequest, make_spec
@@ -40,9 +40,9 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 log = structlog.get_logger(__name__)
 
-# So often a request that came again looks whether the first has been prepared.
+# How often a request that came again checks whether the first has been admitted.
 _PREPARED_YET_S = 0.1
-_DOOR_S = 3.0
+_RESERVE_S = 3.0
 
 # What one step of `priority` is worth in waiting time: longer than anybody waits, so that of two
 # requests of one tenant the lower number always goes first.
@@ -50,15 +50,15 @@ _PRIORITY_STEP_US = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the door lets in: requests in all, and tokens that they may cost together."""
+class QueueLimits:
+    """How many requests may be in the queue, and how many tokens they may cost together."""
 
     max_requests: int
     max_tokens: int
 
 
 class Admission:
-    """Takes requests in."""
+    """Brings requests into the queue."""
 
     def __init__(
         self,
@@ -66,20 +66,20 @@ class Admission:
         queue: Queue,
         pool: PreprocessPool,
         follower: Follower,
-        custody: Custody,
+        held_requests: HeldRequests,
         cancels: Cancels,
         resumption: Resumption,
         metrics: Metrics,
-        limits: Limits,
+        limits: QueueLimits,
         *,
         shares_prefixes: bool = True,
     ) -> None:
-        """`shares_prefixes`: whether tenants find what was computed for each other."""
+        """`shares_prefixes`: whether tenants use prefixes that were computed for each other."""
         self._model = model
         self._queue = queue
         self._pool = pool
         self._follower = follower
-        self._custody = custody
+        self._held_requests = held_requests
         self._cancels = cancels
         self._resumption = resumption
         self._metrics = metrics
@@ -92,14 +92,14 @@ class Admission:
         """Brings a request into the queue, or follows the one that came with its idempotency key
         before. The answer must be closed.
 
-        Raises Overloaded (the door), Conflict (the key), whatever preparing raised, InvalidRequest
-        (too long), Unavailable (no Redis, no preprocess). Cancelling the call takes the request
+        Raises Overloaded (no room in the queue), Conflict (the key), whatever preparing raised,
+        InvalidRequest (too long), Unavailable (no Redis, no preprocess). Cancelling the call takes the request
         back, at any moment.
         """
         tenant = tenant_of(caller, request.user)
         try:
             known = await self._enter(request, caller, options, tenant)
-            return known or await self._bring_in(request, caller, options, tenant)
+            return known or await self._prepare_and_admit(request, caller, options, tenant)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise
@@ -155,12 +155,13 @@ class Admission:
     async def _enter(
         self, request: ValidRequest, caller: Caller, options: RequestOptions, tenant: str
     ) -> Answer | None:
-        """Goes through the door. An answer where a request with the same key is in the queue; one that
-        is still being prepared is waited for, and if its gateway died the door is ours.
+        """Reserves the request's cost and returns None; or returns an answer where a request with the
+        same key is in the queue. One that is still being prepared is waited for; if its gateway
+        dies, the reservation passes to this request.
         """
         is_known = False
         while True:
-            known = await self._pass_door(request, caller.request_id, options, tenant)
+            known = await self._reserve(request, caller.request_id, options, tenant)
             if known == caller.request_id:
                 break
             if not is_known:
@@ -181,7 +182,7 @@ class Admission:
             )
         return None
 
-    async def _pass_door(
+    async def _reserve(
         self, request: ValidRequest, rid: str, options: RequestOptions, tenant: str
     ) -> str:
         start = time.monotonic()
@@ -197,17 +198,17 @@ class Admission:
             fingerprint=options.fingerprint,
         )
         try:
-            known = await within(call, _DOOR_S)
+            known = await within(call, _RESERVE_S)
         except (Overloaded, Conflict):  # nothing was reserved
             raise
         except BaseException:
             self._cancels.add(rid, tenant, options.idempotency_key)
             raise
         self._metrics.stage("reserve", time.monotonic() - start)
-        log.debug("let in by the door", request_id=rid, known=known != rid)
+        log.debug("reserved", request_id=rid, known=known != rid)
         return known
 
-    async def _bring_in(
+    async def _prepare_and_admit(
         self, request: ValidRequest, caller: Caller, options: RequestOptions, tenant: str
     ) -> Answer:
         try:
@@ -261,7 +262,7 @@ class Admission:
 
     async def _prepare(self, request: ValidRequest) -> PrepareResponse:
         if request.prepare.WhichOneof("input") == "token_ids":
-            # Checked at the door already, and there is nothing to render or to tokenize.
+            # Its ids have been checked, and there is nothing to render or to tokenize.
             return PrepareResponse(token_ids=request.prepare.token_ids)
         await decode_media(request.prepare, request.inline_media)
         start = time.monotonic()
@@ -308,8 +309,8 @@ class Admission:
             raise
         follow.admitted = True
         rank = arrived_ms * 1000 - advance_us
-        self._custody.hold(
-            Holding(follow, spec, arrived_ms, options.prio, rank, options.idempotency_key),
+        self._held_requests.hold(
+            HeldRequest(follow, spec, arrived_ms, options.prio, rank, options.idempotency_key),
             options.timeouts,
         )
         self._metrics.stage("admit", time.monotonic() - start)
@@ -323,5 +324,5 @@ class Admission:
             own_eos_ids=self._model.own_eos_ids,
             prompt_ids=decode_tokens(spec.prompt) if shows_prompt_ids(spec) else None,
             arrived_at=caller.arrived_at or start,
-            leave=lambda: self._custody.leave(follow, spec.tenant, options.idempotency_key),
+            leave=lambda: self._held_requests.leave(follow, spec.tenant, options.idempotency_key),
         )

@@ -1,6 +1,6 @@
-"""What this gateway answers for while it follows requests: it tells Redis that they are followed,
-ends those that waited too long where no scheduler does, and holds what it takes to put them back
-when Redis comes back without its last seconds.
+"""The requests that this gateway follows. It renews their leases in Redis, ends those whose waiting
+time is over where no scheduler does, and restores them when Redis comes back without its last
+seconds.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
 _RENEW_S = 5.0
-# So long after the end, or after the last client here has left, a request can still be put back.
+# A request can be restored for so long after its end, or after its last client here has left.
 _HOLD_S = 10.0
-# A live follower is heard of at least so often.
+# The shortest lease of a followed request; renewed every _RENEW_S.
 _SHORTEST_MS = 15_000
 _RESTORE_TRIES = 10
 _RESTORE_RETRY_S = 0.2
 
 
 @dataclass(slots=True)
-class Holding:
-    """One followed request and all that its place in the queue needs."""
+class HeldRequest:
+    """One followed request, with everything that its place in the queue is restored from."""
 
     follow: Follow
     spec: RequestSpec
@@ -44,12 +44,12 @@ class Holding:
     prio: str = "interactive"
     rank: int = 0
     idempotency_key: str = ""
-    # By the local clock: when its time to wait is over, 0 for never; when it may be forgotten.
+    # By the local monotonic clock: when its waiting time is over, 0 for never; when it may be forgotten.
     expires_at: float = 0.0
     forget_at: float = 0.0
 
-    def held(self) -> RequestSnapshot:
-        """For `Queue.restore`."""
+    def snapshot(self) -> RequestSnapshot:
+        """What `Queue.restore` takes."""
         follow = self.follow
         return RequestSnapshot(
             spec=self.spec,
@@ -65,12 +65,12 @@ class Holding:
 
     @property
     def tokens(self) -> int:
-        """Of all choices."""
+        """Generated tokens of all choices."""
         return sum(len(log.tokens) for log in self.follow.choices)
 
 
-class Custody:
-    """The requests in this gateway's care. `async with` begins its rounds."""
+class HeldRequests:
+    """The requests that this gateway follows. `async with` starts the background work."""
 
     def __init__(
         self, queue: Queue, follower: Follower, cancels: Cancels, metrics: Metrics
@@ -79,38 +79,38 @@ class Custody:
         self._follower = follower
         self._cancels = cancels
         self._metrics = metrics
-        self._holdings: dict[Follow, Holding] = {}
-        # How long the followed ones live on when nobody follows them any more, in ms.
+        self._held: dict[Follow, HeldRequest] = {}
+        # Request id to the milliseconds that it lives on when nobody follows it any more.
         self._keep_ms: dict[str, int] = {}
-        # What Redis has not heard yet.
-        self._untold: dict[str, int] = {}
-        # Set when a drain closes what is still open: the requests go on for other gateways.
+        # Request id to the same, of requests left since Redis was last told.
+        self._pending: dict[str, int] = {}
+        # Set when a shutdown closes open answers: their requests go on, for other gateways.
         self.is_closing = False
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._work: list[Background] = []
 
     async def __aenter__(self) -> Self:
         self._work = [
-            Background("custody's rounds", self._rounds),
-            Background("custody's recovery", self._recover),
+            Background("held requests", self._rounds),
+            Background("restoring requests", self._recover),
         ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await supervise.end(*self._work)
         with contextlib.suppress(Unavailable):
-            await self._tell()
+            await self._report()
 
-    def hold(self, holding: Holding, timeouts: Timeouts | None = None) -> None:
-        """Takes a request in that was admitted here."""
-        self._holdings[holding.follow] = holding
-        self._keep_ms[holding.spec.request_id] = holding.spec.keep_ms
+    def hold(self, request: HeldRequest, timeouts: Timeouts | None = None) -> None:
+        """Holds a request that was admitted here."""
+        self._held[request.follow] = request
+        self._keep_ms[request.spec.request_id] = request.spec.keep_ms
         if timeouts is not None and timeouts.waiting_ms:
-            holding.expires_at = time.monotonic() + timeouts.waiting_ms / 1000
+            request.expires_at = time.monotonic() + timeouts.waiting_ms / 1000
 
     async def join(self, follow: Follow, head: RequestSpec, arrived_ms: int) -> None:
-        """Takes a request in that came by another gateway, or whose client had left: it lives on
-        for a while from now on when it is left again.
+        """Holds a request that was admitted by another gateway, or whose client had left: from now
+        on it lives on for a while when its client leaves.
         """
         rid = follow.request_id
         keep_ms = self._keep_ms[rid] = max(head.keep_ms, KEEP_S * 1000)
@@ -122,23 +122,23 @@ class Custody:
                 timeouts = Timeouts(
                     spec.queue_timeout_ms, spec.first_token_timeout_ms, spec.timeout_ms
                 )
-                self.hold(Holding(follow, spec, arrived_ms), timeouts)
+                self.hold(HeldRequest(follow, spec, arrived_ms), timeouts)
                 self._keep_ms[rid] = keep_ms
 
     def leave(self, follow: Follow, tenant: str, idempotency_key: str = "") -> bool:
-        """An answer was closed before its end. True if the request lives on: others follow it here,
-        or it is to wait for its client; else it is cancelled.
+        """Called for an answer that was closed before its end. Returns True if the request lives on,
+        because others follow it here or it waits for its client; else cancels it.
         """
         rid = follow.request_id
         if rid in self._follower or self.is_closing:
             return True
         keep_ms = self._keep_ms.get(rid, 0)
         if not keep_ms:
-            # A Redis that comes back must not be told of it again.
-            self._holdings.pop(follow, None)
+            # It must not be restored to a Redis that comes back.
+            self._held.pop(follow, None)
             self._cancels.add(rid, tenant, idempotency_key)
             return False
-        self._untold[rid] = keep_ms
+        self._pending[rid] = keep_ms
         return True
 
     async def _rounds(self) -> None:
@@ -146,48 +146,50 @@ class Custody:
             await asyncio.sleep(_TICK_S)
             self._forget()
             try:
-                await self._tell()
+                await self._report()
                 await self._expire()
             except Unavailable:
-                pass  # what Redis does not hear now it hears in the next round
+                pass  # the next round reports it
 
     def _forget(self) -> None:
         now = time.monotonic()
-        for follow, holding in list(self._holdings.items()):
+        for follow, request in list(self._held.items()):
             if follow.is_followed:
-                holding.forget_at = 0.0
-            elif not holding.forget_at:
-                holding.forget_at = now + _HOLD_S
-            elif now > holding.forget_at:
-                del self._holdings[follow]
+                request.forget_at = 0.0
+            elif not request.forget_at:
+                request.forget_at = now + _HOLD_S
+            elif now > request.forget_at:
+                del self._held[follow]
         for rid in [rid for rid in self._keep_ms if rid not in self._follower]:
             del self._keep_ms[rid]
 
-    async def _tell(self) -> None:
-        """Who left at once, who is followed every five seconds, in one round trip."""
-        left = dict(self._untold)
-        told = dict(left)
+    async def _report(self) -> None:
+        """Tells Redis how long requests live on: those that were left, and every _RENEW_S all that
+        are followed.
+        """
+        left = dict(self._pending)
+        leases = dict(left)
         now = time.monotonic()
-        is_due = now - self._told_at >= _RENEW_S
+        is_due = now - self._reported_at >= _RENEW_S
         if is_due:
             for rid in self._follower.open_requests():
-                told[rid] = follow_ms(self._keep_ms.get(rid, 0))
-        if told:
-            await self._queue.follow(told)
+                leases[rid] = follow_ms(self._keep_ms.get(rid, 0))
+        if leases:
+            await self._queue.follow(leases)
         for rid, keep_ms in left.items():
-            if self._untold.get(rid) == keep_ms:  # else its client has left again meanwhile
-                del self._untold[rid]
+            if self._pending.get(rid) == keep_ms:  # else its client has left again meanwhile
+                del self._pending[rid]
         if is_due:
-            self._told_at = now
+            self._reported_at = now
 
     async def _expire(self) -> None:
         now = time.monotonic()
         late = [
             rid
-            for follow, holding in self._holdings.items()
-            if 0 < holding.expires_at < now
+            for follow, request in self._held.items()
+            if 0 < request.expires_at < now
             and follow.is_followed
-            and not holding.tokens
+            and not request.tokens
             and (rid := follow.request_id)
         ]
         if late:
@@ -195,7 +197,7 @@ class Custody:
 
     async def _recover(self) -> None:
         async for _ in self._queue.recoveries():
-            held = self._most()
+            held = self._snapshots()
             for _ in range(_RESTORE_TRIES):
                 try:
                     taken = await self._queue.restore(held)
@@ -209,20 +211,19 @@ class Custody:
                 log.info("Redis came back", held=len(held), restored=sum(taken))
                 break
 
-    def _most(self) -> list[RequestSnapshot]:
-        """Of each request what is known most of."""
-        best: dict[str, Holding] = {}
-        for holding in self._holdings.values():
-            known = best.get(holding.spec.request_id)
-            if known is None or known.tokens < holding.tokens:
-                best[holding.spec.request_id] = holding
-        return [holding.held() for holding in best.values() if _is_sound(holding.follow)]
+    def _snapshots(self) -> list[RequestSnapshot]:
+        """Of each request the snapshot with the most tokens."""
+        best: dict[str, HeldRequest] = {}
+        for request in self._held.values():
+            known = best.get(request.spec.request_id)
+            if known is None or known.tokens < request.tokens:
+                best[request.spec.request_id] = request
+        return [request.snapshot() for request in best.values() if _is_sound(request.follow)]
 
 
 def follow_ms(keep_ms: int) -> int:
-    """How long a request that is followed lives on after the death of its gateway: as if its client
-    had left, but not before another gateway's round; a plain one for as long as a client needs to
-    come back.
+    """Milliseconds that a followed request lives on after the death of its gateway: as many as after
+    its client has left, but at least _SHORTEST_MS; KEEP_S for one that nobody asked to keep.
     """
     return max(keep_ms, _SHORTEST_MS) if keep_ms else KEEP_S * 1000
 

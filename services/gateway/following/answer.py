@@ -1,5 +1,5 @@
 """The answer to one accepted request: for each choice a pure fold from tokens to pieces of text,
-and the follow that feeds them.
+and the follow that they read from.
 """
 
 import time
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.gateway.following.choice_log import News
-from services.gateway.following.event_id import OPEN, TEXT_TOLD, Progress
+from services.gateway.following.choice_log import ChoiceDelta
+from services.gateway.following.event_id import OPEN, TEXT_SENT, Progress
 from services.gateway.following.finish import COMPLETED
 from services.gateway.following.follower import Follow
 from services.gateway.following.logprobs import LogprobFold, Scores, TokenLogprob, read_scores
@@ -33,7 +33,7 @@ _LENGTH = FinishReason.FINISH_REASON_LENGTH
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
 class Piece:
     """What some tokens of one choice add. `count` is the number of its tokens folded so far: its
-    part of a stream's event id. `logprobs` only where they were asked for.
+    part of a stream's event id. `logprobs` are empty unless they were asked for.
     """
 
     text: str
@@ -45,8 +45,8 @@ class Piece:
 
 
 class AnswerFold:
-    """Tokens of one choice to pieces. What it gives after token k depends on tokens 0..k alone,
-    however they arrived.
+    """Folds tokens of one choice to pieces. What it returns after token k depends on tokens 0..k
+    alone, however they arrived.
     """
 
     def __init__(self, table: TokenBytes, head: RequestSpec, choice: int = 0) -> None:
@@ -71,7 +71,7 @@ class AnswerFold:
         the log, where there are log-probabilities. Raises Internal for an impossible cut.
         """
         if self._prompt_only:
-            return self._nothing(ending)
+            return self._hidden(ending)
         push = self._text.push
         text = push(tokens[0]) if len(tokens) == 1 else "".join([push(token) for token in tokens])
         self.count += len(tokens)
@@ -82,23 +82,23 @@ class AnswerFold:
                 text += self._text.finish(ending.cut)
             except ValueError as error:
                 raise Internal("STOP_MISMATCH", f"the stop string cannot be cut: {error}") from None
-        told: Sequence[TokenLogprob] = ()
+        logprobs: Sequence[TokenLogprob] = ()
         if self._logprobs is not None:
             for token, scores in zip(tokens, read_scores(records, self._stride), strict=True):
                 self._logprobs.push(token, scores)
-            told = self._logprobs.release(held)
-        return Piece(text, tokens, self.count, ending, self._choice, told)
+            logprobs = self._logprobs.release(held)
+        return Piece(text, tokens, self.count, ending, self._choice, logprobs)
 
-    def _nothing(self, ending: Ending | None) -> Piece:
-        """A prompt that was only scored has no answer: it ends at a length of 0."""
+    def _hidden(self, ending: Ending | None) -> Piece:
+        """The piece where only the prompt is scored: no tokens, and an ending at a length of 0."""
         if ending is not None:
             ending = Ending(reason=_LENGTH, cached_tokens=ending.cached_tokens)
         return Piece("", [], 0, ending, self._choice)
 
 
 class Answer:
-    """One accepted request being answered, from its beginning or from where a client is already.
-    `close` is due in any case.
+    """The answer to one accepted request, from its beginning or from where its client is already. It
+    must be closed.
     """
 
     def __init__(
@@ -115,14 +115,14 @@ class Answer:
         leave: Callable[[], bool],
         progress: Progress | None = None,
     ) -> None:
-        """`prompt_ids` only where the answer names them. `leave` is called if the answer is closed
-        before its end: it cancels the request, or says True if the request lives on. `progress` is
-        what the client has; then neither its tokens nor its waiting are counted here.
+        """`prompt_ids` only where the answer shows them. `leave` is called if the answer is closed
+        before its end: it cancels the request, or returns True if the request lives on. `progress` is
+        what the client has already; such an answer's tokens and times are not counted in metrics.
         """
         self.head = head
         self.prompt_tokens = prompt_tokens
         self.prompt_ids = prompt_ids
-        # An answer may be asked to go on behind the model's own end; then that is a stop id as any.
+        # With `ignore_eos` the model's own end is a stop id like any other.
         self.silent_ends: Collection[int] = () if head.sampling.ignore_eos else own_eos_ids
         self.table = table
         # The scores of all prompt tokens but the first; None until they are known.
@@ -131,7 +131,7 @@ class Answer:
         self.progress = progress or Progress.beginning(len(follow.choices))
         self._folds = [AnswerFold(table, head, choice) for choice in range(len(follow.choices))]
         self._open = len(self._folds)
-        # The choices of which the client has more than is folded here yet.
+        # The choices of which the client has more than has been folded here yet.
         self._behind = {
             choice
             for choice, place in enumerate(
@@ -150,7 +150,7 @@ class Answer:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all choices known so far, as the client is told."""
+        """Tokens of all choices known so far, as the client sees them."""
         if self.head.reply.prompt_only:
             return 0
         return sum(len(choice.tokens) for choice in self._follow.choices)
@@ -174,13 +174,13 @@ class Answer:
         except ServingError as error:
             self._error = error
             raise
-        for news in fresh:
-            if news.choice == PROMPT:
+        for delta in fresh:
+            if delta.choice == PROMPT:
                 prompt_stride = stride(self.head.sampling.prompt_logprobs)
-                self.prompt_scores = read_scores(news.records, prompt_stride)
+                self.prompt_scores = read_scores(delta.records, prompt_stride)
                 continue
-            fold = self._catch_up if news.choice in self._behind else self._fold
-            piece = fold(news)
+            fold = self._catch_up if delta.choice in self._behind else self._fold
+            piece = fold(delta)
             if piece is not None:
                 pieces.append(piece)
         if self._error is not None and not pieces:
@@ -188,7 +188,7 @@ class Answer:
         return pieces
 
     def close(self) -> None:
-        """Ends the answer, and lets the request go if it has not ended. May be called again."""
+        """Ends the answer, and leaves the request if it has not ended. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -225,35 +225,35 @@ class Answer:
             resumed=not self._is_counted,
         )
 
-    def _fold(self, news: News) -> Piece | None:
-        ending = news.ending
-        if news.tokens:
-            self._time(news.choice, len(news.tokens))
+    def _fold(self, delta: ChoiceDelta) -> Piece | None:
+        ending = delta.ending
+        if delta.tokens:
+            self._time(delta.choice, len(delta.tokens))
         if ending is not None and ending.reason not in COMPLETED:
             self._error = self._error or _error_of(ending, self.head.request_id)
             ending = None
         if ending is not None:
             self._open -= 1
             self.cached_tokens = max(self.cached_tokens, ending.cached_tokens)
-        elif not news.tokens:
+        elif not delta.tokens:
             return None
-        return self._folds[news.choice].push(news.tokens, ending, news.records)
+        return self._folds[delta.choice].push(delta.tokens, ending, delta.records)
 
-    def _catch_up(self, news: News) -> Piece | None:
-        """Folds what the client has in silence, and gives what is more than that."""
-        choice, ending = news.choice, news.ending
-        fold, told = self._folds[choice], self.progress.ends[choice]
+    def _catch_up(self, delta: ChoiceDelta) -> Piece | None:
+        """Folds what the client has, and returns the piece of what it does not have."""
+        choice, ending = delta.choice, delta.ending
+        fold, sent = self._folds[choice], self.progress.ends[choice]
         missing = self.progress.counts[choice] - fold.count
-        size = len(news.records) // max(1, len(news.tokens)) * missing
-        fold.push(news.tokens[:missing], None, news.records[:size])
-        rest = News(choice, news.tokens[missing:], news.records[size:], ending)
+        size = len(delta.records) // max(1, len(delta.tokens)) * missing
+        fold.push(delta.tokens[:missing], None, delta.records[:size])
+        rest = ChoiceDelta(choice, delta.tokens[missing:], delta.records[size:], ending)
         if fold.count < self.progress.counts[choice]:
-            if ending is None:  # Redis lost its last second; it comes again
+            if ending is None:  # Redis lost its last second: the tokens are logged again
                 return None
             if ending.reason in COMPLETED:
                 raise _diverged(self.head.request_id)
             return self._fold(rest)
-        if told == OPEN:
+        if sent == OPEN:
             self._behind.discard(choice)
             return self._fold(rest)
         if rest.tokens and not self.head.reply.prompt_only:
@@ -262,7 +262,7 @@ class Answer:
             return None
         self._behind.discard(choice)
         last = self._fold(rest)
-        if last is None or told != TEXT_TOLD:
+        if last is None or sent != TEXT_SENT:
             return None
         return Piece("", [], last.count, last.ending, choice)
 
@@ -282,7 +282,7 @@ class Answer:
 def _diverged(request_id: str) -> Internal:
     return Internal(
         "STREAM_DIVERGED",
-        f"the answer to {request_id} is not the one whose end was told before; send it again",
+        f"the answer to {request_id} is not the one whose end was sent before; send it again",
     )
 
 
@@ -293,7 +293,9 @@ def _error_of(ending: Ending, request_id: str) -> ServingError:
 
 
 def _worst(endings: Sequence[Ending | None]) -> Ending | None:
-    """The ending that says how the request as a whole went: an error, else none, else the first."""
+    """The ending of the request as a whole: the first failed one, else None if a choice is open, else the
+    first.
+    """
     for ending in endings:
         if ending is not None and ending.reason not in COMPLETED:
             return ending

@@ -1,4 +1,4 @@
-"""Takes requests back whose clients have left: in the background, and until Redis has heard it."""
+"""Cancels requests whose clients have left: in the background, and again until Redis has taken it."""
 
 import asyncio
 import time
@@ -17,8 +17,8 @@ _SETTLE_S = 5.0
 
 
 class Cancels:
-    """Those that are on their way. One worker, so that a crowd that leaves while Redis is away costs
-    one attempt at a time.
+    """The cancellations that Redis has not taken yet. One worker, so that many clients that leave while
+    Redis is away cost one attempt at a time.
     """
 
     def __init__(self, queue: Queue) -> None:
@@ -28,13 +28,13 @@ class Cancels:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, request_id: str, tenant: str, idempotency_key: str = "") -> None:
-        """Withdraws and cancels: whichever of the two the request has come to."""
+        """Withdraws the reservation and cancels the request, whichever there is."""
         self._due[request_id, tenant, idempotency_key] = time.monotonic() + _FOR_S
         if self._task is None or self._task.done():
             self._task = tasks.begin(self._work())
 
     async def settled(self) -> None:
-        """Waits until all have arrived, but not for long: without a follower they end by themselves."""
+        """Waits until Redis has taken all, at most a few seconds: without a follower requests end by themselves."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_SETTLE_S)
             await tasks.end(self._task)
@@ -51,7 +51,7 @@ class Cancels:
                     log.warning("not cancelled", request_id=request_id, error=error.message)
                     self._due.pop(who, None)
                 await asyncio.sleep(_RETRY_S)
-            except Exception:  # those behind are to be cancelled all the same
+            except Exception:  # the next ones are to be cancelled all the same
                 log.exception("not cancelled", request_id=request_id)
                 self._due.pop(who, None)
             else:

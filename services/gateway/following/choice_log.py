@@ -1,4 +1,4 @@
-"""What a gateway knows of one log: a cursor that trims what comes twice and notices what is missing."""
+"""One token log as far as a gateway has read it: repeated records are trimmed, missing ones are noticed."""
 
 import time
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ TOKENS_ONLY = token_log.stride(None)
 
 @dataclass(frozen=True, slots=True)
 class LogLayout:
-    """The logs of a request: how many choices, and the bytes of a record of theirs; records and
-    their bytes of the prompt's log, 0 if there is none.
+    """The logs of a request: how many choices, and the bytes of their records; how many records the
+    prompt's log has and their bytes, 0 if there is no such log.
     """
 
     choices: int = 1
@@ -33,8 +33,8 @@ class LogLayout:
         return cls(sampling.n, token_log.stride(logprobs), prompt_tokens - 1, prompt_stride)
 
 
-class News(NamedTuple):
-    """What a log has more than at the last time. `records` only where they hold more than tokens."""
+class ChoiceDelta(NamedTuple):
+    """What was added to a choice's log. `records` only where they hold more than tokens."""
 
     choice: int
     tokens: list[int]
@@ -57,19 +57,19 @@ class ChoiceLog:
         self._expected = expected
         self._records = bytearray()
         self._given = 0
-        # Redis may have come back with another history: nothing is believed before that is compared.
+        # After Redis was away: its log has to be compared with what is known before more is taken.
         self._doubted = False
 
     @property
     def complete(self) -> bool:
-        """Nothing more will come."""
+        """Whether nothing more will come."""
         if self._expected is None:
             return self.ending is not None
         return len(self.tokens) >= self._expected
 
     @property
     def broken_off(self) -> bool:
-        """It ended with an error or a cancel."""
+        """Whether it ended with an error or was cancelled."""
         return self.ending is not None and self.ending.reason not in COMPLETED
 
     @property
@@ -79,21 +79,21 @@ class ChoiceLog:
 
     @property
     def records(self) -> bytes:
-        """Everything that is known of the log, as it stands in Redis."""
+        """All known records, as they are stored in Redis."""
         if self.stride == TOKENS_ONLY:
             return token_log.encode_tokens(self.tokens)
         return bytes(self._records)
 
     def doubt(self) -> None:
-        """Redis was away: what is known has to be compared with the log once more."""
+        """Called when Redis was away: the log is read and compared once more."""
         self._doubted = bool(self.tokens)
         self.needs_read = True
 
     def offer(self, start: int, records: bytes, ending: Ending | None, *, whole: bool) -> bool:
-        """Takes records from index `start` on; True if there is news. `whole` says that nothing can
+        """Takes records from index `start` on; returns True if they add something. `whole`: nothing can
         be missing before an ending.
         """
-        if self.ending is not None:  # two readings were under way: an ending is news once
+        if self.ending is not None:  # two reads were in flight: an ending counts once
             return False
         if len(records) == TOKENS_ONLY == self.stride:  # nearly always
             fresh = [int.from_bytes(records, "little", signed=True)]
@@ -119,7 +119,7 @@ class ChoiceLog:
         return False
 
     def _end(self, ending: Ending, end: int, known: int, whole: bool) -> None:
-        """Takes the ending of a log of which `end` records were told and `known` were known before."""
+        """Takes the ending of a log of which `end` records were reported and `known` were known before."""
         if whole and end < known and ending.reason in COMPLETED:
             self.diverged = True
         elif whole or end == len(self.tokens) > 0:
@@ -130,7 +130,7 @@ class ChoiceLog:
             self.needs_read = True
 
     def _is_settled(self, start: int, fresh: list[int], ending: Ending | None, whole: bool) -> bool:
-        """Whether what came ends the doubt: the log from its beginning, and as long as it was."""
+        """Whether the records settle the comparison: the log from its beginning, at least as long as it was."""
         if start or not whole:
             self.needs_read = True
             return False
@@ -140,12 +140,12 @@ class ChoiceLog:
         self._doubted = False
         return True
 
-    def take(self) -> News:
+    def take(self) -> ChoiceDelta:
         """Everything since the last call."""
         given, self._given = self._given, len(self.tokens)
         fresh = self.tokens[given:]
         records = bytes(self._records[given * self.stride :]) if self._records else b""
-        return News(self.choice, fresh, records, self.ending)
+        return ChoiceDelta(self.choice, fresh, records, self.ending)
 
     def _take_in(self, fresh: list[int], records: bytes, overlap: int) -> None:
         self.tokens += fresh[overlap:] if overlap else fresh

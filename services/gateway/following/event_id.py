@@ -1,11 +1,11 @@
-"""Event ids: what a client has of an answer when it has got an event, and all that comes before.
+"""Event ids: how much of an answer a client has that got an event and all before it.
 
     r_ab/17        17 tokens of the only choice are folded, and all the text they give is sent
     r_ab/9.12e     the same for two choices; of the second the finish is sent as well
     r_ab/9.12f     its text is sent to the end, its finish is not (gRPC, where they are two events)
     r_ab/h2        the first two of the events that come before any token
 
-What follows an id is a pure fold over the logs: any gateway can go on from there.
+What follows an event is a pure fold over the logs, so any gateway can go on from its id.
 """
 
 import re
@@ -18,27 +18,27 @@ _SHAPE = re.compile(
     r"(r_[0-9a-f]{8}_[0-9a-f]{32})/(?:h(\d{1,4})|(\d{1,9}[ef]?(?:\.\d{1,9}[ef]?)*))"
 )
 
-OPEN, TEXT_TOLD, FINISH_TOLD = "", "f", "e"
+OPEN, TEXT_SENT, FINISH_SENT = "", "f", "e"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a client is. Of each choice the tokens whose text it has, and whether its end was
-    told (OPEN, TEXT_TOLD or FINISH_TOLD).
+    """How far a client is: of each choice the number of tokens whose text it has, and whether it has
+    the end (OPEN, TEXT_SENT or FINISH_SENT).
     """
 
     counts: tuple[int, ...]
     ends: tuple[str, ...]
-    # Of the events before any token, those that it has; None is all of them.
+    # How many of the events before any token it has; None is all of them.
     head_events: int | None = None
 
     @classmethod
     def beginning(cls, choices: int) -> "Progress":
-        """Of a client that has nothing."""
+        """The progress of a client that has nothing."""
         return cls((0,) * choices, (OPEN,) * choices, 0)
 
     def places(self) -> list[str]:
-        """What an event id says of each choice."""
+        """The part of an event id for each choice."""
         return [f"{count}{end}" for count, end in zip(self.counts, self.ends, strict=True)]
 
 

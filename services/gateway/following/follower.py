@@ -1,10 +1,10 @@
 """Follows the token logs: one subscription for the whole gateway, one `Follow` for each request it
 answers.
 
-The channel is a hint, the log is the truth. Each follow keeps a cursor for each choice, trims what
-it has, reads the log again when something is missing, and every log that has been silent for a
-second is read again too, so that a lost message costs a second. A wrong overlap means that Redis
-came back with another history: the stream ends then, never in a silent mix.
+The channel is a hint, the log is the truth. Each follow keeps a cursor for each choice, drops records
+that it has, reads the log when records are missing, and reads every log again that has been silent
+for a second, so that a lost message delays tokens by a second. Records that contradict known ones mean
+that Redis came back with another history: the stream ends with an error then.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Self
 
 import structlog
 
-from services.gateway.following.choice_log import ChoiceLog, LogLayout, News
+from services.gateway.following.choice_log import ChoiceDelta, ChoiceLog, LogLayout
 from shared.errors import Internal, NotFound, ServingError, Unavailable
 from shared.net import supervise
 from shared.net.supervise import Background
@@ -50,19 +50,19 @@ class Follow:
         if layout.prompt_records:
             self.prompt = ChoiceLog(PROMPT, layout.prompt_stride, layout.prompt_records)
         self.heard_at = time.monotonic()
-        # Before admission there is nothing to read, and nothing there is no error.
+        # Before admission there is no log to read, and that is no error.
         self.admitted = not new
         self._was_seen = new
         self._missing_since = 0.0
         self._follower = follower
-        # Logs with news, in the order in which the news came.
+        # Logs with records that `next` has not returned, in the order in which they came.
         self._fresh: dict[ChoiceLog, None] = {}
         self._failure: ServingError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def open_logs(self) -> list[ChoiceLog]:
-        """Those of which more will come."""
+        """The logs that will grow."""
         logs = [log for log in self.choices if log.ending is None]
         if self._awaits_prompt():
             assert self.prompt is not None
@@ -71,7 +71,7 @@ class Follow:
 
     @property
     def is_followed(self) -> bool:
-        """Whether somebody waits for more of it."""
+        """Whether more is awaited."""
         return bool(self.open_logs) and self in self._follower
 
     @property
@@ -87,11 +87,11 @@ class Follow:
             return self.prompt
         return self.choices[choice] if 0 <= choice < len(self.choices) else None
 
-    async def next(self) -> list[News]:
-        """Waits for news of any choice. Empty after 10 s of silence.
+    async def next(self) -> list[ChoiceDelta]:
+        """Waits for records of any choice. Empty after 10 s of silence.
 
-        The prompt's log comes first and whole. A choice whose news has an ending has no more.
-        Raises Internal if a log's history changed.
+        The prompt's log comes first and whole. A delta with an ending is the choice's last. Raises
+        Internal if a log's history changed.
         """
         ready = self._deliverable()
         if not ready and self._failure is None:
@@ -108,17 +108,17 @@ class Follow:
         fresh, self._fresh = self._fresh, {}
         if len(fresh) == 1:
             return [log.take() for log in fresh]
-        # Read from the log after output had come on the channel, the prompt may stand behind.
+        # The prompt may have been read after output had come on the channel.
         return [log.take() for log in sorted(fresh, key=lambda log: log.choice != PROMPT)]
 
     def offer(self, log: ChoiceLog, event: LogEvent) -> None:
-        """Takes what the channel said about a log."""
+        """Takes an event of a log from the channel."""
         ending = event.ending if event.HasField("ending") else None
         if log.offer(event.start, event.records, ending, whole=False):
             self._heard(log)
 
     def offer_log(self, log: ChoiceLog, found: LogDelta | None, after: int) -> None:
-        """Takes what a reading from index `after` on gave."""
+        """Takes the result of reading a log from index `after` on."""
         log.needs_read = False
         if found is None:
             self._miss()
@@ -128,12 +128,12 @@ class Follow:
             self._heard(log)
 
     def fail(self, failure: ServingError) -> None:
-        """Lets `next` raise."""
+        """Makes `next` raise `failure`."""
         self._failure = failure
         self.wake()
 
     def wake(self) -> None:
-        """Lets `next` return."""
+        """Makes `next` return."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -156,7 +156,7 @@ class Follow:
             self.wake()
 
     def _deliverable(self) -> bool:
-        """Output waits for the prompt, unless the request broke off before that was whole."""
+        """Whether `next` may return: output waits for the prompt's log, unless the request broke off before."""
         if not self._fresh or self.prompt is None:
             return bool(self._fresh)
         return self.prompt.complete or any(log.broken_off for log in self._fresh)
@@ -165,8 +165,8 @@ class Follow:
         return self.prompt is not None and not self.prompt.complete
 
     def _miss(self) -> None:
-        """Not there. One that was admitted may have been in the tail that a killed Redis lost; its
-        owner puts it back within seconds.
+        """Called when the request is not in Redis. It may be in the tail that a killed Redis lost: its
+        owner restores it within seconds.
         """
         now = time.monotonic()
         self._missing_since = self._missing_since or now
@@ -175,12 +175,12 @@ class Follow:
 
 
 class Follower:
-    """All follows of a gateway. `async with` subscribes; leaving it ends the subscription."""
+    """All follows of a gateway. `async with` subscribes; leaving the block ends the subscription."""
 
     def __init__(self, queue: Queue, channel: TokenChannel) -> None:
         self._queue = queue
         self._channel = channel
-        # Two clients may follow one request. All in the order in which they came, as no set would be.
+        # Two clients may follow one request. A dict keeps the order in which they came.
         self._follows: dict[str, dict[Follow, None]] = {}
         self._reading: dict[Follow, dict[ChoiceLog, None]] = defaultdict(dict)
         self._wanted = asyncio.Event()
@@ -189,8 +189,8 @@ class Follower:
     async def __aenter__(self) -> Self:
         self._tasks = [
             Background("follower's channel", self._listen),
-            Background("follower's readings", self._read_wanted),
-            Background("follower's rounds", self._find_silent),
+            Background("follower's reads", self._read_wanted),
+            Background("follower's silent logs", self._find_silent),
         ]
         return self
 
@@ -201,7 +201,7 @@ class Follower:
         return sum(map(len, self._follows.values()))
 
     def __contains__(self, what: "Follow | str") -> bool:
-        """Whether a follow goes on, or a request is followed at all."""
+        """Whether a follow is open, or whether a request is followed at all."""
         if isinstance(what, str):
             return what in self._follows
         return what in self._follows.get(what.request_id, ())
@@ -211,8 +211,8 @@ class Follower:
         return list(dict.fromkeys(f.request_id for f in self._all() if f.open_logs))
 
     def follow(self, request_id: str, *, new: bool, layout: LogLayout | None = None) -> Follow:
-        """Follows a request from its first token on: one that is about to be admitted, or one
-        already in the log. `layout` says which logs it has: one of tokens alone if None.
+        """Follows a request from its first token on: one that is about to be admitted (`new`), or one
+        already in the queue. `layout` says which logs it has; None is one choice of tokens alone.
         """
         follow = Follow(self, request_id, new=new, layout=layout)
         self._follows.setdefault(request_id, {})[follow] = None
@@ -242,7 +242,7 @@ class Follower:
                 if not away:
                     log.warning("token channel lost", error=error.message)
                 away = True
-            # What was said meanwhile is in the log, and if Redis died it may be another log now.
+            # What was published meanwhile is in the logs; if Redis died these may have changed.
             for follow in self._all():
                 for known in follow.open_logs:
                     known.doubt()
@@ -274,22 +274,26 @@ class Follower:
             await self._wanted.wait()
             self._wanted.clear()
             reading, self._reading = self._reading, defaultdict(dict)
-            # One reading has records of one size.
+            # One read returns records of one size.
             wanted: dict[int, list[tuple[Follow, ChoiceLog]]] = defaultdict(list)
             for follow, logs in reading.items():
                 for found in logs:
                     wanted[found.stride].append((follow, found))
             for stride, pairs in wanted.items():
                 for start in range(0, len(pairs), _READ_AT_ONCE):
-                    with contextlib.suppress(Unavailable):  # the next silence asks again
+                    with contextlib.suppress(
+                        Unavailable
+                    ):  # the next check of silent logs reads again
                         await self._read(pairs[start : start + _READ_AT_ONCE], stride)
 
     async def _read(self, wanted: list[tuple[Follow, ChoiceLog]], stride: int) -> None:
         cursors = [(follow.request_id, o.choice, o.cursor) for follow, o in wanted]
-        # Output is logged after the whole prompt: known before the reading, the prompt must be in it.
+        # Output is logged after the whole prompt: if it was known before this read, the prompt must be in it.
         due = [o.choice == PROMPT and follow.has_output for follow, o in wanted]
-        news = await self._queue.read_deltas(cursors, stride=stride)
-        for (follow, o), (_, _, after), must, found in zip(wanted, cursors, due, news, strict=True):
+        deltas = await self._queue.read_deltas(cursors, stride=stride)
+        for (follow, o), (_, _, after), must, found in zip(
+            wanted, cursors, due, deltas, strict=True
+        ):
             follow.offer_log(o, found, after)
             if must and found is not None and not o.complete:
                 follow.fail(

@@ -1,9 +1,9 @@
 """Log-probabilities beside the text: which tokens a piece of text is made of, and how likely each
 was.
 
-A token is told together with its first byte of text. So a token is held back as long as all its
-bytes may belong to a stop string, and one that lies wholly in a stop string that is removed is
-never told.
+A token is reported together with its first byte of text. So a token is held back as long as all its
+bytes may belong to a stop string, and one that lies wholly in a removed stop string is never
+reported.
 """
 
 import codecs
@@ -69,10 +69,10 @@ class LogprobFold:
     def release(self, held_bytes: int) -> list[TokenLogprob]:
         """The tokens that have begun before the last `held_bytes` bytes of the output."""
         sure, held = self._size - held_bytes, self._held
-        told = []
+        released = []
         while held and (held[0][0] < sure or held[0][1] <= sure):
-            told.append(held.popleft()[2])
-        return told
+            released.append(held.popleft()[2])
+        return released
 
 
 def prompt_entries(

@@ -1,11 +1,11 @@
-"""Going on with a request that is in the queue, or was until ten minutes ago: from any event, at any
-gateway.
+"""Resuming the answer to a request that is in the queue, or ended less than ten minutes ago: from any
+event, at any gateway.
 """
 
 import re
 import time
 
-from services.gateway.admission.held_requests import Custody
+from services.gateway.admission.held_requests import HeldRequests
 from services.gateway.admission.model import ServedModel
 from services.gateway.following.answer import Answer
 from services.gateway.following.choice_log import LogLayout
@@ -19,31 +19,31 @@ from shared.queue.keys import model_tag
 from shared.queue.token_log import decode_tokens
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
 
-# Also as the `id` of its answer, which is what most clients keep of it.
+# Also as the `id` of its answer, which most clients keep.
 _NAME = re.compile(r"(?:chatcmpl-|cmpl-)?(r_([0-9a-f]{8})_[0-9a-f]{32})")
 
 
 class Resumption:
-    """Finds requests by their names, and answers them from the middle."""
+    """Finds requests by their ids, and answers them from any event on."""
 
     def __init__(
         self,
         model: ServedModel,
         queue: Queue,
         follower: Follower,
-        custody: Custody,
+        held_requests: HeldRequests,
         metrics: Metrics,
     ) -> None:
         self._model = model
         self._tag = model_tag(model.name)
         self._queue = queue
         self._follower = follower
-        self._custody = custody
+        self._held_requests = held_requests
         self._metrics = metrics
 
     async def find(self, request_id: str, tenant: str) -> RequestState:
-        """What Redis has of a request, named as in its header or as in its answer's `id`. Raises
-        NotFound, also for another tenant's.
+        """The state of a request, by its id or by its answer's `id`. Raises NotFound, also for another
+        tenant's.
         """
         state = None
         name = _NAME.fullmatch(request_id)
@@ -79,8 +79,8 @@ class Resumption:
     async def join(
         self, request_id: str, tenant: str, after: str, reply: ReplyFormat
     ) -> Answer | None:
-        """The same for a client that sent its request again; what a stream tells of usage is as it
-        says now. None for a request that is not in the queue yet, or no more.
+        """The same for a client that sent its request again; `reply` decides whether its stream reports
+        usage. None for a request that is not in the queue yet, or no more.
         """
         state = await self._queue.lookup(request_id, tenant)
         return None if state is None else await self._answer(state, after, "Last-Event-ID", reply)
@@ -106,7 +106,7 @@ class Resumption:
         self._metrics.resumed()
         try:
             if not all(state.endings):
-                await self._custody.join(follow, head, state.arrived_ms)
+                await self._held_requests.join(follow, head, state.arrived_ms)
         except BaseException:
             follow.close()
             raise
@@ -119,7 +119,7 @@ class Resumption:
             own_eos_ids=self._model.own_eos_ids,
             prompt_ids=decode_tokens(head.prompt) if shows_prompt_ids(head) else None,
             arrived_at=time.monotonic(),
-            leave=lambda: self._custody.leave(follow, head.tenant),
+            leave=lambda: self._held_requests.leave(follow, head.tenant),
             progress=progress,
         )
 

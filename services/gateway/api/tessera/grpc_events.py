@@ -1,9 +1,9 @@
-"""The events of the gRPC door."""
+"""The events of the gRPC API."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from services.gateway.following.answer import Answer, Piece
-from services.gateway.following.event_id import FINISH_TOLD, OPEN, TEXT_TOLD
+from services.gateway.following.event_id import FINISH_SENT, OPEN, TEXT_SENT
 from services.gateway.following.finish import stop_reason
 from services.gateway.following.logprobs import TokenLogprob, prompt_entries
 from tessera.gateway.v1 import chat_pb2
@@ -12,7 +12,7 @@ from tessera.gateway.v1.chat_pb2 import ChatEvent, Delta, Finished, PromptLogpro
 
 async def events(answer: Answer) -> AsyncIterator[ChatEvent]:
     """The events of one answer from where the client is; closes it before the last."""
-    writer = _EventWriter(answer)
+    writer = _ChatEvents(answer)
     for event in writer.accepted():
         yield event
     begun = False
@@ -30,7 +30,9 @@ async def events(answer: Answer) -> AsyncIterator[ChatEvent]:
     yield writer.usage()
 
 
-class _EventWriter:
+class _ChatEvents:
+    """Makes the events of one answer."""
+
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._rid = answer.head.request_id
@@ -40,13 +42,13 @@ class _EventWriter:
         self._head_size = 1 + reply.HasField("prompt_logprobs") + reply.echo * len(self._places)
         had = answer.progress.head_events
         self._had = self._head_size if had is None else min(had, self._head_size)
-        self._told = 0
+        self._head_events = 0
         self._with_ids = reply.return_token_ids
         table = answer.table
         self._shown = table.shown_pieces if reply.skip_special_tokens else table.pieces
 
     def accepted(self) -> Iterable[ChatEvent]:
-        """That the request is in the queue."""
+        """The event that the request is in the queue."""
         answer = self._answer
         shown = answer.prompt_ids if self._with_ids else None
         accepted = chat_pb2.Accepted(
@@ -58,13 +60,13 @@ class _EventWriter:
         yield from self._head_event(ChatEvent(accepted=accepted))
 
     def prompt(self) -> Iterable[ChatEvent]:
-        """What is told of the prompt, once its scores are known."""
+        """The events about the prompt, once its scores are known."""
         reply, sampling = self._answer.head.reply, self._answer.head.sampling
         if self._had == self._head_size:
             return
         if reply.HasField("prompt_logprobs"):
-            told = PromptLogprobs(tokens=self._entries(self._prompt(reply.prompt_logprobs)))
-            yield from self._head_event(ChatEvent(prompt_logprobs=told))
+            scored = PromptLogprobs(tokens=self._entries(self._prompt(reply.prompt_logprobs)))
+            yield from self._head_event(ChatEvent(prompt_logprobs=scored))
         if reply.echo:
             asked = sampling.HasField("logprobs")
             logprobs = self._entries(self._prompt(sampling.logprobs)) if asked else None
@@ -74,16 +76,16 @@ class _EventWriter:
 
     def _head_event(self, event: ChatEvent) -> Iterable[ChatEvent]:
         """The event with its id, unless the client has it."""
-        self._told += 1
-        if self._told > self._had:
-            is_last = self._told == self._head_size
-            event.event_id = self._place() if is_last else f"{self._rid}/h{self._told}"
+        self._head_events += 1
+        if self._head_events > self._had:
+            is_last = self._head_events == self._head_size
+            event.event_id = self._place() if is_last else f"{self._rid}/h{self._head_events}"
             yield event
 
     def piece(self, piece: Piece) -> Iterable[ChatEvent]:
-        """A delta if there is something to tell, and the end of the choice."""
-        # With the ending all text is told, also what was held back; the ending itself follows.
-        end = OPEN if piece.ending is None else TEXT_TOLD
+        """A delta if it adds something, and the end of the choice."""
+        # The last delta has all text, also what was held back; the end is an event of its own.
+        end = OPEN if piece.ending is None else TEXT_SENT
         self._places[piece.choice] = f"{piece.count}{end}"
         token_ids = piece.token_ids if self._with_ids else None
         if piece.text or token_ids or piece.logprobs:
@@ -100,7 +102,7 @@ class _EventWriter:
             stop = stop_reason(ending, self._answer.silent_ends)
             if isinstance(stop, int):
                 finished.stop_token_id = stop
-            self._places[piece.choice] = f"{piece.count}{FINISH_TOLD}"
+            self._places[piece.choice] = f"{piece.count}{FINISH_SENT}"
             yield ChatEvent(event_id=self._place(), finished=finished)
 
     def usage(self) -> ChatEvent:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.gateway.admission.held_requests import Custody, Holding
+from services.gateway.admission.held_requests import HeldRequest, HeldRequests
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.follower import Follower
 from services.gateway.telemetry.metrics import Metrics
@@ -23,16 +23,16 @@ async def test_who_leaves_again_while_redis_is_told_is_told_of_again(redis_url: 
     rid = await desk.admit()
     arrived = await lives_until(desk, rid)
     async with Follower(desk.queue, TokenChannel(desk.redis, desk.keys)) as follower:
-        custody = Custody(desk.queue, follower, Cancels(desk.queue), Metrics("model", 512))
+        held = HeldRequests(desk.queue, follower, Cancels(desk.queue), Metrics("model", 512))
 
         def comes_and_leaves(keep_s: int) -> None:
             follow = follower.follow(rid, new=False)
             spec = RequestSpec(request_id=rid, keep_ms=1000 * keep_s)
-            custody.hold(Holding(follow, spec, arrived_ms=0))
+            held.hold(HeldRequest(follow, spec, arrived_ms=0))
             follow.close()
-            assert custody.leave(follow, "")
+            assert held.leave(follow, "")
 
-        async with custody:
+        async with held:
             # What is written waits; the gateway's round begins meanwhile, and waits with it.
             await desk.redis.execute_command("CLIENT", "PAUSE", PAUSE_MS, "WRITE")  # type: ignore[no-untyped-call]
             comes_and_leaves(60)
