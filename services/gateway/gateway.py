@@ -61,7 +61,7 @@ _GRPC_IDLE_MS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A running gateway: where it listens, and its parts for those who look inside."""
+    """A running gateway: its addresses, and its parts for tests and measurements."""
 
     url: str
     grpc_address: str

@@ -1,4 +1,4 @@
-"""Whether this gateway can serve: Redis answered lately, and of each service that requests need there is one."""
+"""Whether this gateway can serve: Redis answered lately, and each service that requests need is running."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ class Health:
     does.
     """
 
-    def __init__(self, queue: Queue, rooms: Mapping[str, Directory]) -> None:
-        """`rooms`: those that requests need, by the names that people are told."""
+    def __init__(self, queue: Queue, services: Mapping[str, Directory]) -> None:
+        """`services`: those that requests need, by the names that people read."""
         self._queue = queue
-        self._rooms = rooms
+        self._services = services
         self._redis_at = float("-inf")
         self._draining = False
         self._task: Background | None = None
@@ -46,7 +46,9 @@ class Health:
         reasons = ["shutting down"] if self._draining else []
         if time.monotonic() - self._redis_at > _REDIS_LATELY_S:
             reasons.append("no answer from Redis")
-        reasons += [f"no {room} running" for room, who in self._rooms.items() if not who.members]
+        reasons += [
+            f"no {name} running" for name, found in self._services.items() if not found.members
+        ]
         return reasons
 
     async def _ping(self) -> None:

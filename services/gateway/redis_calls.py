@@ -1,5 +1,5 @@
-"""Calls to Redis that must not be left half done, asked twice where nobody knows, or waited for too
-long.
+"""Calls to Redis that must run to their end, be repeated when their outcome is unknown, or not block
+for long.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 
 
 async def until_recovered(queue: Queue) -> None:
-    """Waits while Redis is being told what it has lost: until then nobody knows what there is not.
-    Raises Unavailable.
+    """Waits while gateways and schedulers restore what Redis has lost: until then a missing request
+    may still come back. Raises Unavailable.
     """
     give_up_at = time.monotonic() + _RECOVERY_S
     while await queue.is_recovering() and time.monotonic() < give_up_at:
@@ -42,8 +42,8 @@ async def within(call: Coroutine[Any, Any, _T], seconds: float) -> _T:
 
 
 async def asked_again(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Calls Redis once more where it went away during the call, and nobody knows whether it had heard
-    it. For calls that may be made twice. Raises Unavailable when it stays away.
+    """Repeats a call during which Redis went away, since it is not known whether it was executed. For
+    calls that may be made twice. Raises Unavailable when Redis stays away.
     """
     give_up_at = time.monotonic() + _SETTLE_S
     while True:
@@ -56,9 +56,7 @@ async def asked_again(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
 
 
 async def to_its_end(call: Coroutine[Any, Any, _T]) -> _T:
-    """Awaits a call to Redis to its end even if we are cancelled: after half of one nobody knows
-    what holds.
-    """
+    """Awaits a call to Redis to its end even if this task is cancelled, so that its outcome is known."""
     task = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(task)

@@ -72,7 +72,7 @@ async def test_a_frozen_redis_freezes_nobody(
     os.kill(private_redis.pid, signal.SIGSTOP)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("services.gateway.admission.admission._DOOR_S", 0.3)
+            patch.setattr("services.gateway.admission.admission._RESERVE_S", 0.3)
             # It is not the connection that gives up.
             patch.setattr("shared.net.redis_connection._SILENCE_S", 3600.0)
             reply = await asyncio.wait_for(kept.chat(), 30)

@@ -59,7 +59,7 @@ async def test_a_line_at_the_end_of_a_request(lines: Lines, stage: Stage) -> Non
     assert line["media"] == 0 and line["queue_s"] == 0
     assert 0 < line["prepare_s"] <= line["first_token_s"] <= line["total_s"]
     stages = [e["event"] for e in lines if e.get("client_request_id") == "client-17"]
-    assert stages == ["let in by the door", "prepared", "admitted", "first token", "request ended"]
+    assert stages == ["reserved", "prepared", "admitted", "first token", "request ended"]
 
 
 async def test_a_line_for_each_request_that_is_refused(lines: Lines, stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""API keys: who may ask, and who asks."""
+"""API keys."""
 
 import hashlib
 import hmac
@@ -10,7 +10,7 @@ from shared.errors import Unauthenticated
 
 
 class ApiKeys:
-    """The keys that are accepted; none means that everybody is let in.
+    """The keys that are accepted; without any, every caller is accepted.
 
     A token is compared with every key, and by digests of one length: the time that it takes tells neither which key
     was nearly right nor how long one is.
@@ -22,7 +22,7 @@ class ApiKeys:
     def caller(
         self, request_id: str, authorization: str, traceparent: str, *, needed: bool = True
     ) -> Caller:
-        """Who asks. Raises Unauthenticated."""
+        """The caller. Raises Unauthenticated for a missing or unknown key where one is `needed`."""
         scheme, _, token = authorization.partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else ""
         now = time.monotonic()

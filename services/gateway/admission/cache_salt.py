@@ -1,7 +1,7 @@
-"""Who may find whose computed prefixes: the salt with which the names of a request's KV blocks begin.
+"""Which requests share computed prefixes: the salt with which the hashes of a request's KV blocks begin.
 
-A hit shows in `cached_tokens` and in the time to the first token, so whoever may hit a prefix can find out, guess by
-guess, what stands in it.
+A hit shows in `cached_tokens` and in the time to the first token, so a caller who may hit a prefix can find out its
+text, guess by guess.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ def read_cache_salt(value: str | None) -> str:
 
 
 def salt_of(tenant: str, cache_salt: str) -> bytes:
-    """16 bytes from whoever keeps its prefixes to itself (empty: shared by all) and the request's own salt; nothing
-    where both are empty. Requests find each other's blocks if these are equal.
+    """16 bytes from the tenant whose prefixes are its own (empty: shared by all) and the request's salt; nothing where
+    both are empty. Requests share blocks if these are equal.
     """
     if not tenant and not cache_salt:
         return b""

@@ -1,4 +1,4 @@
-"""Who asks, and who pays."""
+"""The caller of a request, and the tenant that it is counted for."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: the request's name, the API key if keys are in use or else whatever bearer token
-    came, the trace, and the arrival by our own clock.
+    """One call: the request's id, the API key if keys are in use or else the bearer token that came,
+    the trace, and the arrival by the local monotonic clock.
     """
 
     request_id: str
@@ -15,13 +15,12 @@ class Caller:
     bearer: str = field(default="", repr=False)
     traceparent: str = ""
     arrived_at: float = 0.0
-    # What the client calls the request; empty if it does not.
+    # The client's own id of the request; empty if it has none.
     client_request_id: str = ""
 
 
 def tenant_of(caller: Caller, user: str) -> str:
-    """Who pays: a checked API key, else `user`, else an unchecked bearer token, else nobody in
-    particular.
+    """The tenant: from a checked API key, else `user`, else an unchecked bearer token; else empty.
 
     Keys and names become digests: tenants stand in Redis keys and in logs.
     """

@@ -82,7 +82,7 @@ class HeldRequests:
         self._held: dict[Follow, HeldRequest] = {}
         # Request id to the milliseconds that it lives on when nobody follows it any more.
         self._keep_ms: dict[str, int] = {}
-        # Request id to the same, of requests left since Redis was last told.
+        # Request id to the same, of requests that were left since the last report.
         self._pending: dict[str, int] = {}
         # Set when a shutdown closes open answers: their requests go on, for other gateways.
         self.is_closing = False
@@ -223,7 +223,7 @@ class HeldRequests:
 
 def follow_ms(keep_ms: int) -> int:
     """Milliseconds that a followed request lives on after the death of its gateway: as many as after
-    its client has left, but at least _SHORTEST_MS; KEEP_S for one that nobody asked to keep.
+    its client has left, but at least _SHORTEST_MS; KEEP_S for one without keep_ms.
     """
     return max(keep_ms, _SHORTEST_MS) if keep_ms else KEEP_S * 1000
 

@@ -34,7 +34,7 @@ class ServedModel:
     created_unix_s: int
     # tokenizer_config.json with the chat template, for clients that count tokens themselves.
     tokenizer_info: Mapping[str, Any]
-    # Of an answer for which nobody says how long it may be; 0 is what the model's length leaves.
+    # The checkpoint's default of max_tokens; 0 is what the model's length leaves.
     max_new_tokens: int = 0
     max_choices: int = 128
     max_logprobs: int = 20
@@ -80,9 +80,9 @@ class ServedModel:
             has_vision=registry.find(checkpoint).takes_media,
         )
 
-    def default_max_tokens(self, room: int) -> int:
-        """Most tokens of an answer whose request does not say, where `room` are left."""
-        return min(room, self.max_new_tokens or room)
+    def default_max_tokens(self, left: int) -> int:
+        """`max_tokens` of a request that has none, where the model's length leaves `left` tokens."""
+        return min(left, self.max_new_tokens or left)
 
     def check_name(self, name: str) -> None:
         """Raises NotFound unless `name` is this model's."""

@@ -78,7 +78,7 @@ class PromptStream:
             except ServingError as error:
                 for _, answer in batch:
                     _fail(answer, error)
-            except Exception as error:  # those behind would wait for nobody
+            except Exception as error:  # the waiting prompts must not wait forever
                 log.exception("prompts were not prepared", prompts=len(batch))
                 self._hang_up()
                 why = f"the prompt was not prepared: {type(error).__name__}"
@@ -86,7 +86,7 @@ class PromptStream:
                     _fail(answer, Internal("PREPARE_FAILED", why))
             else:
                 for (_, answer), result in zip(batch, results, strict=True):
-                    if not answer.done():  # whoever asked may have left
+                    if not answer.done():  # the caller may have left
                         answer.set_result(result)
             del self._waiting[: len(batch)]
 

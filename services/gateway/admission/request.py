@@ -34,7 +34,7 @@ class ValidRequest:
     inline_media: InlineMedia | None = None
 
     def cost_bound(self, model: ServedModel) -> int:
-        """Tokens that it costs at the very most: one prompt, and an answer for each candidate."""
+        """Tokens that it costs at the very most: one prompt, and `best_of` answers."""
         most = self.sampling.max_tokens or model.default_max_tokens(model.max_model_len)
         one = min(model.max_model_len, self.prompt_bound + most)
         return one + (self.sampling.best_of - 1) * most
@@ -63,18 +63,18 @@ def make_spec(
         raise InvalidRequest("EMPTY_PROMPT", "the prompt has no tokens", field="prompt")
     sampling = SamplingParams()
     sampling.CopyFrom(request.sampling)
-    room = model.max_model_len - prompt_tokens
+    left = model.max_model_len - prompt_tokens
     wanted = max(1, sampling.max_tokens)
-    if wanted > room:
+    if wanted > left:
         raise InvalidRequest(
             "CONTEXT_LENGTH_EXCEEDED",
-            # OpenAI's words: LiteLLM and LangChain know the error by them.
+            # OpenAI's text: LiteLLM and LangChain know the error by them.
             f"This model's maximum context length is {model.max_model_len} tokens. However, you "
             f"requested {prompt_tokens + wanted} tokens ({prompt_tokens} in the prompt, {wanted} in "
             "the completion): shorten the prompt, or lower max_tokens",
-            field="max_tokens" if room > 0 else "messages",
+            field="max_tokens" if left > 0 else "messages",
         )
-    sampling.max_tokens = sampling.max_tokens or model.default_max_tokens(room)
+    sampling.max_tokens = sampling.max_tokens or model.default_max_tokens(left)
     sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
     spec = RequestSpec(
         request_id=request_id,

@@ -1,5 +1,5 @@
-"""What a request asks for beside its answer: how long it may take, how long it lives on without a
-client, whether it may wait behind others, and under which key it is the same request again.
+"""Options of a request that do not shape its answer: timeouts, how long it lives on without a client,
+its class in the queue, and its idempotency key.
 
 REST has them as headers and body fields, gRPC as metadata and options of the same names.
 """
@@ -28,7 +28,7 @@ _LARGE = 4096
 _BATCH_TIER = "flex"
 _TIERS = ("auto", "default", "standard_only", "priority", "scale", _BATCH_TIER)
 _CLASSES = ("interactive", "batch")
-# They do not change the answer: who retries may read it in another way.
+# They do not change the answer: a retry may read it in another way.
 _NOT_HASHED = frozenset({"stream", "stream_options"})
 
 
@@ -47,7 +47,7 @@ class Timeouts:
 
     @property
     def waiting_ms(self) -> int:
-        """After so long nobody need take it any more."""
+        """Milliseconds after which it need not be taken any more; 0 is never."""
         return min(filter(None, (self.queue_ms, self.first_token_ms, self.request_ms)), default=0)
 
 
@@ -62,7 +62,7 @@ class RequestOptions:
     last_event_id: str = ""
     # How long it lives on when its client has left; 0: it is cancelled at once.
     keep_ms: int = 0
-    # Whether the events of a stream have ids: only who means to resume can read them.
+    # Whether the events of a stream have ids. Some readers fail on them, so only clients that resume get them.
     event_ids: bool = False
     prio: str = "interactive"
     timeouts: Timeouts = Timeouts()

@@ -1,4 +1,4 @@
-"""What share of the decoders tenants get against each other when more wait than can be served."""
+"""The weights by which tenants share the decoders when more requests wait than can be served."""
 
 import asyncio
 from typing import Self
@@ -17,17 +17,17 @@ _RETRY_S = 1.0
 _KINDS = ("key", "user")
 
 
-def read_weights(told: str) -> dict[str, float]:
+def read_weights(text: str) -> dict[str, float]:
     """Tenants and their weights, from `key:<API key>=4,user:<name>=0.5`.
 
     Raises InvalidRequest for anything else.
     """
     weights = {}
-    for part in filter(None, (part.strip() for part in told.split(","))):
+    for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = part.rpartition("=")
-        kind, _, who = name.partition(":")
+        kind, _, owner = name.partition(":")
         weight = _number(number)
-        if kind not in _KINDS or not who or not weight:
+        if kind not in _KINDS or not owner or not weight:
             # The part may hold a key: it is not repeated.
             raise InvalidRequest(
                 "BAD_TENANT_WEIGHTS",
@@ -35,8 +35,8 @@ def read_weights(told: str) -> dict[str, float]:
                 "commas between",
                 field="tenant_weights",
             )
-        caller = Caller("", api_key=who if kind == "key" else "")
-        weights[tenant_of(caller, who)] = weight
+        caller = Caller("", api_key=owner if kind == "key" else "")
+        weights[tenant_of(caller, owner)] = weight
     return weights
 
 
@@ -49,7 +49,7 @@ def _number(text: str) -> float:
 
 
 class TenantWeights:
-    """Tells Redis the weights that this gateway was started with, and again whenever Redis has lost its last writes.
+    """Writes this gateway's weights to Redis, and again whenever Redis has lost its last writes.
 
     `async with` begins. All gateways of a model are to be started with the same.
     """
@@ -62,23 +62,23 @@ class TenantWeights:
     async def __aenter__(self) -> Self:
         if self._weights:
             self._work = [
-                Background("tenants' weights", self._tell),
-                Background("tenants' weights again", self._recover),
+                Background("tenant weights", self._write),
+                Background("tenant weights after recovery", self._recover),
             ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await supervise.end(*self._work)
 
-    async def _tell(self) -> None:
+    async def _write(self) -> None:
         while True:
             try:
                 await self._queue.set_weights(self._weights)
                 return
             except Unavailable as error:
-                log.debug("weights not told yet", error=error.message)
+                log.debug("tenant weights not written yet", error=error.message)
             await asyncio.sleep(_RETRY_S)
 
     async def _recover(self) -> None:
         async for _ in self._queue.recoveries():
-            await self._tell()
+            await self._write()

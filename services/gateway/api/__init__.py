@@ -1,1 +1,1 @@
-"""The APIs that clients speak, a folder each."""
+"""The APIs that clients use, a folder each."""

@@ -1,4 +1,4 @@
-"""One budget for the bytes of all request bodies that are being read or prepared, whichever door they came in by."""
+"""One budget for the bytes of all request bodies that are being read or prepared, in REST and gRPC together."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,7 @@ from shared.errors import Unavailable
 
 
 class BodyBudget:
-    """Counts bytes that are held. No lock: all on one event loop."""
+    """Counts bytes. It has no lock: all callers are on one event loop."""
 
     def __init__(self, limit: int) -> None:
         """`limit` in bytes."""
@@ -21,14 +21,14 @@ class BodyBudget:
         return self._held
 
     def take(self, size: int) -> None:
-        """Holds so many bytes more. Raises Unavailable if there is no room for them."""
+        """Takes so many bytes of the budget. Raises Unavailable if there are not as many left."""
         if self._held + size > self._limit:
             raise self._full()
         self._held += size
 
     async def wait_for(self, size: int, timeout_s: float) -> None:
-        """The same after a while, in the order of asking, if there is no room at once. An eighth is left to those
-        that do not wait: who waits asks for much, and may never use it.
+        """The same, but waits in turn for at most `timeout_s` if the budget is used up. An eighth of the budget is left
+        to `take`: callers that wait reserve the largest size, and may use less.
         """
         if not self._waiting and self._has_room(size):
             self._held += size
@@ -49,7 +49,7 @@ class BodyBudget:
             raise
 
     def give_back(self, size: int) -> None:
-        """Holds so many bytes less."""
+        """Returns so many bytes."""
         self._held -= size
         self._let_in()
 

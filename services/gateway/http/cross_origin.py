@@ -10,8 +10,8 @@ _KEPT_S = b"600"
 
 
 class CrossOrigin:
-    """What browsers are told about a request that a page of another origin makes. No cookies: keys
-    stand in a header, which the page itself must set.
+    """The CORS headers for requests that pages of other origins make. No cookies: keys stand in a
+    header, which the page itself must set.
     """
 
     def __init__(self, origins: Collection[str]) -> None:
@@ -32,7 +32,7 @@ class CrossOrigin:
 
     async def preflight(self, exchange: Exchange, methods: Collection[str]) -> bool:
         """Answers where the request is a browser's question whether a page may call a route that has
-        these methods. A page that may not is told as if there were no CORS.
+        these methods. For other pages nothing is answered here.
         """
         asks = exchange.method == "OPTIONS" and exchange.header("access-control-request-method")
         if not asks or not self.may_call(exchange):

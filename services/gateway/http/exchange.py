@@ -1,5 +1,5 @@
-"""The few things that raw ASGI leaves to the application: bodies in, bodies out, and knowing when
-the client has left.
+"""One HTTP request over raw ASGI: reading its body, writing its response, and noticing that the client
+has left.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ _AFTER_COMMENT = b":\n\n"
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """What bodies may be, and what all that are at hand share."""
+    """Limits of one body, and the budget that all share."""
 
     most_bytes: int
-    silence_s: float  # without a byte of it
+    silence_s: float  # longest time without a byte
     budget: BodyBudget
 
 
@@ -64,7 +64,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.request_id = request_id
         self.started = False
-        # Whether it asks for tokens; whether it was accepted: then its answers log its end.
+        # Whether it asks for tokens; whether it was accepted, so that its answer logs its end.
         self.generates = False
         self.accepted = False
         # Who asks, once that is known.
@@ -112,7 +112,7 @@ class Exchange:
             raise WrongMediaType("UNSUPPORTED_MEDIA_TYPE", "the body must not be compressed")
         declared = self.header("content-length")
         if declared.isdigit() and int(declared) > limits.most_bytes:
-            # Who waits for leave to send is told no; who sends anyway must be heard out a little.
+            # A client that waits for `100 Continue` gets the error at once; of another one the body is read a little.
             if not self.header("expect"):
                 await self._discard(limits.most_bytes)
             raise _too_large(limits.most_bytes)

@@ -1,8 +1,7 @@
-"""By which names a gateway may be called, and which pages may post to it.
+"""Which Host names a gateway accepts, and from which pages it accepts a POST.
 
-A gateway on loopback without a key trusts whoever reaches it, and the browser of its user reaches it for every page
-on the web: one whose name resolves to 127.0.0.1 (DNS rebinding) passes for the gateway's own, and a form posts
-without asking first.
+A gateway on loopback without a key trusts every caller, and its user's browser calls it for any page on the web: a page
+whose name resolves to 127.0.0.1 (DNS rebinding) has the gateway's own origin, and a form is posted without a preflight.
 """
 
 import functools
@@ -17,8 +16,8 @@ class Hosts:
     """Which hosts and origins a request may name."""
 
     def __init__(self, listen: str, *, has_keys: bool, allowed: Collection[str]) -> None:
-        """`listen` is the address of the door; `allowed` are names beside those of loopback, "*" is any. Without them
-        any name is as good as another where there are keys, or where others than loopback are served anyway.
+        """`listen` is the address of the REST API; `allowed` are names beside those of loopback, "*" is any. Without
+        `allowed`, names are checked only on a loopback address without keys.
         """
         self._allowed = frozenset(name.lower() for name in allowed)
         self._checks = bool(allowed) or (is_loopback(listen) and not has_keys)

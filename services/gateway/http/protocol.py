@@ -57,7 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # A head is awaited from the connection's begin, later from its first byte on.
         self._awaits_head = True
         self._in_message = False
-        # Seconds of waiting: for the head, for the end of what nobody reads, for the peer to take what was sent.
+        # Seconds of waiting: for the head, for the end of a body that is not read, for the peer to read what was sent.
         self._waited_s = 0.0
         self._head_bytes = 0
         self._head_fields = 0
@@ -140,16 +140,16 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.abort()
         elif self._awaits_head:
             if self._waited_s > self.limits.head_s:
-                self._end_of_patience()
+                self._end_late_head()
         elif not self._in_message or not self.cycle.response_complete:
             self._waited_s = 0.0
-        elif self._waited_s > self.limits.head_s:  # what nobody wanted of a body keeps coming
+        elif self._waited_s > self.limits.head_s:  # the unread rest of a body keeps coming
             self.transport.close()
 
-    def _end_of_patience(self) -> None:
+    def _end_late_head(self) -> None:
         if self._head_bytes or self._unparsed:
             self._refuse(TooSlow("HEADERS_TIMEOUT", _late(self.limits.head_s)))
-        else:  # it has not asked anything: there is nothing to answer
+        else:  # no request has begun: there is nothing to answer
             self.transport.close()
 
     def _count(self, size: int) -> None:
@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         raise error
 
     def _refuse(self, error: ServingError, discard_s: float = _DISCARD_S) -> None:
-        """The last that the peer hears. An answer that is under way is not mixed with it."""
+        """Sends an error as the last response and closes, unless another response is being sent."""
         self._refusal = error
         self._awaits_head = False
         if self.transport.is_closing():

@@ -23,7 +23,7 @@ _TICK_S = 1.0
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the process it runs in, and sleeps until it is told to stop."""
+    """Leaves signals to the process that it runs in, and sleeps until `stopping` is set."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -106,7 +106,7 @@ class HttpServer:
         await asyncio.wait([self._task])
         if not self._server.should_exit:
             failure = None if self._task.cancelled() else self._task.exception()
-            raise Unavailable("REST_DOOR_FAILED", f"the REST door has stopped serving: {failure!r}")
+            raise Unavailable("REST_SERVER_FAILED", f"the REST server has stopped: {failure!r}")
 
     async def stop(self) -> None:
         """Stops accepting, lets open answers run for the shutdown timeout, then closes them."""
@@ -124,6 +124,6 @@ class HttpServer:
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """What clients do wrong is no news, and an answer that a shutdown cuts off has no fault in it."""
+    """Keeps errors of ours: not those of clients, nor answers that a shutdown cuts off."""
     error = record.exc_info[1] if record.exc_info else None
     return record.levelno >= logging.ERROR and not isinstance(error, asyncio.CancelledError)

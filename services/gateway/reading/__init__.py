@@ -1,1 +1,1 @@
-"""From the bodies of requests to our own types."""
+"""From the bodies of requests to validated, typed requests."""

@@ -96,8 +96,8 @@ def take_out(body: bytes) -> tuple[bytes, InlineMedia]:
 
 
 def _large_data(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where the data of large data URLs begin and end. Goes from quote to quote: a search for more
-    than one byte would take longer than reading the JSON.
+    """Yields where the data of large data URLs begin and end. Searches from quote to quote: a search
+    for more than one byte would take longer than decoding the JSON.
     """
     quote = body.find(b'"')
     for _ in range(_MOST_QUOTES):
@@ -188,7 +188,7 @@ def _base64_bytes(data: str | bytes) -> bytes:
 
 
 def _in_slices(data: bytes) -> bytes:
-    """Between slices other threads can go on."""
+    """Decodes in slices, between which other threads can run."""
     pieces = []
     for start in range(0, len(data), _SLICE):
         some = data[start : start + _SLICE]

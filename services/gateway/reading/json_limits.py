@@ -1,8 +1,8 @@
-"""How deep and how rich a JSON text is, found out before anything is built from it.
+"""Limits on the depth and the number of values of a JSON text, checked before anything is built from it.
 
-Reading JSON holds Python's lock from its begin to its end, in a thread too: a text of a few megabytes that is nothing
-but small values stops everybody for seconds, and what is built from it takes thirty times its size. So values are
-counted first, in slices between which other threads go on.
+Decoding JSON holds Python's global lock, in a thread too: a text of some megabytes that is nothing but small values
+would stop all other threads for a second, and what is built from it takes many times its size. So values are counted
+first, in slices between which other threads can run.
 """
 
 from itertools import accumulate
@@ -19,17 +19,17 @@ _NO_BRACKETS = bytes(set(range(256)) - set(_CHANGE))
 
 def check_json(text: bytes) -> None:
     """Raises InvalidRequest, naming the limit, for a text that is nested too deeply or holds too much. Whether it is
-    JSON at all is another question.
+    valid JSON is not checked.
     """
     openings = text.count(b"[") + text.count(b"{")
     if openings <= DEEPEST and openings + text.count(b",") <= MOST_VALUES:
-        return  # the rule
+        return  # nearly always
     scan = _Scan()
     at = 0
     while at < len(text):
         end = min(at + _SLICE, len(text))
         while end < len(text) and text[end - 1] == ord("\\"):
-            end += 1  # what stands behind it belongs to it
+            end += 1  # the escaped character belongs to this slice
         scan.read(text[at:end])
         at = end
 

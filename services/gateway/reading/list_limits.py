@@ -1,4 +1,4 @@
-"""How long the lists of one request may be, at both doors: far more than anybody needs, far less than hurts."""
+"""Limits of the lists in one request, in REST and gRPC alike."""
 
 MOST_MESSAGES = 4096
 MOST_PARTS = 8192  # in all messages together

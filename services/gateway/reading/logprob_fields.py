@@ -9,7 +9,7 @@ from services.gateway.reading.options import GenerationOptions
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """Top log-probabilities to compute for each generated and each prompt token; None is none, 0
-    the token's own alone. `shown` are those of the prompt that the reply tells.
+    the token's own alone. `shown` are the prompt's that the reply has.
     """
 
     output: int | None = None
@@ -37,7 +37,7 @@ def completion_logprobs(top: float | None, of_chat: float | None, most: int) -> 
 def read_logprobs(options: GenerationOptions, output: int | None, most: int) -> Logprobs:
     """Adds the prompt's to those of the output. Raises InvalidRequest naming the field.
 
-    A completion that repeats its prompt (`echo`) tells the prompt's as well.
+    A completion that repeats its prompt (`echo`) has the prompt's as well.
     """
     shown = whole("prompt_logprobs", options.prompt_logprobs, 0, most)
     echoed = output if options.echo else None

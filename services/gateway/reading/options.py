@@ -54,7 +54,7 @@ class GenerationOptions(UnsupportedFields, kw_only=True):
     allowed_token_ids: list[Whole] | None = None
     bad_token_ids: list[Whole] | None = None
     bad_words: str | list[str] | None = None
-    # In which turn, until when, and who shares what was computed.
+    # Order in the queue, deadline, and with whom computed prefixes are shared.
     priority: Whole | None = None
     service_tier: str | None = None
     timeout: float | None = None

@@ -1,5 +1,5 @@
-"""How many values a protobuf message holds, found out before it is parsed: two bytes on the wire may be an object of
-a hundred in memory.
+"""A limit on the number of values in a protobuf message, checked before it is parsed: two bytes on the wire may
+become an object of a hundred bytes in memory.
 """
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor

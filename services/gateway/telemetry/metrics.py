@@ -1,7 +1,7 @@
 """Prometheus metrics under the names of vLLM where they mean the same, with its labels and buckets, so that dashboards
 and autoscalers work.
 
-What a gateway measures itself has `engine="0"`: which decoders had a request is not for it to know.
+What a gateway measures itself has `engine="0"`: it does not know which decoders computed a request.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ _REASONS = ("stop", "length", "abort", "error")
 
 
 class _BackgroundFailures(Collector):
-    """What should be 0."""
+    """Failures of background tasks, which should be 0."""
 
     def collect(self) -> Iterator[Metric]:
         """One series for each task that has failed."""
@@ -127,7 +127,7 @@ class Metrics:
         )
         self._restores = Counter(
             "tessera_restores",
-            "Requests told to a Redis that came back, by whether it took them.",
+            "Requests restored to a Redis that came back, by whether it took them.",
             [*_LABELS, "result"],
             registry=self.registry,
         )
@@ -164,7 +164,7 @@ class Metrics:
         self._known.inc()
 
     def restored(self, taken: int, refused: int) -> None:
-        """Redis came back and was told what this gateway follows."""
+        """Redis came back, and the requests that this gateway follows were restored."""
         self._restores.labels(*self._labels, "restored").inc(taken)
         self._restores.labels(*self._labels, "refused").inc(refused)
 

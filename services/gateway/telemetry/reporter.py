@@ -1,8 +1,8 @@
-"""Which of the gateways reports what belongs to none of them: what schedulers, decoders and the queue are doing.
+"""Decides which gateway reports the metrics of schedulers, decoders and the queue.
 
-Each could, and a sum over all gateways would count it as often as there are gateways. So one has a lease in Redis to do
-it. It holds it by a renewal a second; when it dies, the next one that is asked or renews has it three seconds later.
-Redis is asked again for every page, so that two never report at the same time.
+If all did, a sum over gateways would count them several times. So one gateway holds a lease in Redis, which it renews
+every second; when it dies, another one gets the lease three seconds later. The lease is checked for every page of
+metrics, so that two gateways never report at the same time.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _LEASE_MS = 3_000
 
 
 class Reporter:
-    """This gateway's part in it. `async with` takes part; leaving it lets the next gateway report at once."""
+    """This gateway's claim on the lease. `async with` begins to claim it; leaving the block gives it back."""
 
     def __init__(self, queue: Queue, load: SchedulerLoad, instance_id: str) -> None:
         self._queue = queue
@@ -41,8 +41,8 @@ class Reporter:
             await self._queue.report(self._instance_id, 0)
 
     async def look(self) -> None:
-        """Reads what is to be reported, or finds out that another gateway reports it. While Redis is away everything
-        stays as it was: nobody can take over then.
+        """Reads the load of the schedulers, or nothing if another gateway reports it. While Redis is away everything
+        stays as it was: no other gateway can get the lease then.
         """
         with contextlib.suppress(Unavailable):
             loads = await self._queue.loads()

@@ -14,7 +14,7 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 log = structlog.get_logger(__name__)
 
-# Said of a request under this name.
+# The event of the line.
 _ENDED = "request ended"
 
 
@@ -29,8 +29,8 @@ def log_end(
     output_tokens: int,
     resumed: bool,
 ) -> None:
-    """An accepted request is over. `worst` is the ending that says how it went as a whole, `error` what its client was
-    told where that was an error. One that was `resumed` counts from there, and its beginning is not known.
+    """An accepted request is over. `worst` is the ending that says how it went as a whole, `error` the error
+    that its client got, if any. Times of one that was `resumed` count from there.
     """
     if error is None and worst is not None and worst.HasField("failure"):
         error = from_failure(worst.failure)
@@ -51,7 +51,7 @@ def log_end(
             total_s=timeline.total_s,
         ),
         finish=finish_reason(worst) if error is None else _finish(error),
-        **_told(error),
+        **_error_fields(error),
     )
 
 
@@ -63,7 +63,7 @@ def log_refusal(error: ServingError, seconds: float, tenant: str = "", **about: 
         **about,
         total_s=round(seconds, 4),
         finish=_finish(error),
-        **_told(error),
+        **_error_fields(error),
     )
 
 
@@ -71,13 +71,13 @@ def _finish(error: ServingError) -> str:
     return "abort" if isinstance(error, Cancelled) else "error"
 
 
-def _told(error: ServingError | None) -> dict[str, Any]:
-    """What can be said of an error: its message may quote what the client sent, unless the fault was ours."""
+def _error_fields(error: ServingError | None) -> dict[str, Any]:
+    """The fields about an error. Its message is left out where it may quote what the client sent."""
     if error is None:
         return {}
-    told: dict[str, Any] = {"status": error.http_status, "error": error.reason}
+    fields: dict[str, Any] = {"status": error.http_status, "error": error.reason}
     why = error.message if error.http_status >= 500 else ""
-    return told | _given(field=error.metadata.get("field", ""), why=why)
+    return fields | _given(field=error.metadata.get("field", ""), why=why)
 
 
 def _given(**texts: str) -> dict[str, str]:

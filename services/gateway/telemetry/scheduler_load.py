@@ -1,4 +1,4 @@
-"""What the schedulers say of their decoders, as series of the metrics page."""
+"""The load that schedulers publish of their decoders, as series of the metrics page."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ _LABELS = ("model_name", "engine")
 
 
 class SchedulerLoad(Collector):
-    """What the schedulers published in Redis, each decoder being an engine with a number. Nothing at all where another
+    """What the schedulers published in Redis, each decoder being an engine with a number. Empty where another
     gateway reports it (`reporter.py`).
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Timeline:
     """Moments of the monotonic clock, in seconds; 0 for what has not been. `queue_s` is what the scheduler says of the
-    time from admission to a decoder: None where nobody knows.
+    time from admission to a decoder: None where it is not known.
     """
 
     arrived: float

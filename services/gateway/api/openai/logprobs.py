@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two doors write them, and vLLM's `prompt_logprobs`."""
+"""Log-probabilities as chat and completions have them, and vLLM's `prompt_logprobs`."""
 
 import math
 from collections.abc import Sequence
@@ -41,14 +41,14 @@ class LogprobsWriter:
         """vLLM's `prompt_logprobs`: None for the first token, then by token id the token's own and
         the `k` top ones. `rank` is None where the token is not among the top ones.
         """
-        told: list[Any] = [None]
+        entries: list[Any] = [None]
         for token, (own, top) in zip(token_ids[1:], scores, strict=True):
             ranks = {other: rank for rank, (other, _) in enumerate(top, 1)}
             entry = {str(token): self._prompt_entry(token, own, ranks.get(token))}
             for other, value in top[:k]:
                 entry[str(other)] = self._prompt_entry(other, value, ranks[other])
-            told.append(entry)
-        return told
+            entries.append(entry)
+        return entries
 
     def _chat_entry(self, entry: TokenLogprob) -> dict[str, Any]:
         return {
@@ -69,9 +69,9 @@ class LogprobsWriter:
         if entry.logprob is None:
             return None
         # As OpenAI has it: the top ones, and the token itself if it is not among them.
-        told = {self._name(token): _number(value) for token, value in entry.top}
-        told.setdefault(self._name(entry.token), _number(entry.logprob))
-        return told
+        values = {self._name(token): _number(value) for token, value in entry.top}
+        values.setdefault(self._name(entry.token), _number(entry.logprob))
+        return values
 
     def _prompt_entry(self, token: int, value: float, rank: int | None) -> dict[str, Any]:
         spelled = _piece(self._pieces, token).decode("utf-8", "replace")

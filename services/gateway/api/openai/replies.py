@@ -98,7 +98,7 @@ class ReplyWriter:
         return "".join(events).encode()
 
     def piece(self, piece: Piece) -> bytes:
-        """The event of one piece; nothing if the piece has nothing to tell yet."""
+        """The event of one piece; nothing if the piece adds nothing yet."""
         self._counts[piece.choice] = piece.count
         if piece.ending is not None:
             self._places[piece.choice] = f"{piece.count}e"

@@ -1,8 +1,8 @@
-"""What stands before the methods of the public gRPC door: the key before the message is read, room for the message
-before it is received, and a look at it before it is parsed.
+"""Limits of the public gRPC API: a call's key is checked before its message is read, memory is reserved before the
+message is received, and the message's values are counted before it is parsed.
 
-gRPC assembles a message in memory and hands it over whole. So a call is not read until there is room for the largest
-message that it may send, and until then its peer can fill the flow control window of its stream and no more.
+gRPC assembles a message in memory and hands it over whole. So a call is not read until the budget has room for the
+largest message, and until then its peer can fill the flow control window of its stream and no more.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ _ROOM_S = 10.0
 _RECEIVE_S = 20.0
 _MOST_REFLECTIONS = 4
 
-Handler = Any  # grpc.RpcMethodHandler, whose fields its type does not tell
+Handler = Any  # grpc.RpcMethodHandler, whose type does not have its fields
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Next to the methods themselves: what it raises is told to the caller as what they raise is."""
+    """The innermost interceptor: its errors reach the caller as those of the methods do."""
 
     def __init__(self, service: str, keys: ApiKeys, most_bytes: int, budget: BodyBudget) -> None:
         """Methods of `service` need a key where there are `keys`; the others are health and reflection.
@@ -42,7 +42,7 @@ class Gate(grpc.aio.ServerInterceptor):
         self._keys = keys
         self._most_bytes = most_bytes
         self._budget = budget
-        # Their messages are small. They have a budget of their own, so that they are heard while bodies wait.
+        # Their messages are small. They have a budget of their own, so that they are answered while bodies wait.
         self._information = BodyBudget(2 * most_bytes)
         self._reflections = 0
 

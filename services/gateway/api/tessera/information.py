@@ -18,7 +18,7 @@ _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Information:
-    """The handlers that tell of this gateway."""
+    """The handlers about this gateway."""
 
     def __init__(
         self,
