@@ -17,16 +17,16 @@ from tessera.preprocess.v1 import preprocess_pb2
 from tessera.scheduler.v1 import scheduler_pb2
 from tessera.vision_encoder.v1 import vision_encoder_pb2
 from tests.fuzz.bodies import MODEL
-from tests.fuzz.grpc_doors import GrpcDoor
+from tests.fuzz.grpc_target import GrpcTarget
 from tests.fuzz.health import Health
 from tests.fuzz.reference import Reference
-from tests.fuzz.rest import RestDoor
-from tests.fuzz.run import Door, Found, Run
+from tests.fuzz.rest_target import RestTarget
+from tests.fuzz.run import Found, Run, Target
 from tests.support.checkpoints import make_checkpoint
 from tests.support.system import System
 
-# Which services are offered at the socket of a room. The decoder's binding is refused to all but a scheduler that knows
-# its incarnation, which no input does.
+# The gRPC services at the socket of each of ours. A decoder's binding is refused to all but a scheduler that knows its
+# incarnation, which no input does.
 _INTERNAL: dict[str, list[FileDescriptor]] = {
     "decoder": [decoder_pb2.DESCRIPTOR],
     "preprocess": [preprocess_pb2.DESCRIPTOR, artifact_pb2.DESCRIPTOR],
@@ -52,44 +52,44 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--inputs", type=int, default=1_000_000, help="send at most so many")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds draw equal inputs")
     parser.add_argument(
-        "--doors", default="", help="names of those that are meant, with commas; all"
+        "--targets", default="", help="their names, separated by commas; all unless given"
     )
-    parser.add_argument("--replay", default="", metavar="DOOR:SEED:NUMBER", help="send one again")
+    parser.add_argument("--replay", default="", metavar="TARGET:SEED:NUMBER", help="send one again")
     return parser
 
 
 async def _fuzz(system: System, settings: argparse.Namespace) -> Found:
-    asked = settings.doors.split(",") if settings.doors else []
-    doors = [door for door in _doors(system) if not asked or door.name in asked]
+    asked = settings.targets.split(",") if settings.targets else []
+    targets = [target for target in _targets(system) if not asked or target.name in asked]
     health = Health(system)
     reference = Reference(system.base_url, MODEL)
     await reference.check()
     try:
         if settings.replay:
             name, seed, number = settings.replay.split(":")
-            door = next(door for door in doors if door.name == name)
-            found = await Run(doors, int(seed), reference, health).replay(door, int(number))
+            target = next(target for target in targets if target.name == name)
+            found = await Run(targets, int(seed), reference, health).replay(target, int(number))
         else:
-            run = Run(doors, settings.seed, reference, health)
+            run = Run(targets, settings.seed, reference, health)
             found = await run.run(settings.inputs, settings.seconds)
     finally:
-        for door in doors:
-            await door.close()
+        for target in targets:
+            await target.close()
     found.broken |= {line: f"in the log: {line}" for line in health.tracebacks()}
     _report(found, health)
     return found
 
 
-def _doors(system: System) -> Sequence[Door]:
-    doors: list[Door] = [
-        RestDoor("127.0.0.1", system.port),
-        GrpcDoor("grpc", system.grpc_address, _services([chat_pb2.DESCRIPTOR])),
+def _targets(system: System) -> Sequence[Target]:
+    targets: list[Target] = [
+        RestTarget("127.0.0.1", system.port),
+        GrpcTarget("grpc", system.grpc_address, _services([chat_pb2.DESCRIPTOR])),
     ]
     for socket in sorted(Folders(system.folder / "state").sockets.glob("*.sock")):
         files = _INTERNAL.get(socket.stem.rstrip("-0123456789").replace("-", "_"))
         if files:
-            doors.append(GrpcDoor(socket.stem, f"unix:{socket}", _services(files)))
-    return doors
+            targets.append(GrpcTarget(socket.stem, f"unix:{socket}", _services(files)))
+    return targets
 
 
 def _services(files: Sequence[FileDescriptor]) -> list[ServiceDescriptor]:
@@ -97,8 +97,8 @@ def _services(files: Sequence[FileDescriptor]) -> list[ServiceDescriptor]:
 
 
 def _report(found: Found, health: Health) -> None:
-    for door, answers in found.answers.items():
-        print(f"{door}: {', '.join(f'{count} {kind}' for kind, count in answers.most_common())}")
+    for target, answers in found.answers.items():
+        print(f"{target}: {', '.join(f'{count} {kind}' for kind, count in answers.most_common())}")
     print(f"{found.inputs} inputs in {found.seconds:.0f} s; resident memory:\n{health.memory()}")
     for line in found.broken.values():
         print(f"BROKEN {line}")

@@ -1,4 +1,4 @@
-"""Many inputs at a time to each door, until so many are sent or the time is over."""
+"""Many inputs at a time to each target, until so many are sent or the time is over."""
 
 import asyncio
 import random
@@ -14,14 +14,14 @@ from tests.fuzz.health import Health
 from tests.fuzz.reference import Reference
 from tests.fuzz.verdict import Broken
 
-_AT_ONCE = {"rest": 12, "grpc": 6}  # inputs under way at a door; at all others one
+_AT_ONCE = {"rest": 12, "grpc": 6}  # inputs under way at a target; at all others one
 _CHECK_S = 5.0
 _MOST_KINDS = 20
 _SHAPE = 120  # characters that tell one kind from another
 _KIND = re.compile(r"[\d]+|0x[0-9a-f]+")  # what differs between failures of one kind
 
 
-class Door(Protocol):
+class Target(Protocol):
     """Where inputs are sent."""
 
     name: str
@@ -50,12 +50,12 @@ class Found:
 
 
 class Run:
-    """One run over some doors."""
+    """One run over some targets."""
 
     def __init__(
-        self, doors: Sequence[Door], seed: int, reference: Reference, health: Health
+        self, targets: Sequence[Target], seed: int, reference: Reference, health: Health
     ) -> None:
-        self._doors = doors
+        self._targets = targets
         self._seed = seed
         self._reference = reference
         self._health = health
@@ -64,14 +64,14 @@ class Run:
     async def run(self, inputs: int, seconds: float) -> Found:
         """Sends at most so many for at most so long."""
         began = time.monotonic()
-        each = inputs // len(self._doors)
+        each = inputs // len(self._targets)
         async with asyncio.TaskGroup() as group:
             checks = group.create_task(self._check())
-            numbers = {door.name: iter(range(each)) for door in self._doors}
+            numbers = {target.name: iter(range(each)) for target in self._targets}
             senders = [
-                group.create_task(self._send(door, numbers[door.name], began + seconds))
-                for door in self._doors
-                for _ in range(_AT_ONCE.get(door.name, 1))
+                group.create_task(self._send(target, numbers[target.name], began + seconds))
+                for target in self._targets
+                for _ in range(_AT_ONCE.get(target.name, 1))
             ]
             await asyncio.wait(senders)
             checks.cancel()
@@ -79,25 +79,25 @@ class Run:
         await self._look()
         return self._found
 
-    async def replay(self, door: Door, number: int) -> Found:
+    async def replay(self, target: Target, number: int) -> Found:
         """Sends one input again."""
-        await self._one(door, number)
+        await self._one(target, number)
         await self._look()
         return self._found
 
-    async def _send(self, door: Door, numbers: Iterator[int], until: float) -> None:
+    async def _send(self, target: Target, numbers: Iterator[int], until: float) -> None:
         for number in numbers:
             if time.monotonic() > until or len(self._found.broken) >= _MOST_KINDS:
                 return
-            await self._one(door, number)
+            await self._one(target, number)
 
-    async def _one(self, door: Door, number: int) -> None:
-        counter = self._found.answers.setdefault(door.name, Counter())
+    async def _one(self, target: Target, number: int) -> None:
+        counter = self._found.answers.setdefault(target.name, Counter())
         try:
-            counter[await door.send(random.Random(f"{door.name}/{self._seed}/{number}"))] += 1
+            counter[await target.send(random.Random(f"{target.name}/{self._seed}/{number}"))] += 1
         except Broken as error:
             counter["broken"] += 1
-            self._tell(str(error), f"{door.name}:{self._seed}:{number}: {error}")
+            self._report(str(error), f"{target.name}:{self._seed}:{number}: {error}")
 
     async def _check(self) -> None:
         while True:
@@ -109,9 +109,9 @@ class Run:
             self._health.check()
             await self._reference.check()
         except Broken as error:
-            self._tell(str(error), str(error))
+            self._report(str(error), str(error))
 
-    def _tell(self, error: str, line: str) -> None:
+    def _report(self, error: str, line: str) -> None:
         kind = _KIND.sub("", error[:_SHAPE])
         if kind not in self._found.broken:
             self._found.broken[kind] = line

@@ -1,4 +1,4 @@
-"""A gateway in a process of its own, which can be killed and told to go as nothing inside this process can."""
+"""A gateway in a process of its own, which can be killed and shut down."""
 
 import asyncio
 import contextlib

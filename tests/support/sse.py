@@ -20,11 +20,11 @@ def event_ids(text: str) -> list[str]:
 
 
 def texts_of(chunks: list[dict[str, Any]]) -> dict[int, str]:
-    """The text of each choice, whole or in chunks, of either door."""
+    """The text of each choice, whole or in chunks, of chats and completions."""
     texts: dict[int, str] = defaultdict(str)
     for choice in (choice for chunk in chunks for choice in chunk["choices"]):
-        told = choice.get("text") or choice.get("delta", {}).get("content") or ""
-        texts[choice["index"]] += told
+        text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+        texts[choice["index"]] += text
     return dict(texts)
 
 
@@ -39,8 +39,8 @@ def with_ids(text: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def told(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What chunks tell in all, however their tokens are spread over them."""
+def merged(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The chunks as one, however their tokens are spread over them."""
     choices: dict[int, dict[str, Any]] = {}
     rest: dict[str, Any] = {}
     for chunk in chunks:

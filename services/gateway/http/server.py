@@ -106,7 +106,9 @@ class HttpServer:
         await asyncio.wait([self._task])
         if not self._server.should_exit:
             failure = None if self._task.cancelled() else self._task.exception()
-            raise Unavailable("REST_SERVER_FAILED", f"the REST server has stopped: {failure!r}")
+            raise Unavailable(
+                "REST_SERVER_FAILED", f"the REST server has stopped serving: {failure!r}"
+            )
 
     async def stop(self) -> None:
         """Stops accepting, lets open answers run for the shutdown timeout, then closes them."""

@@ -1,4 +1,4 @@
-"""Media in bodies are taken out before the JSON is read, and decoded after the door."""
+"""Media in bodies are taken out before the JSON is read, and decoded once the request has its reservation."""
 
 import base64
 import json

@@ -89,7 +89,7 @@ async def _accepts(url: str) -> bool:
     return True
 
 
-async def test_a_rest_door_that_dies_ends_the_process_with_a_message(stage: Stage) -> None:
+async def test_a_rest_server_that_dies_ends_the_process_with_a_message(stage: Stage) -> None:
     before = asyncio.all_tasks()
     running = asyncio.create_task(run_gateway(stage.settings, asyncio.Event()))
 

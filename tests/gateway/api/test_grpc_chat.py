@@ -1,4 +1,4 @@
-"""The public gRPC door."""
+"""The public gRPC API."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -71,7 +71,7 @@ async def test_options_mean_what_they_mean_over_rest(
     )
     request.messages[0].content.add(image=b"picture")
     request.messages[0].content.add(image_url="https://example.org/a.png")
-    request.messages[0].content.add(video=b"film")
+    request.messages[0].content.add(video=b"video")
     request.messages[0].content.add(video_url="https://example.org/a.mp4")
     frames = VideoFrames(frames=[b"one", b"two"], seconds_per_frame=0.25)
     request.messages[0].content.add(video_frames=frames)
@@ -84,7 +84,7 @@ async def test_options_mean_what_they_mean_over_rest(
     parts = stage.preprocess.seen[-1].conversation.messages[0].content
     assert (parts[1].image.data, parts[2].image.url) == (b"picture", "https://example.org/a.png")
     file, address, both = (part.video for part in parts[3:])
-    assert (file.file.data, address.file.url) == (b"film", "https://example.org/a.mp4")
+    assert (file.file.data, address.file.url) == (b"video", "https://example.org/a.mp4")
     assert [frame.data for frame in both.frames] == [b"one", b"two"]
     assert both.seconds_per_frame == 0.25
     sampling = stage.scheduler.played[events[0].accepted.request_id].spec.sampling

@@ -102,8 +102,8 @@ async def all_of(follow: Follow, choice: int = 0) -> list[int]:
 
 
 async def next_of(follow: Follow, choice: int = 0) -> list[int]:
-    """The tokens of one choice in the next news."""
-    return [t for news in await follow.next() if news.choice == choice for t in news.tokens]
+    """The tokens of one choice in the next deltas."""
+    return [t for delta in await follow.next() if delta.choice == choice for t in delta.tokens]
 
 
 async def test_tokens_come_in_order_with_the_ending(bench: Bench) -> None:
@@ -157,11 +157,11 @@ def test_records_with_log_probabilities_are_trimmed_to_whole_ones() -> None:
     log = ChoiceLog(0, size)
     log.offer(0, records[: 2 * size], None, whole=False)
     log.offer(1, records[size : 3 * size + 5], None, whole=True)
-    news = log.take()
-    assert news.tokens == [1, 2, 3] and news.records == records[: 3 * size]
+    delta = log.take()
+    assert delta.tokens == [1, 2, 3] and delta.records == records[: 3 * size]
     log.offer(2, records[2 * size :], STOP, whole=False)
-    news = log.take()
-    assert news.tokens == [4] and news.records == records[3 * size :] and news.ending == STOP
+    delta = log.take()
+    assert delta.tokens == [4] and delta.records == records[3 * size :] and delta.ending == STOP
 
 
 async def test_another_history_ends_the_stream(bench: Bench) -> None:
@@ -186,8 +186,8 @@ async def test_choices_are_followed_side_by_side(bench: Bench) -> None:
     await bench.append(1, [6], STOP, choice=2)
     async with asyncio.timeout(30):
         while follow.open_logs:
-            for news in await follow.next():
-                seen[news.choice] += news.tokens
+            for delta in await follow.next():
+                seen[delta.choice] += delta.tokens
     assert seen == {0: [1], 1: [3, 4], 2: [5, 6]}
 
 
@@ -200,8 +200,8 @@ async def test_a_follower_that_comes_late_reads_every_choice(bench: Bench) -> No
     seen = {0: [0], 1: [0]}
     async with asyncio.timeout(30):
         while seen != {0: [0, 3], 1: [0, 1, 2]}:
-            for news in await follow.next():
-                seen[news.choice] += news.tokens
+            for delta in await follow.next():
+                seen[delta.choice] += delta.tokens
     assert [log.choice for log in follow.open_logs] == [0]
 
 
@@ -220,7 +220,7 @@ async def test_output_waits_for_the_whole_prompt(bench: Bench, lost: bool) -> No
     seen: list[tuple[int, list[int]]] = []
     async with asyncio.timeout(30):
         while len(seen) < 2:
-            seen += [(news.choice, news.tokens) for news in await follow.next()]
+            seen += [(delta.choice, delta.tokens) for delta in await follow.next()]
     assert seen == [(-1, [1, 2]), (0, [7])]
 
 
@@ -236,8 +236,8 @@ async def test_a_request_that_breaks_off_does_not_wait_for_its_prompt(bench: Ben
     follow = await bench.begin(layout=LogLayout(prompt_records=2, prompt_stride=stride(0)))
     failed = Ending(reason=FinishReason.FINISH_REASON_ERROR)
     await bench.append(0, [], failed)
-    (news,) = await asyncio.wait_for(follow.next(), 30)
-    assert news.ending == failed
+    (delta,) = await asyncio.wait_for(follow.next(), 30)
+    assert delta.ending == failed
 
 
 async def test_a_request_that_is_gone_is_not_waited_for(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""What browsers are told about pages of other origins."""
+"""CORS: which headers browsers get for pages of other origins."""
 
 from pathlib import Path
 

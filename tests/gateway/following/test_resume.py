@@ -26,7 +26,7 @@ from tessera.gateway.v1.chat_pb2 import (
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway_stage import ANSWER, Stage
-from tests.support.sse import ASK_FOR_IDS, event_ids, events, told, with_ids
+from tests.support.sse import ASK_FOR_IDS, event_ids, events, merged, with_ids
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "What is there?"}]
@@ -90,11 +90,11 @@ async def test_the_rest_after_every_event_of_an_ended_stream(
         assert found.status_code == 200 and found.text.endswith("data: [DONE]\n\n")
         rest = [chunk for later, chunk in pairs[index + 1 :] if later != name]
         usage = [chunk for _, chunk in pairs if not chunk["choices"]]
-        rest += [chunk for chunk in usage if chunk not in rest]  # told again on every resume
-        assert told(events(found.text)) == told(rest), name
-        assert event_ids(found.text)[-1:] in ([pairs[-1][0]], []), "all is told at the end"
+        rest += [chunk for chunk in usage if chunk not in rest]  # sent again on every resume
+        assert merged(events(found.text)) == merged(rest), name
+        assert event_ids(found.text)[-1:] in ([pairs[-1][0]], []), "all has been sent at the end"
     again = (await rest_of(other, f"{pairs[0][0].partition('/')[0]}/h0")).text
-    assert told(events(again)) == told([chunk for _, chunk in pairs])
+    assert merged(events(again)) == merged([chunk for _, chunk in pairs])
 
 
 async def test_two_clients_see_the_same_bytes_of_a_running_stream(
@@ -136,7 +136,7 @@ async def test_two_clients_see_the_same_bytes_of_a_running_stream(
     # Tokens 2 and 3 came as one.
     after = text.partition(f"id: {rid}/4\n")[2]
     assert after == resumed.partition(f"id: {rid}/4\n")[2] and "[DONE]" in after
-    assert told(events(resumed)) == told(
+    assert merged(events(resumed)) == merged(
         [chunk for name, chunk in with_ids(text) if name not in (f"{rid}/0", f"{rid}/1")]
     )
 
@@ -157,7 +157,7 @@ async def test_the_header_is_as_good_as_the_query(stage: Stage, other: Gateway) 
         )
         page = (await client.get("/metrics")).text
     assert 'tessera_resumes_total{engine="0",model_name="tiny-vl"} 1.0' in page
-    assert told(events(found.text)) == told([chunk for _, chunk in pairs[5:]])
+    assert merged(events(found.text)) == merged([chunk for _, chunk in pairs[5:]])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ async def test_requests_of_others_are_not_found(stage: Stage) -> None:
             assert found.json()["error"]["code"] == "request_not_found"
     assert (await stage.http.get(f"/v1/requests/{mine}?user=ada")).status_code == 200
     again = await stage.http.get(f"/v1/requests/{mine}/stream?user=ada")
-    assert told(events(again.text))["choices"][0]["delta"]["content"] == ANSWER
+    assert merged(events(again.text))["choices"][0]["delta"]["content"] == ANSWER
 
 
 async def test_an_answers_own_id_names_its_request(stage: Stage, other: Gateway) -> None:
@@ -193,7 +193,7 @@ async def test_an_answers_own_id_names_its_request(stage: Stage, other: Gateway)
     whole = (await stage.http.post(COMPLETIONS, json={"prompt": "Here:"})).json()["id"]
     (_, chunk), (after, _) = with_ids(chat)[0], with_ids(chat)[5]
     found = await stage.http.get(f"/v1/requests/{chunk['id']}/stream", params={"after": after})
-    assert told(events(found.text)) == told([chunk for _, chunk in with_ids(chat)[6:]])
+    assert merged(events(found.text)) == merged([chunk for _, chunk in with_ids(chat)[6:]])
     for method in ("GET", "DELETE"):
         state = (await stage.http.request(method, f"/v1/requests/{whole}")).json()
         assert (f"cmpl-{state['id']}", state["status"]) == (whole, "completed")
@@ -233,7 +233,7 @@ def question(**options: Any) -> ChatRequest:
     return ChatRequest(messages=[message], options=GenerationOptions(**options))
 
 
-def grpc_told(events: list[ChatEvent]) -> Any:
+def grpc_merged(events: list[ChatEvent]) -> Any:
     """What gRPC events tell in all."""
     joined: dict[int, dict[str, Any]] = {}
     others: list[Any] = []
@@ -275,9 +275,9 @@ async def test_follow_gives_the_rest_after_every_event(
         for index, event in enumerate(whole[:-1]):
             follow = FollowRequest(request_id=rid, after=event.event_id)
             found = [event async for event in ChatServiceStub(there).Follow(follow)]
-            assert grpc_told(found) == grpc_told(whole[index + 1 :]), event.event_id
+            assert grpc_merged(found) == grpc_merged(whole[index + 1 :]), event.event_id
         every = [e async for e in ChatServiceStub(there).Follow(FollowRequest(request_id=rid))]
-        assert grpc_told(every) == grpc_told(whole)
+        assert grpc_merged(every) == grpc_merged(whole)
 
 
 async def test_follow_refuses_what_is_wrong(stage: Stage) -> None:

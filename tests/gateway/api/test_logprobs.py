@@ -1,4 +1,4 @@
-"""Log-probabilities at both doors: what each token is called, its bytes, and that they fit the text."""
+"""Log-probabilities over REST and gRPC: what each token is called, its bytes, and that they fit the text."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the REST door accepts, what it refuses, and how it names the field."""
+"""Which bodies OpenAI's API accepts and refuses, and how errors name the field."""
 
 import base64
 import json

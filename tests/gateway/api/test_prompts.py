@@ -122,7 +122,7 @@ async def test_limits(redis_url: str, model_folder: Any, tokenizer: Tokenizer) -
     async with open_stage(redis_url, model_folder, tokenizer, **limits) as stage:
         with pytest.raises(openai.BadRequestError, match="more than 3 prompts"):
             await stage.openai.completions.create(model=MODEL, prompt=["a"] * 4)
-        # The door has room for two alone: nothing of the three is left behind it.
+        # The queue has room for two: none of the three is left in it.
         with pytest.raises(openai.RateLimitError):
             await stage.openai.completions.create(model=MODEL, prompt=["a"] * 3)
         await empty(stage)

@@ -15,7 +15,7 @@ from shared.net.rpc.errors import calling
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway_stage import ANSWER, Stage, until_ready
-from tests.support.sse import event_ids, events, texts_of, told, with_ids
+from tests.support.sse import event_ids, events, merged, texts_of, with_ids
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is there?"}]}
@@ -77,7 +77,7 @@ async def test_a_stream_goes_on_by_its_key_and_last_event_id(
     pairs = with_ids((await stage.http.post(CHAT, json=BODY | {"stream": True}, headers=KEY)).text)
     last = KEY | {"Last-Event-ID": pairs[5][0]}
     rest = await other.post(CHAT, json=BODY | {"stream": True}, headers=last)
-    assert told(events(rest.text)) == told([chunk for _, chunk in pairs[6:]])
+    assert merged(events(rest.text)) == merged([chunk for _, chunk in pairs[6:]])
     for headers, status, param in (
         ({"Last-Event-ID": pairs[5][0]}, 400, "Last-Event-ID"),
         (KEY | {"Last-Event-ID": "17"}, 400, "Last-Event-ID"),

@@ -1,4 +1,4 @@
-"""gRPC servers: the public door, and the sockets between the services."""
+"""gRPC servers: the public API, and the sockets between the services."""
 
 import random
 from collections.abc import AsyncIterator, Sequence
@@ -33,7 +33,7 @@ _AGED = "Debug Text: max_age))"
 _TOO_LATE = "no `open` came within"
 
 
-class GrpcDoor:
+class GrpcTarget:
     """Calls the methods of some services at one address, with the bytes of messages."""
 
     def __init__(self, name: str, address: str, services: Sequence[ServiceDescriptor]) -> None:

@@ -1,4 +1,4 @@
-"""What a peer may do at the gRPC door before anybody has seen its key, or read its message."""
+"""What a peer may do over gRPC before its key has been checked and its message been read."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a peer may do at the REST door before anybody has seen its key, and what pages of other sites may do."""
+"""What a peer may do over REST before its key has been checked, and what pages of other sites may do."""
 
 import asyncio
 import contextlib

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.gateway_process import GatewayProcess, beside
 from tests.support.gateway_stage import ANSWER, Stage
-from tests.support.sse import ASK_FOR_IDS, events, told, with_ids
+from tests.support.sse import ASK_FOR_IDS, events, merged, with_ids
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "n": 2, "logprobs": True}
@@ -45,7 +45,7 @@ async def test_its_streams_go_on_at_another(stage: Stage, doomed: GatewayProcess
     seen = with_ids(text)
     last = seen[-1][0]
     rest = await stage.http.get(f"/v1/requests/{last.partition('/')[0]}/stream?after={last}")
-    whole = told([chunk for _, chunk in seen] + events(rest.text))
+    whole = merged([chunk for _, chunk in seen] + events(rest.text))
     assert [whole["choices"][c]["delta"]["content"] for c in range(2)] == [ANSWER, ANSWER]
     assert len(stage.scheduler.played) == 1
 

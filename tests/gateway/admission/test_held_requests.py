@@ -1,4 +1,4 @@
-"""What a gateway tells Redis of requests whose clients have left."""
+"""What a gateway reports to Redis of requests whose clients have left."""
 
 import asyncio
 
@@ -18,7 +18,9 @@ async def lives_until(desk: Desk, rid: str) -> int:
     return int(value)
 
 
-async def test_who_leaves_again_while_redis_is_told_is_told_of_again(redis_url: str) -> None:
+async def test_a_request_that_is_left_again_during_a_report_is_reported_again(
+    redis_url: str,
+) -> None:
     desk = Desk(redis_url)
     rid = await desk.admit()
     arrived = await lives_until(desk, rid)

@@ -1,4 +1,4 @@
-"""The REST door: raw HTTP/1.1, since a library would not send what is sent here."""
+"""The REST API: raw HTTP/1.1, since a library would not send what is sent here."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ def _disorderly(draw: random.Random, method: str, path: str, content: bytes) -> 
     )
 
 
-class RestDoor:
+class RestTarget:
     """Sends, reads the answer whole, and says what is wrong with it."""
 
     name = "rest"
