@@ -277,7 +277,7 @@ class ArithmeticWorker:
             while state not in self._roots and state in self._steps:
                 state, token = self._steps[state]
                 tokens.append(token)
-            if any(token >= _PICTURES for token in tokens):
+            if tokens and max(tokens) >= _PICTURES:
                 continue  # the names of pictures take part
             ids = np.asarray(tokens[::-1], "<i4").tobytes()
             root = self._roots.get(state, b"")

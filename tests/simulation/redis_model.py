@@ -56,15 +56,16 @@ class RedisModel:
 
     def call(self, command: bytes, *arguments: bytes) -> Reply:
         """Executes one command atomically. Raises RedisError."""
-        method = self._commands.get(command)
-        if method is None:
-            method = self._commands[command] = self._method(command)
-        return method(*arguments)
+        return self.command(command)(*arguments)
 
-    def _method(self, command: bytes) -> Callable[..., Reply]:
-        method: Callable[..., Reply] | None = getattr(self, f"_{command.decode().lower()}", None)
+    def command(self, name: bytes) -> Callable[..., Reply]:
+        """What executes a command. Raises RedisError."""
+        method = self._commands.get(name)
         if method is None:
-            raise RedisError(f"ERR unknown command '{command.decode()}'")
+            method = getattr(self, f"_{name.decode().lower()}", None)
+            if method is None:
+                raise RedisError(f"ERR unknown command '{name.decode()}'")
+            self._commands[name] = method
         return method
 
     def roll_back(self, to_us: int) -> int:

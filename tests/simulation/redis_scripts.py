@@ -60,14 +60,17 @@ class _Interpreter:
         except LuaError as error:
             raise RedisError(f"ERR {error}") from error
 
-    def _execute(self, *words: bytes | int | float) -> Any:
+    def _execute(self, command: bytes, *words: bytes | int | float) -> Any:
         """`redis.call`: Python's answer for Lua."""
-        answer = self.model.call(*[w if type(w) is bytes else _argument(w) for w in words])
+        method = self.model.command(command)
+        answer = method(*[word if type(word) is bytes else _argument(word) for word in words])
+        if answer is None:
+            return False
         if isinstance(answer, list):
             return True, *[False if value is None else value for value in answer]
         if isinstance(answer, Status):
             return self._lua.table_from({b"ok": bytes(answer)})
-        return False if answer is None else answer
+        return answer
 
 
 # What a test has run instead of a script, by its name; see `planted.py`.

@@ -3,9 +3,10 @@ again what dies.
 """
 
 import asyncio
+import functools
 import traceback
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.decoder import server as decoder_room
 from services.decoder.settings import DecoderSettings
@@ -33,6 +34,7 @@ LIMITS = Limits(
 )
 assert MODEL.vocabulary < 480  # what the tokenizer has
 
+S = TypeVar("S")
 Main = Callable[[asyncio.Event], Awaitable[object]]
 
 
@@ -93,9 +95,16 @@ class Room:
             self.start()
 
 
+@functools.cache
+def _settings(kind: Callable[..., S], **values: Any) -> S:
+    """Settings take long to read: those of all worlds are the same."""
+    return kind(**values)
+
+
 def scheduler(world: "World", number: int) -> Room:
     """A scheduler."""
-    settings = SchedulerSettings(
+    settings = _settings(
+        SchedulerSettings,
         model=model_folder(),
         served_model_name=MODEL_NAME,
         listen=f"scheduler-{number}:1",
@@ -106,7 +115,8 @@ def scheduler(world: "World", number: int) -> Room:
 
 def decoder(world: "World", number: int) -> Room:
     """A decoder."""
-    settings = DecoderSettings(
+    settings = _settings(
+        DecoderSettings,
         model=model_folder(),
         served_model_name=MODEL_NAME,
         listen=f"decoder-{number}:1",
@@ -130,7 +140,8 @@ def encoder(world: "World", number: int) -> Room:
 
 def gateway(world: "World", number: int) -> Room:
     """A gateway."""
-    settings = GatewaySettings(
+    settings = _settings(
+        GatewaySettings,
         model=model_folder(),
         served_model_name=MODEL_NAME,
         listen="unused:1",

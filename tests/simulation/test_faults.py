@@ -1,6 +1,7 @@
 """Seeds of the whole system under faults (CI runs hundreds), and proof that the simulation sees what it looks for."""
 
 import concurrent.futures
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -28,7 +29,9 @@ def _run(first: int) -> list[Outcome]:
 def _outcomes() -> Iterator[Outcome]:
     """All seeds, on all cores."""
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        os.cpu_count(), context, initializer=gc.freeze
+    ) as pool:
         for some in pool.map(_run, range(0, SEEDS, _AT_A_TIME)):
             yield from some
 

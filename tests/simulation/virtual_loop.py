@@ -83,6 +83,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
+    def call_soon(
+        self, callback: Callable[..., Any], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        """The same as the base class's, without its checks."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def get_debug(self) -> bool:
+        """Never."""
+        return False
+
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
         """There are no threads: it is done at once."""
         future = self.create_future()

@@ -1,6 +1,7 @@
 """The scheduler's core under observation: after everything that it does, its blocks, slots and sequences add up."""
 
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
@@ -44,11 +45,12 @@ def watched(world: Any) -> type[Scheduler]:
 def problems(core: Scheduler) -> list[str]:
     """What does not add up."""
     found = []
-    held = Counter(block for sequence in core.state.running for block in sequence.blocks)
+    held = Counter(chain.from_iterable(sequence.blocks for sequence in core.state.running))
     blocks = core.state.blocks
-    for block in range(1, blocks.num_total + 1):
-        if blocks.refs(block) != held[block]:
-            found.append(f"block {block} counts {blocks.refs(block)}, is held {held[block]} times")
+    refs = map(blocks.refs, range(1, blocks.num_total + 1))
+    for block, count in enumerate(refs, 1):
+        if count != held.get(block, 0):
+            found.append(f"block {block} counts {count}, is held {held[block]} times")
     if blocks.num_used != len(held):
         found.append(f"{blocks.num_used} blocks count as used, {len(held)} are held")
     slots = [sequence.slot for sequence in core.state.sequences() if sequence.slot >= 0]

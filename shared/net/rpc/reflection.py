@@ -4,6 +4,7 @@ grpcio-reflection has v1alpha alone. v1 is the same file under another package, 
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import grpc
@@ -29,8 +30,9 @@ def enable(services: Iterable[str], server: Any) -> None:
     )
 
 
+@cache
 def _describe_v1() -> None:
-    """Makes v1 known to the pool that reflection answers from. May be called again."""
+    """Makes v1 known to the pool that reflection answers from."""
     old = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(old)
     text = text_format.MessageToString(old).replace(_OLD, _NEW)
