@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from benchmarks import toy_model
+from benchmarks.checkpoints import toy_model
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from services.launcher.service_commands import QUIET_GRPC
 from shared.net.registry import Announcement

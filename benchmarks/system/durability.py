@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks import toy_model
-from benchmarks.path import processor_seconds
-from benchmarks.stream_client import ask
+from benchmarks.checkpoints import toy_model
+from benchmarks.system.path import processor_seconds
+from benchmarks.system.stream_client import ask
 from tests.support.system import System
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _SOURCES = ("services", "shared", "protos")
 
 # File -> (what is there, what the copy has instead).

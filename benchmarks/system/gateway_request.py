@@ -52,7 +52,7 @@ WORKLOADS: dict[str, tuple[dict[str, Any], int]] = {
 def main(arguments: list[str]) -> int:
     """Prints microseconds a request for each workload and checkout."""
     parser = argparse.ArgumentParser(prog="gateway_request", description=__doc__)
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parents[2]
     parser.add_argument("--roots", type=Path, nargs="+", default=[here], help="checkouts")
     parser.add_argument("--requests", type=int, default=300, help="in each round")
     parser.add_argument("--rounds", type=int, default=5)

@@ -12,7 +12,7 @@ import grpc
 import psutil
 import uvloop
 
-from benchmarks import compare
+from benchmarks.system import compare
 from benchmarks.load.command import measure
 from benchmarks.load.result import Result
 from services.launcher.state.folders import Folders

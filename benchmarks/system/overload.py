@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from benchmarks import toy_model
+from benchmarks.checkpoints import toy_model
 from benchmarks.load.event_reader import EventReader
 from benchmarks.load.load import Pacing
 from shared.client.http import HttpClient, HttpError, HttpRefusal

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import toy_model
-from benchmarks.stream_client import Stream, ask
+from benchmarks.checkpoints import toy_model
+from benchmarks.system.stream_client import Stream, ask
 from tests.support.system import System
 
 

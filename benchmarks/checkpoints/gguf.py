@@ -1,4 +1,4 @@
-"""GGUF files of our text checkpoints for llama.cpp: `python -m benchmarks.gguf LLAMA_CPP MODEL FILE`.
+"""GGUF files of our text checkpoints for llama.cpp: `python -m benchmarks.checkpoints.gguf LLAMA_CPP MODEL FILE`.
 
 llama.cpp's own converter does the work. It knows tokenizers by the ids of a test sentence, and ours, trained here, are
 not on its list, so it is told that they cut text as Qwen2's do, which is how they were made (`checkpoints/words.py`).

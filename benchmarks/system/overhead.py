@@ -6,8 +6,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks import in_process, toy_model
-from benchmarks.stream_client import ask
+from benchmarks.checkpoints import toy_model
+from benchmarks.system import in_process
+from benchmarks.system.stream_client import ask
 from tests.support.system import System
 
 PROMPT = 64

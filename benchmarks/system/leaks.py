@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from benchmarks.mixed_clients import VOCABULARY, Clients
+from benchmarks.system.mixed_clients import VOCABULARY, Clients
 from shared.telemetry.diagnostics import SIGNAL
 from tests.support.checkpoints import make_checkpoint
 from tests.support.system import System

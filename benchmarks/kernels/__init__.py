@@ -1,0 +1,1 @@
+"""One kernel, layer or step, without a service around it."""
