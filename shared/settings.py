@@ -67,7 +67,7 @@ class Settings(BaseSettings):
             cls, cli_parse_args=argv, cli_prog_name=prog, formatter_class=_Help
         )
         try:
-            return cls(_cli_settings_source=source)  # type: ignore[call-arg]
+            return cls(_cli_settings_source=source)
         except ValidationError as error:
             name = prog or Path(sys.argv[0]).name
             print(f"{name}: error: {_explain(error)}", file=sys.stderr)

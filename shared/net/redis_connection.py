@@ -122,7 +122,7 @@ class _PooledConnection(asyncio.Protocol, ABC):
         try:
             # A frozen server accepts connections and never answers.
             async with asyncio.timeout(_SILENCE_S):
-                self._connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
+                self._connection = await self._pool.get_connection()
                 await self._begin(self._connection)
         except (RedisError, OSError, TimeoutError) as error:
             await self.give_back()

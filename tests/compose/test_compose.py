@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import openai
@@ -119,8 +120,9 @@ def test_neighbours_without_the_secrets_are_refused(stack: Stack) -> None:
     ):
         (address,) = list(stack.members(room).values())[:1]
         with grpc.insecure_channel(address) as channel:
+            call: Any = channel.unary_unary(method)
             with pytest.raises(grpc.RpcError) as refused:
-                channel.unary_unary(method)(b"", timeout=10)
+                call(b"", timeout=10)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, room
     # A command line is for all to see.
     for room in ("redis", "gateway", "decoder"):

@@ -3,6 +3,7 @@
 import asyncio
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -95,18 +96,18 @@ def test_it_streams_and_goes_on_about_the_same_picture(system: System) -> None:
         {"type": "image_url", "image_url": {"url": RED_CIRCLE}},
         {"type": "text", "text": "Describe the picture."},
     ]
-    turns = [{"role": "user", "content": parts}]
+    turns: list[Any] = [{"role": "user", "content": parts}]
     with OpenAI(base_url=system.base_url, api_key="none") as client:
         for question in (None, "What colour is it?"):
             if question:
-                turns.append({"role": "user", "content": question})  # type: ignore[dict-item]
+                turns.append({"role": "user", "content": question})
             stream = client.chat.completions.create(
                 model="tessera-demo",
-                messages=turns,  # type: ignore[arg-type]
+                messages=turns,
                 stream=True,
             )
             pieces = [c.choices[0].delta.content or "" for c in stream if c.choices]
             assert len(pieces) > 3
             answer = "".join(pieces)
             assert "red" in answer.lower()
-            turns.append({"role": "assistant", "content": answer})  # type: ignore[dict-item]
+            turns.append({"role": "assistant", "content": answer})

@@ -48,7 +48,7 @@ ONE_PIXEL = base64.b64decode(
 )
 
 
-def question(number: int = 0) -> list[dict[str, Any]]:
+def question(number: int = 0) -> list[Any]:
     url = {"url": data_url(png(number))}
     text = {"type": "text", "text": "What is in the picture?"}
     return [{"role": "user", "content": [{"type": "image_url", "image_url": url}, text]}]
@@ -57,7 +57,7 @@ def question(number: int = 0) -> list[dict[str, Any]]:
 def ask(client: OpenAI, number: int = 0, count: int = 16, **more: Any) -> str:
     answer = client.chat.completions.create(
         model="tiny",
-        messages=question(number),  # type: ignore[arg-type]
+        messages=question(number),
         max_tokens=count,
         temperature=0,
         extra_body={"ignore_eos": True},
@@ -81,7 +81,7 @@ def test_a_stream_gives_what_one_piece_gives(client: OpenAI) -> None:
     whole = ask(client)
     chunks = client.chat.completions.create(
         model="tiny",
-        messages=question(),  # type: ignore[arg-type]
+        messages=question(),
         max_tokens=16,
         temperature=0,
         stream=True,
@@ -124,7 +124,7 @@ def test_sixty_four_streams_at_once(system: System) -> None:
     async def one(client: AsyncOpenAI, number: int) -> str:
         answer = await client.chat.completions.create(
             model="tiny",
-            messages=question(number % 8),  # type: ignore[arg-type]
+            messages=question(number % 8),
             max_tokens=24,
             temperature=0,
             stream=True,

@@ -1,8 +1,8 @@
 """Greedy float32 output of the whole system, token for token that of transformers.
 
-Each case is a random checkpoint, sixteen requests at once with prompts of mixed lengths and, for models with eyes, no,
-one or several pictures; prompt ids and generated ids both come back through the REST endpoint. Every family of vision models and one text model run by default;
-the decoder's own tests compare every text family.
+Each case is a random checkpoint, sixteen requests at once with prompts of mixed lengths and, for vision models, no,
+one or several pictures; prompt ids and generated ids both come back through the REST endpoint. By default every family
+of vision models and one text model run; the decoder's own tests compare every text family.
 """
 
 import asyncio

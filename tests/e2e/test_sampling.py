@@ -61,7 +61,8 @@ def ids(answer: Any) -> list[list[int]]:
 def scores_of(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     """Log-probabilities [len(tokens) - 1, vocabulary] of what follows each token but the last."""
     with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0, :-1].double().log_softmax(-1)
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits
+    return logits[0, :-1].double().log_softmax(-1)
 
 
 def test_choices_are_those_of_their_seed(client: OpenAI) -> None:
@@ -184,7 +185,12 @@ def test_beams_end_with_stop_strings(
     client: OpenAI, reference: PreTrainedModel, folder: Path
 ) -> None:
     words = PreTrainedTokenizerFast.from_pretrained(folder)
-    beams = {"n": 3, "best_of": 4, "use_beam_search": True, "early_stopping": "never"}
+    beams: dict[str, Any] = {
+        "n": 3,
+        "best_of": 4,
+        "use_beam_search": True,
+        "early_stopping": "never",
+    }
     free = [choice.text for choice in complete(client, **beams).choices]
     stops = [stop for text in free if "\ufffd" not in (stop := text[3:5])][:2] or ["e"]
     answer = complete(client, stop=stops, **beams)

@@ -54,7 +54,7 @@ def ask(client: OpenAI, kind: str, number: int, count: int = LENGTH) -> Any:
         content = [{"type": "image_url", "image_url": {"url": url}} for url in pictures] + content
     answer = client.chat.completions.create(
         model="tiny",
-        messages=[{"role": "user", "content": content}],  # type: ignore[arg-type,list-item,misc]
+        messages=[{"role": "user", "content": content}],  # type: ignore[list-item,misc]
         max_tokens=count,
         extra_body={"ignore_eos": True},
         **KINDS[kind],
@@ -189,8 +189,8 @@ def registered(system: System, room: str) -> list[str]:
 def address_of(system: System, room: str, instance: str) -> str:
     socket = Folders(system.folder / "state").socket("redis")
     with redis.Redis(unix_socket_path=str(socket)) as client:
-        found = client.hget(f"{Keys('tiny').prefix}:addresses:{room}", instance)
-    return found.decode()
+        found: Any = client.hget(f"{Keys('tiny').prefix}:addresses:{room}", instance)
+    return str(found, "ascii")
 
 
 def pid_at(system: System, room: str, address: str) -> int:

@@ -135,7 +135,7 @@ def test_a_poison_request_has_to_end_alone() -> None:
         ({"beside": [(of(1, 2), harmed)]}, "were harmed"),
         ({"beside": [(of(1, 2), of(1, 3))]}, "differ"),
     ):
-        (found,) = replace(right, **change).problems(SETTINGS)  # type: ignore[arg-type]
+        (found,) = replace(right, **change).problems(SETTINGS)
         assert problem in found
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,10 @@ def provoke(system: System, replies: list[str]) -> None:
         ),
         *("decoder.v1.DecoderService/Steps", "scheduler.v1.SchedulerService/GetLoad"),
     )
-    for path in folder.glob("*"):
+    for socket in folder.glob("*"):
         for method in methods:
-            with grpc.insecure_channel(f"unix:{path}") as channel:
-                call = channel.unary_unary(f"/tessera.{method}")
+            with grpc.insecure_channel(f"unix:{socket}") as channel:
+                call: Any = channel.unary_unary(f"/tessera.{method}")
                 try:
                     call(b"\xff" + _PROMPT.encode(), timeout=5)
                 except grpc.RpcError as error:
@@ -155,7 +156,7 @@ def test_every_line_is_json_and_none_has_a_key_or_a_prompt() -> None:
                 # One of them by a fault below Python, which says so by itself.
                 number = signal.SIGSEGV if room == "preprocess" else signal.SIGKILL
                 os.kill(before[room][0], number)
-            until(lambda r=rooms, b=before: new(system, r, b), f"new ones of {rooms}")
+            until(partial(new, system, rooms, before), f"new ones of {rooms}")
             until(lambda: system.ready() and answered(system).status_code == 200, "an answer")
         provoke(system, replies)
         assert system.stop() == 0
@@ -168,8 +169,8 @@ def test_every_line_is_json_and_none_has_a_key_or_a_prompt() -> None:
         assert not [reply for reply in replies if planted in reply], planted
     # One request, by both names, in all services.
     told = [line for line in lines if line.get("request_id") == rid]
-    rooms = {"gateway", "preprocess", "scheduler", "vision_encoder", "decoder"}
-    assert {line["room"] for line in told} == rooms
+    services = {"gateway", "preprocess", "scheduler", "vision_encoder", "decoder"}
+    assert {line["room"] for line in told} == services
     assert all(line.get("client_request_id") == _NAME for line in told)
     (end,) = [line for line in told if line["event"] == "request ended"]
     assert end["tenant"].startswith("k") and end["media"] == 1 and end["finish"] == "length"

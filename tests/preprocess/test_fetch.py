@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -218,8 +219,8 @@ class NamedSite:
         self.seen: list[tuple[str | None, str, str]] = []  # TLS name, Host, Cookie
         self.connections = 0
 
-    def _named(self, connection: object, name: str | None, _: ssl.SSLContext) -> None:
-        connection.tls_name = name  # type: ignore[attr-defined]
+    def _named(self, connection: Any, name: str | None, _: object) -> None:
+        connection.tls_name = name
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -119,7 +119,9 @@ async def test_bad_images_are_refused_by_field(clip_folder: Path, make_room: Roo
     good = file_of(picture(80, 60), "JPEG")
     async with make_room(clip_folder, max_image_bytes=200_000) as room:
         for case, (reason, source) in BAD.items():
-            part = image(source, FIELD) if isinstance(source, bytes) else image_at(source, FIELD)
+            part = (
+                image(source, FIELD) if isinstance(source, bytes) else image_at(str(source), FIELD)
+            )
             with pytest.raises(InvalidRequest) as caught:
                 await room.chat(turn("user", image(good, "other"), part, text("hi")))
             assert caught.value.reason.startswith(reason), (case, caught.value)

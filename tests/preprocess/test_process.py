@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -37,7 +38,7 @@ async def process(
     try:
         while child.poll() is None:
             with contextlib.suppress(Exception):
-                health = health_pb2_grpc.HealthStub(channel)
+                health: Any = health_pb2_grpc.HealthStub(channel)
                 answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     break

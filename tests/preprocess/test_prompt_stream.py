@@ -6,6 +6,7 @@ from shared.errors import from_failure
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
     PrepareManyRequest,
+    PrepareManyResponse,
     PrepareRequest,
 )
 from tests.support.preprocess_room import RoomMaker, file_of, image, picture, text, turn
@@ -27,7 +28,9 @@ async def test_a_message_is_answered_in_order_and_a_bad_prompt_costs_itself(
         for _ in range(2):
             prompts = [good[0], bad, good[1], seen, long, good[2]]
             await call.write(PrepareManyRequest(prompts=prompts))
-            results = (await call.read()).results
+            answer = await call.read()
+            assert isinstance(answer, PrepareManyResponse)
+            results = answer.results
             prepared = [results[i].prepared for i in (0, 2, 5)]
             assert [p.token_ids for p in prepared] == [p.token_ids for p in alone]
             assert [p.text for p in prepared] == [p.text for p in alone]

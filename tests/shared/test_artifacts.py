@@ -189,7 +189,7 @@ def test_a_reference_that_lies_is_not_believed(store: ArtifactStore) -> None:
     ]
     for name, lie in lies:
         other = moved(ref, ref.location.path)
-        lie(other)
+        lie(other)  # type: ignore[no-untyped-call]
         assert reader.try_open_local(other) is None, name
 
 

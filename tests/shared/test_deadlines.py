@@ -1,6 +1,7 @@
 """Timeouts, followers and cancels: a request that nobody waits for ends once, with the ending that says why."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -156,7 +157,7 @@ async def test_a_dead_scheduler_leaves_endings_to_those_who_must_not_run_again(d
 @pytest.mark.parametrize("ending", [Ending(reason=CANCELLED), FAILED])
 async def test_a_key_is_free_again_unless_its_request_finished(desk: Desk, ending: Ending) -> None:
     await desk.scheduler("a")
-    key = {"idempotency_key": "k", "fingerprint": b"body"}
+    key: dict[str, Any] = {"idempotency_key": "k", "fingerprint": b"body"}
     failed = await desk.admit(**key)
     assert await desk.reserve("other", **key) == failed
     assert await desk.take("a") == [failed]
@@ -173,7 +174,7 @@ async def test_a_key_is_free_again_unless_its_request_finished(desk: Desk, endin
 async def test_of_two_with_one_key_the_first_to_be_admitted_goes_on(desk: Desk) -> None:
     desk.with_lifetimes(reservation_ms=1)
     slow, quick = desk.spec(), desk.spec()
-    key = {"idempotency_key": "k", "fingerprint": b"body"}
+    key: dict[str, Any] = {"idempotency_key": "k", "fingerprint": b"body"}
     await desk.reserve(slow.request_id, **key)
     await asyncio.sleep(0.01)
     assert await desk.reserve(quick.request_id, **key) == quick.request_id

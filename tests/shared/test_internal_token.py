@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -46,7 +47,7 @@ async def address(token_file: Path, tmp_path: Path) -> AsyncIterator[str]:
     store.close()
 
 
-async def fetched(channel: grpc.aio.Channel, **options: object) -> bytes:
+async def fetched(channel: grpc.aio.Channel, **options: Any) -> bytes:
     stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
     call = stub.FetchArtifact(FetchArtifactRequest(digest=DIGEST), timeout=10, **options)
     return b"".join([piece.data async for piece in call])
@@ -65,10 +66,8 @@ async def test_those_who_have_not_are_refused(address: str, sent: str | None) ->
         with pytest.raises(grpc.aio.AioRpcError, match="--internal-token-file") as refused:
             await fetched(channel, metadata=metadata)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        names = await channel.unary_unary("/grpc.reflection.v1alpha.ServerReflection/No")(
-            b"", metadata=metadata
-        ).code()
-        assert names is grpc.StatusCode.UNAUTHENTICATED
+        method: Any = channel.unary_unary("/grpc.reflection.v1alpha.ServerReflection/No")
+        assert await method(b"", metadata=metadata).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_probes_need_none(address: str) -> None:
@@ -83,8 +82,8 @@ async def test_a_door_for_clients_asks_for_none(token_file: Path) -> None:
     async with RpcServer("127.0.0.1:0", grace_s=0, public=True) as server:
         await server.ready()
         async with grpc.aio.insecure_channel(server.address) as channel:
-            call = channel.unary_unary("/no.such.Service/Method")(b"")
-            assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+            method: Any = channel.unary_unary("/no.such.Service/Method")
+            assert await method(b"").code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "one\ntwo\n"])

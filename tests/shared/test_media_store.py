@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -45,9 +46,8 @@ async def test_the_limit_holds_and_room_comes_back(redis: Redis) -> None:
         await store.put(media_digest(second), second)
     assert await total(redis) == 60
     expiry = "t:{media}:expiry"
-    await redis.zadd(
-        expiry, dict.fromkeys(await redis.zrange(expiry, 0, -1), 1)
-    )  # its time is over
+    held: Any = await redis.zrange(expiry, 0, -1)
+    await redis.zadd(expiry, dict.fromkeys(held, 1))  # its time is over
     await store.put(media_digest(second), second)
     assert await total(redis) == 60
 

@@ -136,7 +136,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
         ({"dtype": "float16", "device": "cpu"}, "--dtype float16 needs a CUDA device"),
     ],
 )
-def test_a_device_or_type_that_is_not_here_is_refused(wanted: dict[str, str], said: str) -> None:
+def test_a_device_or_type_that_is_not_here_is_refused(wanted: dict[str, Any], said: str) -> None:
     if wanted.get("device") == "cuda" and not devices.cuda_fault():
         pytest.skip("there is a CUDA device")
     with pytest.raises(InvalidRequest, match=said):

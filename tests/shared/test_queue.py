@@ -161,7 +161,7 @@ async def test_cancel_ends_what_waits_and_flags_what_runs(desk: Desk) -> None:
     running = await desk.admit()
     await desk.scheduler("a")
     assert await desk.take("a") == [running]
-    control = aiter(ControlChannel(desk.redis, desk.keys).messages())
+    control: Any = aiter(ControlChannel(desk.redis, desk.keys).messages())
     told = asyncio.create_task(anext(control))
     while not told.done():  # until it listens
         await desk.redis.publish(desk.keys.control_channel, b"q")

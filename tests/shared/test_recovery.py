@@ -102,7 +102,7 @@ async def test_each_process_hears_once_that_redis_was_restarted(
     private_redis: EmbeddedRedis,
 ) -> None:
     desks = [Desk(private_redis.url) for _ in range(2)]
-    heard = [asyncio.create_task(anext(aiter(desk.queue.recoveries()))) for desk in desks]
+    heard = [asyncio.ensure_future(anext(aiter(desk.queue.recoveries()))) for desk in desks]
     rid = await desks[0].admit()
     await desks[1].scheduler("a")
     assert not any(task.done() for task in heard)
@@ -319,11 +319,11 @@ async def test_rooms_are_known_through_a_restart_and_announce_themselves_again(
 async def test_who_only_listens_notices_a_restart_too(private_redis: EmbeddedRedis) -> None:
     desk = Desk(private_redis.url)
     await desk.queue.depth()
-    recovery = asyncio.create_task(anext(aiter(desk.queue.recoveries())))
+    recovery = asyncio.ensure_future(anext(aiter(desk.queue.recoveries())))
     await asyncio.sleep(0)
     private_redis.kill()
     await asyncio.to_thread(private_redis.start)
-    listener = asyncio.create_task(anext(TokenChannel(desk.redis, desk.keys).batches()))
+    listener = asyncio.ensure_future(anext(TokenChannel(desk.redis, desk.keys).batches()))
     await recovery
     assert desk.queue.restarts == 1
     await tasks.end(listener)
@@ -338,7 +338,8 @@ async def test_of_lost_decoders_the_larger_number_counts(desk: Desk) -> None:
         await start_recovery(desk)
         assert await renewed(desk, "a")
         assert await desk.queue.restore([replace(held(taken, []), deaths=known)], "a") == [True]
-        assert int(await desk.redis.hget(desk.keys.request(rid), "deaths")) == there
+        deaths: Any = await desk.redis.hget(desk.keys.request(rid), "deaths")
+        assert int(deaths) == there
     await desk.redis.flushall()
     await start_recovery(desk)
     assert await renewed(desk, "a")

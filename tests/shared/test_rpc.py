@@ -56,6 +56,7 @@ class Breaking(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetLoadRequest, context: Any
     ) -> scheduler_pb2.GetLoadResponse:
         await context.abort(grpc.StatusCode.INTERNAL, "Internal error from Core")
+        raise AssertionError("abort raises")
 
 
 async def test_a_mistake_of_the_server_is_told_from_a_call_that_broke(short_tmp: Path) -> None:
@@ -110,8 +111,10 @@ async def test_what_is_no_protobuf_is_the_callers_mistake(
             Servicer(),
         )
         await server.ready()
-        loads = line.unary_unary("/tessera.scheduler.v1.SchedulerService/GetLoad")
-        reflection = line.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        loads: Any = line.unary_unary("/tessera.scheduler.v1.SchedulerService/GetLoad")
+        reflection: Any = line.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+        )
         for call in (loads(b"\xff\xff\xff"), reflection(iter([b"\xff\xff\xff"])).read()):
             with pytest.raises(InvalidRequest) as caught, calling("it"):
                 await call

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 from shared.errors import Conflict, Overloaded
 from shared.net import tasks
@@ -46,7 +47,7 @@ class Soak:
             queue_timeout_ms=draw.choice((0, 0, 0, 100)),
         )
         rid = spec.request_id
-        more = {"idempotency_key": key, "fingerprint": b"body"}
+        more: dict[str, Any] = {"idempotency_key": key, "fingerprint": b"body"}
         try:
             if (
                 await self.desk.reserve(
@@ -156,7 +157,8 @@ async def test_redis_is_as_empty_after_it_as_before(desk: Desk) -> None:
         for rid, n in soak.admitted.items():
             await heard.ended(rid, n)
     await desk.queue.leave("z")
-    assert {str(key, "ascii").split(":")[-1] for key in await desk.redis.keys("*")} == LEFT
+    left: list[Any] = await desk.redis.keys("*")
+    assert {str(key, "ascii").split(":")[-1] for key in left} == LEFT
     assert len(soak.admitted) > REQUESTS / 2
     wanted = {(rid, choice): 1 for rid, n in soak.admitted.items() for choice in range(n)}
     assert heard.endings == wanted

@@ -17,6 +17,7 @@ from tests.support.tokenizers import (
     regex_replace_tokenizer,
     save,
     sentencepiece_like_tokenizer,
+    token_id,
 )
 
 
@@ -77,10 +78,10 @@ def test_text_equals_the_library_for_random_sentencepiece_ids(data: st.DataObjec
     tokenizer, table = sentencepiece_like()
     plain = st.integers(259, tokenizer.get_vocab_size() - 1).map(lambda i: [i])
     broken = st.sampled_from([[0xE4], [0xF0, 0x9F], [0xFF], [0x80]]).map(
-        lambda run: [3 + byte for byte in run] + [tokenizer.token_to_id("▁")]
+        lambda run: [3 + byte for byte in run] + [token_id(tokenizer, "▁")]
     )
     whole = st.sampled_from("é圆😀 A").map(
-        lambda c: [3 + b for b in c.encode()] + [tokenizer.token_to_id("▁")]
+        lambda c: [3 + b for b in c.encode()] + [token_id(tokenizer, "▁")]
     )
     special = st.sampled_from([[1], [2]])
     runs = data.draw(st.lists(st.one_of(plain, broken, whole, special), max_size=20))
@@ -94,7 +95,7 @@ def test_text_equals_the_library_for_random_sentencepiece_ids(data: st.DataObjec
 def test_tables_mark_special_tokens_and_ignore_unknown_ids() -> None:
     tokenizer, table = byte_level()
     assert table.special_ids == {tokenizer.token_to_id(token) for token in SPECIAL}
-    assert table.pieces[tokenizer.token_to_id("<tool call>")] == b"<tool call>"
+    assert table.pieces[token_id(tokenizer, "<tool call>")] == b"<tool call>"
     assert table.text([10**6, -1]) == ""
 
 

@@ -7,6 +7,7 @@ would lie there: whoever reads what was never computed, or was overwritten, fail
 import math
 from collections import defaultdict
 from collections.abc import Collection
+from typing import Any
 
 from services.scheduler.core.beams import BeamSearch, Hypothesis
 from services.scheduler.core.budget import Capacity
@@ -192,7 +193,7 @@ class ArithmeticDecoder:
 
 
 def capacity(**changes: int) -> Capacity:
-    values = {
+    values: dict[str, Any] = {
         "num_blocks": 64,
         "block_size": 4,
         "max_slots": 8,

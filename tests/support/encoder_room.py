@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import numpy as np
@@ -25,12 +25,15 @@ from tessera.vision_encoder.v1.vision_encoder_pb2 import (
 )
 from tessera.vision_encoder.v1.vision_encoder_pb2_grpc import VisionEncoderServiceStub
 
+if TYPE_CHECKING:  # of a stub file
+    from tessera.vision_encoder.v1.vision_encoder_pb2_grpc import VisionEncoderServiceAsyncStub
+
 
 @dataclass
 class EncoderRoom:
     """A room that answers, and how to call it."""
 
-    stub: VisionEncoderServiceStub
+    stub: "VisionEncoderServiceAsyncStub"
     reader: ArtifactReader
     address: str
 
@@ -72,7 +75,7 @@ async def running(settings: VisionEncoderSettings) -> AsyncIterator[EncoderRoom]
 
 
 async def _serving(channel: grpc.aio.Channel, task: asyncio.Task[None]) -> None:
-    health = health_pb2_grpc.HealthStub(channel)
+    health: Any = health_pb2_grpc.HealthStub(channel)
     while True:
         if task.done():
             await task

@@ -28,7 +28,7 @@ def attempts(folder: Path, parent: int, port: int, held: int) -> dict[str, Calla
         if libc.syscall(ctypes.c_long(number), *arguments) < 0:
             raise OSError(ctypes.get_errno(), "refused")
 
-    def talk(family: int, kind: int, address: object) -> None:
+    def talk(family: int, kind: int, address: str | tuple[str, int]) -> None:
         with socket.socket(family, kind) as peer:
             peer.settimeout(2)
             peer.connect(address)

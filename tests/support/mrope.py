@@ -40,8 +40,9 @@ def parts_of(
     parts: list[int | Grid] = []
     done = 0
     for item in media:
-        timed = tokens_per_second and item.modality == Modality.MODALITY_VIDEO
-        pace = tokens_per_second * item.seconds_per_grid if timed else 1.0
+        pace = 1.0
+        if tokens_per_second and item.modality == Modality.MODALITY_VIDEO:
+            pace = tokens_per_second * item.seconds_per_grid
         grid = Grid(item.grid_t, item.grid_h // 2, item.grid_w // 2, pace)
         parts += [item.offset - done, grid]
         done = item.offset + item.length

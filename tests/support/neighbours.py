@@ -38,6 +38,7 @@ from tessera.scheduler.v1.scheduler_pb2 import (
     GetLoadResponse,
     TokenCounts,
 )
+from tests.support.tokenizers import token_id
 
 IMAGE_TOKENS = 4
 FIRST_DECODER, SECOND_DECODER = "decoder-1st", "decoder-2nd"
@@ -78,6 +79,10 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
+    async def GetPixels(self, request: Any, context: Any) -> Any:
+        """Of the contract; the gateway never calls it."""
+        raise NotImplementedError
+
     async def Prepare(self, request: PrepareRequest, context: Any) -> PrepareResponse:
         """The contract's method."""
         self.seen.append(request)
@@ -99,7 +104,7 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
                         ids += self._tokenizer.encode(part.text).ids
                         continue
                     media.append(_picture(len(ids)))
-                    ids += [self._tokenizer.token_to_id("<image>")] * IMAGE_TOKENS
+                    ids += [token_id(self._tokenizer, "<image>")] * IMAGE_TOKENS
         if request.max_prompt_tokens and len(ids) > request.max_prompt_tokens:
             raise InvalidRequest(
                 "PROMPT_TOO_LONG", f"{len(ids)} prompt tokens are too many", field="messages"

@@ -6,7 +6,7 @@ import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import numpy as np
@@ -27,12 +27,15 @@ from tessera.preprocess.v1.preprocess_pb2 import (
 )
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
 
+if TYPE_CHECKING:  # of a stub file
+    from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceAsyncStub
+
 
 @dataclass
 class Room:
     """A room that answers, and how to call it."""
 
-    stub: PreprocessServiceStub
+    stub: "PreprocessServiceAsyncStub"
     channel: grpc.aio.Channel
     address: str
 
@@ -59,7 +62,7 @@ async def running(settings: PreprocessSettings) -> AsyncIterator[Room]:
     task = asyncio.create_task(serve(settings, stop))
     channel = open_channel(settings.listen, 64 << 20)
     try:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         while True:
             if task.done():
                 await task

@@ -132,10 +132,10 @@ class PlayedDecoder(DecoderServiceServicer):
             token = next_token(self.slots[slot], self.choices[slot])
             tokens.append(token)
             self.slots[slot].append(token)
-            k = self.logprobs.get(slot)
-            own.append(logprob_of(token, 0) if k is not None else float("nan"))
-            top_ids += [token + r for r in range(k or 0)]
-            top += [logprob_of(token, r) for r in range(k or 0)]
+            wanted = self.logprobs.get(slot)
+            own.append(logprob_of(token, 0) if wanted is not None else float("nan"))
+            top_ids += [token + r for r in range(wanted or 0)]
+            top += [logprob_of(token, r) for r in range(wanted or 0)]
         result.tokens = token_log.encode_tokens(tokens)
         if any(value == value for value in own):
             result.logprobs, result.top_logprobs = floats(own), floats(top)
@@ -226,7 +226,7 @@ class Bench:
         """Waits until so many schedulers hold a lease; their names."""
         async with asyncio.timeout(30):
             while True:
-                found = await self.redis.zrange(f"{self.keys.prefix}:scheds", 0, -1)
+                found: Any = await self.redis.zrange(f"{self.keys.prefix}:scheds", 0, -1)
                 if len(found) == count:
                     return [str(sid, "ascii") for sid in found]
                 await asyncio.sleep(0.01)
@@ -265,8 +265,8 @@ class Bench:
 
     async def prompt_log(self, rid: str) -> bytes:
         """The log-probabilities of the prompt."""
-        found: bytes = await self.redis.get(self.keys.log(rid, PROMPT)) or b""
-        return found
+        found: Any = await self.redis.get(self.keys.log(rid, PROMPT))
+        return bytes(found or b"")
 
     async def answer(self, rid: str, timeout_s: float = 60) -> tuple[list[int], ending_pb2.Ending]:
         async with asyncio.timeout(timeout_s):

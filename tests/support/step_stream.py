@@ -57,7 +57,7 @@ def greedy(**changes: Any) -> SamplingParams:
 
 def make_plan(**fields: Any) -> StepPlan:
     """A plan whose arrays are given as lists of numbers."""
-    arrays = {
+    arrays: dict[str, Any] = {
         name: ints(value) if isinstance(value, list) and _is_numbers(name) else value
         for name, value in fields.items()
     }
@@ -123,7 +123,7 @@ class StepStream:
                 await call.write(StepsRequest(open=opening))
                 first = await _read(call)
             stream = cls(call, first.hello, lease)
-            beating = stream._beat_task = asyncio.create_task(stream._beat())
+            beating = asyncio.create_task(stream._beat())
             try:
                 yield stream
             finally:

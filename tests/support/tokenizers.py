@@ -67,6 +67,13 @@ def regex_replace_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the tokenizer has."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return found
+
+
 def save(tokenizer: Tokenizer, folder: Path) -> Path:
     """Writes tokenizer.json and returns its path."""
     path = folder / "tokenizer.json"

@@ -122,9 +122,9 @@ def test_rows_are_those_of_transformers(
         assert ours.shape == theirs.shape and ours.shape[1] == model.hidden_size
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=5e-5)
         torch.testing.assert_close(model.encode([item])[0], ours, rtol=1e-5, atol=1e-5)
-    for values, raw in zip(items, items_of(folder, family, as_bytes=True), strict=False):
-        assert model.cost(raw) == model.cost(values)
-        assert torch.equal(model.encode([raw])[0], model.encode([values])[0])
+    for item, raw in zip(items, items_of(folder, family, as_bytes=True), strict=False):
+        assert model.cost(raw) == model.cost(item)
+        assert torch.equal(model.encode([raw])[0], model.encode([item])[0])
     assert model.encode([model.sample(ItemSize(224, 224))])[0].shape[1] == model.hidden_size
 
 

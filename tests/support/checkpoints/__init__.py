@@ -92,7 +92,10 @@ def reference_inputs(
     """
     kind = load_config(folder)["model_type"]
     if kind in _IMAGE_FAMILIES:
-        return _IMAGE_FAMILIES[kind].inputs(folder, text, images, **videos)
+        found: dict[str, torch.Tensor] = _IMAGE_FAMILIES[kind].inputs(
+            folder, text, images, **videos
+        )
+        return found
     words = PreTrainedTokenizerFast.from_pretrained(folder)
     return {"input_ids": words(text, return_tensors="pt", add_special_tokens=False)["input_ids"]}
 
@@ -125,6 +128,7 @@ __all__ = [
     "FAMILIES",
     "SPELLINGS",
     "CheckpointOptions",
+    "load_config",
     "load_reference",
     "make_checkpoint",
     "reference_inputs",

@@ -55,7 +55,7 @@ def build(
         },
         **text_sizes(chosen, words),
     }
-    vision = {"depth": 3, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2}
+    vision: dict[str, Any] = {"depth": 3, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2}
     if newer:
         vision |= {
             "hidden_size": 32,

@@ -23,7 +23,7 @@ class CudaDevice(Device):
     default_batched_tokens: ClassVar[int] = 2176
 
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
-        self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._copies = torch.cuda.Stream()
         return CudaOps(torch.device("cuda"), dtype, self.block_size)
 
     def memory(self) -> Memory:
