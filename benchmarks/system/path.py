@@ -12,9 +12,9 @@ import grpc
 import psutil
 import uvloop
 
-from benchmarks.system import compare
 from benchmarks.load.command import measure
 from benchmarks.load.result import Result
+from benchmarks.system import compare
 from services.launcher.state.folders import Folders
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, StepTotals
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub

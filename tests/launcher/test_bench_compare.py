@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import transformers
 
-from benchmarks import compare
 from benchmarks.checkpoints import __main__ as checkpoints
 from benchmarks.checkpoints.words import make_tokenizer, save_tokenizer
 from benchmarks.load.words import WordPrompts
+from benchmarks.system import compare
 from shared.text.text_fold import TokenBytes
 from tests.support.openai_like_server import events, playing
 
