@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from services.families.family import ItemSize
 from services.vision_encoder.cache import EmbeddingCache
-from services.vision_encoder.encoder import EmbeddingProducer
+from services.vision_encoder.embedding_producer import EmbeddingProducer
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.queue import TowerQueue

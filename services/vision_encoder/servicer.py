@@ -5,7 +5,7 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from services.vision_encoder.encoder import EmbeddingProducer
+from services.vision_encoder.embedding_producer import EmbeddingProducer
 from shared.artifacts.file import DIGEST_BYTES
 from shared.errors import InvalidRequest, Precondition
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
