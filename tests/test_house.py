@@ -119,6 +119,18 @@ def test_every_room_has_an_image() -> None:
     assert rooms <= commands
 
 
+def test_an_image_that_loads_families_has_them() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    stages = re.findall(r"^FROM .*?(?=^FROM |\Z)", dockerfile, re.MULTILINE | re.DOTALL)
+    for stage in stages:
+        command = re.search(r'"services\.(\w+)"\]$', stage, re.MULTILINE)
+        if command is None:
+            continue
+        sources = tracked(f"services/{command.group(1)}/*.py")
+        asks = any("services.families" in path.read_text() for path in sources)
+        assert asks == ("COPY services/families services/families" in stage), command.group(1)
+
+
 def test_rooms_import_only_what_they_may() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

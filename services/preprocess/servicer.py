@@ -128,10 +128,25 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 " (--limit-mm-per-prompt)",
                 field=field,
             )
+        self._check_limits(media)
         for item in media:
             if isinstance(item, Video):
                 self._check_video(item)
         return media
+
+    def _check_limits(self, media: Sequence[Media | Video]) -> None:
+        """Raises InvalidRequest for more items of a modality than the model takes in one prompt."""
+        for modality, limit in self._builder.limits.items():
+            is_video = modality == Modality.MODALITY_VIDEO
+            items = [item for item in media if isinstance(item, Video) == is_video]
+            if limit is not None and len(items) > limit:
+                field = items[limit].field
+                raise InvalidRequest(
+                    "TOO_MANY_IMAGES",
+                    f"{field}: the prompt has {len(items)} {'videos' if is_video else 'images'},"
+                    f" {self._model_name} takes {limit}",
+                    field=field,
+                )
 
     def _check_video(self, video: Video) -> None:
         field = video.field or "video"

@@ -1,10 +1,8 @@
 """LLaVA 1.5 (Liu et al. 2023): hidden states of a CLIP or SigLIP tower, then linear, gelu, linear.
 
-    vision_feature_layer            hidden state to take, or several, concatenated; counted as in
-    transformers, where
+    vision_feature_layer            hidden state to take, or several, concatenated; counted as in transformers, where
                                     0 is what enters the first layer and -1 what leaves the last
-    vision_feature_select_strategy  "default" drops the first row (CLIP's class token), "full" keeps
-    all
+    vision_feature_select_strategy  "default" drops the first row (CLIP's class token), "full" keeps all
 
 Layers above the last hidden state that is taken are neither loaded nor run.
 """

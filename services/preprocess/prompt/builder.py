@@ -1,6 +1,6 @@
 """From a request's input to token ids: template, tokenizer, placeholders, limits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,14 +69,19 @@ class PromptBuilder:
         self._trusts = trust_request_template
 
     @property
+    def limits(self) -> Mapping[Modality.ValueType, int | None]:
+        """See `PromptRule.limits`."""
+        return self._rule.limits
+
+    @property
     def takes_images(self) -> bool:
-        """Whether the model has eyes."""
-        return Modality.MODALITY_IMAGE in self._rule.limits
+        """Whether the model takes images."""
+        return Modality.MODALITY_IMAGE in self.limits
 
     @property
     def takes_videos(self) -> bool:
-        """Whether it sees what moves."""
-        return Modality.MODALITY_VIDEO in self._rule.limits
+        """Whether the model takes videos."""
+        return Modality.MODALITY_VIDEO in self.limits
 
     def span(self, item: ItemSize) -> MediaSpan:
         """The placeholder tokens of an image or a video."""

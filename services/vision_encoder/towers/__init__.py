@@ -1,1 +1,1 @@
-"""Towers on a CPU by Tessera's own kernels: the arithmetic of transformers' modules, without the modules."""
+"""What encoders of several families are made of: their interface, plain torch networks, towers on our own kernels."""
