@@ -14,7 +14,9 @@ _DRIVER = "libcuda.so.1"
 
 
 def resolve_device(name: str) -> str:
-    """ "auto" is cuda where it can be used, else cpu. Raises InvalidRequest for what is not here."""
+    """ "auto" is cuda where it can be used, else cpu. Raises InvalidRequest for a device that this machine does not
+    have.
+    """
     if name == "auto":
         return "cpu" if cuda_fault() else "cuda"
     if name not in DEVICES:
@@ -66,7 +68,7 @@ def cuda_fault() -> str:
 
 
 def _torch_has_cuda() -> bool:
-    """As torch's own file of versions says."""
+    """According to torch's version file."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / "version.py"

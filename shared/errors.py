@@ -1,4 +1,4 @@
-"""The errors that leave a room.
+"""The errors that services return.
 
     ServingError(reason, message, **metadata)
     ├─ InvalidRequest     INVALID_ARGUMENT     400   the caller must change the request
@@ -11,12 +11,12 @@
     ├─ Expired            DEADLINE_EXCEEDED    504
     ├─ Cancelled          CANCELLED            499   the client went away
     ├─ Superseded         ABORTED              409   a newer owner took over
-    └─ Internal           INTERNAL             500   our fault; anything unlisted becomes this
+    └─ Internal           INTERNAL             500   a fault of the server; anything unlisted becomes this
 
 `reason` is a stable upper-case word for programs, the message a sentence for people: what went wrong, which field or
-limit, what to do. `shared/net/rpc.py` maps the tree to gRPC and back, the gateway maps it to OpenAI's JSON.
+limit, what to do. `shared/net/rpc/errors.py` maps the tree to gRPC and back, the gateway maps it to OpenAI's JSON.
 
-Messages and metadata are cut here, and only here: whatever they quote, what leaves a room is short.
+Messages and metadata are cut here, and only here: whatever they quote, what leaves a process is short.
 """
 
 from typing import ClassVar
@@ -31,7 +31,7 @@ _LONGEST_DETAIL = 300
 
 
 class ServingError(Exception):
-    """The root: raised in one room, understood in every other."""
+    """The base class: raised in one service, raised again in its callers."""
 
     status: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
     http_status: ClassVar[int] = 500
@@ -44,7 +44,7 @@ class ServingError(Exception):
 
     @property
     def unquoting(self) -> str:
-        """What can stand in any log: the message may quote what a client sent."""
+        """The error for logs, without the message, which may quote what a client sent."""
         return self.reason
 
     def to_failure(self) -> Failure:
@@ -86,7 +86,7 @@ class Conflict(ServingError):
 
 
 class Overloaded(ServingError):
-    """A limit is reached; `retry_after_s` in the metadata says when to come back."""
+    """A limit is reached; `retry_after_s` in the metadata gives the seconds to wait."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
@@ -128,7 +128,7 @@ class Superseded(ServingError):
 
 
 class Internal(ServingError):
-    """Our fault."""
+    """A fault of the server."""
 
 
 _CLASSES: tuple[type[ServingError], ...] = (

@@ -34,8 +34,8 @@ class Processors:
         """How many should compute, at least 1.
 
         Of a quota whole CPUs are taken. With a thread more it would be used up before each period of the kernel
-        (100 ms) ends, and every thread of the group, those too that hand over tokens and answer health checks, would
-        stand still for the rest of it.
+        (100 ms) ends, and every thread of the group, those too that pass on tokens and answer health checks, would be
+        throttled for the rest of it.
         """
         if self.quota is None:
             return self.cores
@@ -59,12 +59,12 @@ def find(root: Path = Path("/"), allowed: Collection[int] | None = None) -> Proc
 
 
 def threads() -> int:
-    """How many should compute in this process where nobody else does."""
+    """How many should compute in this process if it is the only one that does."""
     return find().threads
 
 
 def _core(topology: Path, number: int) -> tuple[str, ...]:
-    """What tells a CPU's core from others; without any file that does, each is its own."""
+    """The name of a CPU's core; without a file that gives it, each CPU is its own core."""
     for name in _SIBLINGS:
         if siblings := _read(topology / name):
             return ("siblings", siblings)

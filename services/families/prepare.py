@@ -20,7 +20,7 @@ S = TypeVar("S", bound=ServiceSettings)
 def prepare_model(settings: S, parts: Parts, *, device: str = "auto", dtype: str = "auto") -> S:
     """The settings with the folder of a model that can be served.
 
-    Exits, with one line that says why: status 2 where starting again would be of no use, else 1.
+    Exits, with one line that gives the reason: status 2 where starting again would be of no use, else 1.
     """
     try:
         if name := hub_name(settings.model):

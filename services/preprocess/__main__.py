@@ -8,7 +8,7 @@ from shared.telemetry.logs import configure_logs
 
 
 def main() -> None:
-    """Runs the room until it is told to stop."""
+    """Runs the service until SIGTERM or SIGINT."""
     settings = PreprocessSettings.load(prog="python -m services.preprocess")
     configure_logs("preprocess", settings.log_level, settings.log_format, quotes_errors=False)
     # Read when the libraries are imported. Requests run side by side already: threads inside one tokenization would

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 async def prepare_many(
     builder: PromptBuilder, executor: Executor, requests: AsyncIterator[PrepareManyRequest]
 ) -> AsyncIterator[PrepareManyResponse]:
-    """Answers each message in its turn; the event loop goes on meanwhile."""
+    """Answers each message in order, in a thread."""
     loop = asyncio.get_running_loop()
     async for request in requests:
         yield await loop.run_in_executor(executor, _answer, builder, request)
@@ -62,7 +62,7 @@ def _result(builder: PromptBuilder, prompt: PrepareRequest) -> PrepareResult:
         return PrepareResult(prepared=prepare_text(builder, prompt))
     except ServingError as error:
         return PrepareResult(failure=error.to_failure())
-    except Exception as error:  # bad input costs one request, never those that came with it
+    except Exception as error:  # bad input fails one request, never the others of its message
         log.exception("a prompt failed", **names(prompt.request_id, prompt.client_request_id))
         failure = Internal("INTERNAL", f"internal error: {type(error).__name__}")
         return PrepareResult(failure=failure.to_failure())

@@ -1,4 +1,4 @@
-"""The life of the preprocess room: bind, load, serve, drain."""
+"""The preprocess service from start to end: bind, load, serve, drain."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from services.preprocess.media.fetch import FetchPolicy, MediaFetcher
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.intake import IntakeLimits, MediaIntake
 from services.preprocess.media.pixel_cache import PixelCache
-from services.preprocess.media.processor_config import read_sampling
+from services.preprocess.media.processor_config import read_frame_selection
 from services.preprocess.prompt.builder import PromptBuilder
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
@@ -42,7 +42,7 @@ _SERVICE_NAME = "tessera.preprocess.v1.PreprocessService"
 
 
 async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
-    """Runs until `stop` is set. Raises ServingError when the room cannot start."""
+    """Runs until `stop` is set. Raises ServingError when the service cannot start."""
     watch = Stopwatch()
     server = RpcServer(
         settings.listen,
@@ -51,7 +51,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
         max_message_bytes=_MAX_MESSAGE_BYTES,
         max_connection_age_s=_MAX_CONNECTION_AGE_S,
     )
-    # Resources are left after the server: calls in hand finish before what they use is closed.
+    # Resources are closed after the server: calls under way finish before what they use is closed.
     async with AsyncExitStack() as resources, server:
         log.info("loading", model=str(settings.model), address=server.address)
         redis = connect(settings.queue_url)
@@ -79,7 +79,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
                 IntakeLimits(
                     settings.max_image_bytes,
                     settings.max_video_bytes,
-                    read_sampling(settings.model, settings.max_video_frames),
+                    read_frame_selection(settings.model, settings.max_video_frames),
                 ),
             )
         servicer = PreprocessServicer(
@@ -119,7 +119,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
 async def _image_pool(
     settings: PreprocessSettings, checkpoint: Checkpoint, resources: AsyncExitStack
 ) -> ImageWorkerPool | None:
-    """The image workers, where images are taken."""
+    """The image workers, for models with images."""
     if not registry.find(checkpoint).takes_media or settings.language_model_only:
         return None
     limits = ImageLimits(

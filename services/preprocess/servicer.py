@@ -104,7 +104,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         if self._intake is None:
             raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} takes no images")
         pixels = await self._intake.pixels_again(request.media)
-        log.debug("pixels told", digest=request.media.digest.hex())
+        log.debug("pixels sent", digest=request.media.digest.hex())
         return GetPixelsResponse(pixels=pixels.ref)
 
     def _media_of(self, request: PrepareRequest) -> list[Media | Video]:
@@ -188,9 +188,9 @@ def _items(
     images: Sequence[TakenMedia],
     scaling: PixelScaling | None,
 ) -> list[MediaItem]:
-    said = None
+    message = None
     if scaling is not None:
-        said = media_pb2.PixelScaling(
+        message = media_pb2.PixelScaling(
             factor=scaling.factor, mean=scaling.mean, std=scaling.deviation
         )
     return [
@@ -209,7 +209,7 @@ def _items(
             pixels=image.pixels.ref,
             width=image.pixels.size.width,
             height=image.pixels.size.height,
-            scaling=said,
+            scaling=message,
         )
         for offset, span, image in zip(prompt.offsets, spans, images, strict=True)
     ]

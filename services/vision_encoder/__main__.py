@@ -11,7 +11,7 @@ from shared.telemetry.logs import configure_logs
 
 
 def main() -> None:
-    """Runs the room until it is told to stop."""
+    """Runs the service until SIGTERM or SIGINT."""
     settings = VisionEncoderSettings.load(prog="python -m services.vision_encoder")
     configure_logs("vision_encoder", settings.log_level, settings.log_format)
     # Read when torch is imported: threads spin briefly between operations, then leave the cores to

@@ -18,8 +18,8 @@ from tessera.common.v1.media_pb2 import MediaItem
 
 
 @dataclass(frozen=True)
-class Embeddings:
-    """Where an item's embeddings are, and what they cost this time."""
+class EncodeResult:
+    """Where an item's embeddings are, and whether and how long they were computed."""
 
     ref: ArtifactRef
     cached: bool
@@ -42,9 +42,9 @@ class EmbeddingProducer:
         self._source = source
         self._store = store
         self._cache = cache
-        self._encoding: SingleFlight[bytes, Embeddings] = SingleFlight()
+        self._encoding: SingleFlight[bytes, EncodeResult] = SingleFlight()
 
-    async def encode(self, media: MediaItem, retain_s: float) -> Embeddings:
+    async def encode(self, media: MediaItem, retain_s: float) -> EncodeResult:
         """The embeddings of an item: cached, from a call in progress, or made now; retained for `retain_s` seconds.
 
         Raises Overloaded while everything cached is retained, Precondition when the rows are not those
@@ -54,7 +54,7 @@ class EmbeddingProducer:
         ref = self._cache.find(digest, retain_s)
         if ref is not None:
             _check_rows(media, ref)
-            return Embeddings(ref, cached=True, encode_us=0)
+            return EncodeResult(ref, cached=True, encode_us=0)
         made = await self._encoding.run(digest, lambda: self._make(media, retain_s))
         self._cache.find(digest, retain_s)
         _check_rows(media, made.ref)
@@ -68,7 +68,7 @@ class EmbeddingProducer:
         """Cancels what is being encoded."""
         await self._encoding.close()
 
-    async def _make(self, media: MediaItem, retain_s: float) -> Embeddings:
+    async def _make(self, media: MediaItem, retain_s: float) -> EncodeResult:
         reserved = media.rows * self._row_bytes
         self._cache.reserve(reserved)
         place = self._store.reserve(media.digest)
@@ -83,7 +83,7 @@ class EmbeddingProducer:
                 raise Precondition("MEDIA_MISMATCH", str(error)) from error
             raise
         self._cache.add(ref, reserved, retain_s)
-        return Embeddings(ref, cached=False, encode_us=encoded.encode_us)
+        return EncodeResult(ref, cached=False, encode_us=encoded.encode_us)
 
 
 def _item(media: MediaItem, pixels: Array) -> Item:

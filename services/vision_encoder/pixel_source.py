@@ -22,7 +22,7 @@ _TIMEOUT_S = 30.0
 
 
 class PixelSource:
-    """Pull on miss, each link trying the next. Keeps channels to those who were asked lately."""
+    """Opens the artifact named at admission, else asks the preprocess services to make the pixels again."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class PixelSource:
 
     async def get(self, media: MediaItem) -> Array:
         """Pixel values, read-only. Raises NotFound when the raw bytes have expired everywhere,
-        Unavailable when no preprocess can be reached, or what a preprocess says against the item.
+        Unavailable when no preprocess can be reached, or what a preprocess refuses the item with.
         """
         if media.HasField("pixels") and media.pixels.digest == media.digest:
             local = self._reader.try_open_local(media.pixels)
@@ -45,7 +45,7 @@ class PixelSource:
         failure: ServingError = Unavailable(
             "NO_PREPROCESS", "no preprocess is running; start one and retry"
         )
-        # Whoever made them first is likely to have them still.
+        # The one that made them first is likely to have them still.
         for member in self._in_order(media):
             try:
                 return await self._from(member, media)

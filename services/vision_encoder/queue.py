@@ -16,7 +16,7 @@ from shared.net.supervise import Background
 
 @dataclass(frozen=True)
 class Encoded:
-    """What became of one item: rows that were written under its reservation, and the tower's time for the batch."""
+    """The result of one item: the rows written under its reservation, and the tower's time for the batch."""
 
     rows: int
     encode_us: int
@@ -33,7 +33,7 @@ class _Job:
 class TowerQueue:
     """Runs the tower on a thread of its own, one batch at a time, in order of arrival.
 
-    No timer: a lone image never waits for company. Batches hold at most `max_patches`, but always
+    No timer: a single image never waits for a batch. Batches hold at most `max_patches`, but always
     one item.
     """
 
@@ -50,7 +50,7 @@ class TowerQueue:
         done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Job(item, patches, place, done))
         if self._runner is None:
-            # It works for many: what it logs is not about the request for which it happens to be begun.
+            # It works for all requests: its log lines must not carry the names of the one that starts it.
             self._runner = contextvars.Context().run(Background, "tower", self._run)
         return await done
 
@@ -67,7 +67,7 @@ class TowerQueue:
         while batch := self._next_batch():
             try:
                 results = await loop.run_in_executor(self._thread, self._compute, batch)
-            except Exception as error:  # told to every caller of the batch
+            except Exception as error:  # raised in every caller of the batch
                 results = [error] * len(batch)
             for job, result in zip(batch, results, strict=True):
                 if job.done.done():

@@ -1,4 +1,4 @@
-"""The life of the vision_encoder room: bind, load, warm up, serve, drain."""
+"""The vision encoder from start to end: bind, load, warm up, serve, drain."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -38,7 +38,7 @@ _SERVICE_NAME = "tessera.vision_encoder.v1.VisionEncoderService"
 
 
 async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
-    """Runs until `stop` is set. Raises ServingError when the room cannot start."""
+    """Runs until `stop` is set. Raises ServingError when the service cannot start."""
     watch = Stopwatch()
     server = RpcServer(
         settings.listen,
@@ -46,7 +46,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
         heartbeat=settings.heartbeat,
         max_connection_age_s=_MAX_CONNECTION_AGE_S,
     )
-    # Resources are left after the server: calls in hand finish before what they use is closed.
+    # Resources are closed after the server: calls under way finish before what they use is closed.
     async with AsyncExitStack() as resources, server:
         log.info("loading", model=str(settings.model), address=server.address)
         device = torch_device(settings.device)
@@ -120,7 +120,7 @@ async def _encoder(
     resources.callback(queue.close)
 
     def warm_up() -> None:
-        # Two pools would take the cores from each other.
+        # Two thread pools would compete for the cores.
         torch.set_num_threads(1 if model.on_kernels else _threads(settings))
         model.encode([model.sample(_WARM_UP)])
 

@@ -20,8 +20,8 @@ def load(
 ) -> None:
     """Fills `module`, which was built on the meta device, and puts it on `device` in `dtype`.
 
-    `names` are (name in the checkpoint, name in the module); `unused(name in the module)` says
-    which may be left out.
+    `names` are (name in the checkpoint, name in the module); `unused(name in the module)` tells which may be left
+    out.
     Raises InvalidRequest naming every tensor that is missing, unknown or of another shape.
     """
     wanted = dict(module.named_parameters())

@@ -1,7 +1,7 @@
 """The file of one artifact: a page of header, then the bytes of one row-major tensor. Written once, never changed.
 
 0     8s  magic "TESSERA\\x01"
-8    16s  nonce of the producer: proves that the file is the one its location speaks of
+8    16s  nonce of the producer: proves that the file is the one its location names
 24   16s  digest
 40   16s  dtype, ASCII, padded with zeros
 56    u64 payload bytes

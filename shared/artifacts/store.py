@@ -3,7 +3,7 @@
 A producer owns an `ArtifactStore`: a folder of files in shared memory. A consumer opens an
 `ArtifactRef` with an `ArtifactReader`, which maps the file where it can ("same host" is a fact that
 is tried) and fetches the bytes by gRPC where it cannot. A mapping outlives the file and the
-producer. Which artifact is evicted when is the owner's affair.
+producer. The owner decides which artifact is evicted when.
 """
 
 import errno
@@ -44,7 +44,7 @@ _UNFINISHED_AGE_S = 60.0  # a folder that is being made is older than this only 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Where another process may write an artifact (`artifact_file.write`) that `adopt` then takes in."""
+    """A path where another process may write an artifact (`artifact_file.write`) that `adopt` then adds."""
 
     path: Path
     nonce: bytes
@@ -72,7 +72,7 @@ class ArtifactStore:
         unfinished.rename(self._folder)
 
     def put(self, digest: bytes, array: Array, dtype: str | None = None) -> ArtifactRef:
-        """Stores a tensor; `dtype="bfloat16"` says what uint16 elements mean. An artifact that is there stays.
+        """Stores a tensor; `dtype="bfloat16"` names the type of uint16 elements. An existing artifact stays.
 
         Raises Overloaded when shared memory is full.
         """
@@ -92,7 +92,7 @@ class ArtifactStore:
         return Reservation(self._folder / name, self._nonce, digest)
 
     def adopt(self, place: Reservation) -> ArtifactRef:
-        """Takes in a file that was written under a reservation. Raises Unavailable if it is not whole."""
+        """Adds a file that was written under a reservation. Raises Unavailable if it is not whole."""
         path = self._folder / place.digest.hex()
         try:
             dtype, shape = artifact_file.read_header(place.path, place.nonce, place.digest)
@@ -127,7 +127,7 @@ class ArtifactStore:
         ref = self._refs.get(digest)
         try:
             return _map(ref) if ref is not None else None
-        except FileNotFoundError:  # somebody cleaned shared memory up
+        except FileNotFoundError:  # shared memory was cleaned up
             return None
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ def remove_abandoned(root: Path) -> list[Path]:
         try:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
-            continue  # not a producer's, or somebody else is removing it
+            continue  # not a producer's, or being removed by another process
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -267,7 +267,7 @@ def _map(ref: ArtifactRef) -> Array:
 
 
 def _copy(ref: ArtifactRef) -> ArtifactRef:
-    """Messages can be changed: what is handed out is the receiver's own."""
+    """Messages are mutable: callers get copies."""
     copy = ArtifactRef()
     copy.CopyFrom(ref)
     return copy

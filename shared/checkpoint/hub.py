@@ -42,7 +42,7 @@ _SAY_EVERY_S = 10.0
 def find_in_cache(name: str, revision: str = "") -> Path | None:
     """The folder of a model that is complete in the cache, without asking the hub; None if it is not.
 
-    What a broken download has left is not.
+    An interrupted download does not count.
     """
     try:
         get = _getter(name, revision)
@@ -114,7 +114,7 @@ def _weights(folder: Path) -> list[str]:
 
 @contextmanager
 def _progress(folder: Path) -> Iterator[None]:
-    """The library draws bars in a terminal; elsewhere a line now and then says how much there is."""
+    """The library draws bars in a terminal; elsewhere the progress is logged now and then."""
     if sys.stderr.isatty():
         yield
         return
@@ -182,7 +182,7 @@ def _explained(error: Exception, name: str, revision: str) -> ServingError:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What the innermost exception says, on one line."""
+    """The message of the innermost exception, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Reads a room's tensors from a checkpoint and says how far it has come, how fast, and where the time goes."""
+"""Reads a service's tensors from a checkpoint and logs progress, speed and where the time goes."""
 
 import time
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _PAGE_BYTES = 4096
 
 
 class WeightReader:
-    """Hands out tensors by name. What happens between two of them is the taker's time: packing, converting, moving."""
+    """Hands out tensors by name. The time between two of them is the caller's: packing, converting, moving."""
 
     def __init__(self, checkpoint: Checkpoint, names: Iterable[str]) -> None:
         """`names` are those that will be read, for the share that is shown."""
@@ -33,7 +33,7 @@ class WeightReader:
         began = time.perf_counter()
         tensor = self._checkpoint.tensor(name)
         if tensor.numel():
-            # A mapped file is read where it is first looked at: here, and not in the middle of the taker's work.
+            # A mapped file is read where it is first looked at: here, and not in the middle of the caller's work.
             step = max(1, _PAGE_BYTES // tensor.element_size())
             tensor.view(-1)[::step].clone()
         now = time.perf_counter()
@@ -45,7 +45,7 @@ class WeightReader:
         return tensor
 
     def finish(self) -> None:
-        """Says what it came to."""
+        """Logs the totals."""
         now = time.perf_counter()
         took = now - self._began
         log.info(

@@ -1,7 +1,8 @@
-"""`python -m shared.net.healthcheck [TARGET]`: exits 0 if a room is ready, else 1.
+"""`python -m shared.net.healthcheck [TARGET]`: exits 0 if a service is ready, else 1.
 
-For containers: HEALTHCHECK runs it beside the room. TARGET is the path of a room's heartbeat (`--heartbeat`), which
-tells of a busy room as well; or the gRPC address of a room (`host:port` or `unix:/path`), or the URL of a page that
+For containers: HEALTHCHECK runs it beside the service. TARGET is the path of a service's heartbeat (`--heartbeat`),
+which answers for a busy service as well; or the gRPC address of a service (`host:port` or `unix:/path`), or the URL
+of a page that
 answers 200 when all is well. Over https the certificate is not looked at: it names the address that others know, not
 the one within the container.
 """
@@ -20,7 +21,7 @@ _STANDSTILL_S = 5.0
 
 
 def check(target: str) -> str:
-    """ "ready", or what there is instead."""
+    """ "ready", or the reason why not."""
     if target.startswith("/"):
         return _check_heartbeat(Path(target))
     is_page = target.startswith(("http://", "https://"))

@@ -1,9 +1,8 @@
-"""Whether a process is ready and its event loop still runs, asked beside all that the loop has to do.
+"""Whether a process is ready and its event loop still runs, answered by a thread beside the loop.
 
-A process has a unix datagram socket and a thread that answers on it: no backlog of connections stands before the
-question, and no file descriptor has to be free for it. What it tells is for how long the loop has not run, so that a
-loop with much to do is told from one that stands still. Time in which it would have run, had there been a core for it,
-does not count.
+A process has a unix datagram socket and a thread that answers on it: no backlog of connections delays the question,
+and it needs no free file descriptor. The answer holds for how long the loop has not run, so that a busy loop is
+distinguished from a blocked one. Time in which it waited for a core does not count.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-# A loop that has not run for so long is not answering anybody.
+# A loop that has not run for so long answers no calls.
 LATE_S = 1.0
 
 _EVERY_S = 0.1
@@ -26,19 +25,19 @@ _LONGEST = 64
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a process says of itself."""
+    """The state that a process reports."""
 
     is_ready: bool
     age_s: float  # for which its event loop has not run, and could have
 
     @property
     def is_late(self) -> bool:
-        """Whether the loop stands still, or takes so long for a turn that it seems to."""
+        """Whether the loop is blocked, or takes so long for an iteration that it seems to be."""
         return self.age_s > LATE_S
 
 
 class Heartbeat:
-    """Tells of this process on a unix socket, from `start` to `stop`."""
+    """Reports this process's state on a unix socket, from `start` to `stop`."""
 
     def __init__(self, path: Path, is_ready: Callable[[], bool]) -> None:
         """`is_ready` is called on the event loop, several times a second."""
@@ -59,7 +58,7 @@ class Heartbeat:
         threading.Thread(target=self._answer, name="heartbeat", daemon=True).start()
 
     def beat(self) -> None:
-        """The loop runs: looks at once how it is, and again in a moment."""
+        """Notes that the loop runs, now and periodically."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self.beat)
@@ -80,17 +79,18 @@ class Heartbeat:
                 _, asker = self._socket.recvfrom(_LONGEST)
                 is_ready, beaten_at = self._told
                 word = _READY if is_ready else _NOT_READY
-                told = b"%s %.3f" % (word, _time_with_a_core(self._thread) - beaten_at)
-                with contextlib.suppress(OSError):  # who has asked may be gone
+                answer = b"%s %.3f" % (word, _time_with_a_core(self._thread) - beaten_at)
+                with contextlib.suppress(OSError):  # the asker may be gone
                     if asker:
-                        self._socket.sendto(told, socket.MSG_DONTWAIT, asker)
+                        self._socket.sendto(answer, socket.MSG_DONTWAIT, asker)
 
 
 def _time_with_a_core(thread: int) -> float:
-    """A clock in seconds that stands still while a thread waits for a core."""
+    """A clock in seconds that stops while a thread waits for a core."""
     now = time.monotonic()
     try:
-        # Nanoseconds on a core, nanoseconds of waiting for one, turns. Source: Documentation/scheduler/sched-stats.rst.
+        # Nanoseconds on a core, nanoseconds of waiting for one, time slices. Source:
+        # Documentation/scheduler/sched-stats.rst.
         _, waited_ns, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
     except (OSError, ValueError):  # a kernel that does not count
         return now
@@ -101,7 +101,7 @@ class Question:
     """One question to a process; a context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if nobody has ever answered there."""
+        """Raises OSError if there is no socket."""
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             self.socket.bind("")  # the kernel finds a name, to which the answer goes

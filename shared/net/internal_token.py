@@ -1,7 +1,8 @@
-"""A token that the internal gRPC services ask of each other: one for a system, from a file, off where none is given.
+"""A token that the internal gRPC services require of each other: one for a system, from a file; off without one.
 
-It is for services that listen on TCP, such as in containers: whoever reaches a decoder's port could otherwise read and
-steer what runs there. Unix sockets are protected by the modes of their files. A process has one token for all of its
+It is for services that listen on TCP, such as in containers: anybody who reaches a decoder's port could otherwise
+read and control what runs there. Unix sockets are protected by the modes of their files. A process has one token for
+all of its
 calls, set once at its start by `use`. Health checks need none.
 """
 
@@ -24,7 +25,7 @@ _token = ""
 
 
 def use(file: Path | None) -> None:
-    """From now on this process sends and asks for the token in the file; neither without a file.
+    """From now on this process sends and requires the token in the file; neither without a file.
 
     Raises InvalidRequest if it cannot be read, or holds no token or several.
     """
@@ -45,12 +46,12 @@ def with_token(channel: grpc.aio.Channel) -> grpc.aio.Channel:
 
 
 def guards() -> list[grpc.aio.ServerInterceptor]:
-    """What keeps callers without the token out of a server; nothing without a token."""
+    """Interceptors that refuse callers without the token; none if there is no token."""
     return [_Guard(_token)] if _token else []
 
 
 class _Guard(grpc.aio.ServerInterceptor):
-    """Looks at a call once, when it begins."""
+    """Checks a call when it begins."""
 
     def __init__(self, token: str) -> None:
         self._digest = _digest(token)

@@ -1,4 +1,4 @@
-"""The URL of Redis: with the password that a file holds, for the client, and without any, for people."""
+"""The URL of Redis: with the password from a file for the client, without any for logs."""
 
 from pathlib import Path
 from urllib.parse import SplitResult, quote, urlsplit

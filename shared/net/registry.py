@@ -1,4 +1,6 @@
-"""Who is alive: each process announces itself in Redis, each caller keeps a short list of those it may call."""
+"""The registry: each process announces itself in Redis, each caller keeps a list of the live instances that it
+calls.
+"""
 
 import asyncio
 import contextlib
@@ -36,17 +38,17 @@ class Member:
 
 
 class _Loop(ABC):
-    """A background task that does one thing every half second or sooner, and survives Redis being away."""
+    """A background task that repeats one step every half second or sooner, also after failures of Redis."""
 
     def __init__(self) -> None:
         self._task: Background | None = None
 
     @abstractmethod
     async def _once(self) -> None:
-        """The one thing."""
+        """One step."""
 
     def _pause_s(self) -> float:
-        """Until it is done again."""
+        """Seconds until the next step."""
         return _RENEW_S
 
     async def __aenter__(self) -> Self:
@@ -76,42 +78,44 @@ class _Loop(ABC):
 class Announcement(_Loop):
     """Keeps one process in the registry while it is entered, and takes it out at the end."""
 
-    def __init__(self, redis: Redis, keys: Keys, room: str, instance_id: str, address: str) -> None:
+    def __init__(
+        self, redis: Redis, keys: Keys, service: str, instance_id: str, address: str
+    ) -> None:
         super().__init__()
         self._scripts = Scripts(redis, keys.prefix)
-        self._room = room
+        self._service = service
         self._instance_id = instance_id
         self._address = address
 
     async def _once(self) -> None:
         await self._scripts.call(
-            "announce", self._room, self._instance_id, self._address, _TTL_MS, _FORGET_MS
+            "announce", self._service, self._instance_id, self._address, _TTL_MS, _FORGET_MS
         )
 
     async def withdraw(self) -> None:
         """Leaves the registry now: callers stop coming within half a second."""
         await super().__aexit__()
         with contextlib.suppress(Unavailable):
-            await self._scripts.call("announce", self._room, self._instance_id, "", 0, 0)
+            await self._scripts.call("announce", self._service, self._instance_id, "", 0, 0)
 
     async def __aexit__(self, *_: object) -> None:
         await self.withdraw()
 
 
 class Directory(_Loop):
-    """The live members of one room, refreshed every half second; more often in the first 20 s while there are none,
-    because somebody waits for the first.
+    """The live members of one service, refreshed every half second; more often in the first 20 s while there are
+    none.
 
-    Keeps the last list while Redis is away, and for two seconds longer: nobody could announce himself meanwhile, and
-    what Redis has come back with may be older than those who live.
+    Keeps the last list while Redis is away, and for two seconds longer: no member could announce itself meanwhile,
+    and Redis may have restarted with older data.
     """
 
-    def __init__(self, redis: Redis, keys: Keys, room: str) -> None:
+    def __init__(self, redis: Redis, keys: Keys, service: str) -> None:
         super().__init__()
         self._scripts = Scripts(redis, keys.prefix)
         self._runs = connection_of(redis).runs
         self._prefix = keys.prefix
-        self._room = room
+        self._service = service
         self._changed = asyncio.Event()
         self._restarts = 0
         self._began = self._read_at = 0.0
@@ -119,7 +123,7 @@ class Directory(_Loop):
         self.members: tuple[Member, ...] = ()
 
     async def _once(self) -> None:
-        flat = await self._scripts.call("members", self._room)
+        flat = await self._scripts.call("members", self._service)
         members = tuple(
             Member(str(i, "ascii"), str(a, "utf-8"))
             for i, a in zip(flat[::2], flat[1::2], strict=True)
@@ -153,7 +157,7 @@ class Directory(_Loop):
                     await self.changed()
         except TimeoutError:
             raise Unavailable(
-                f"NO_{self._room.upper()}", f"no {self._room} is running; start one and retry"
+                f"NO_{self._service.upper()}", f"no {self._service} is running; start one and retry"
             ) from None
         return self.members[0]
 

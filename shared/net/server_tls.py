@@ -1,4 +1,4 @@
-"""TLS of a gateway's two servers: one certificate, and who signs client certificates if any are asked for."""
+"""TLS of a gateway's two servers: their certificate, and the authority for client certificates."""
 
 import ssl
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from shared.errors import InvalidRequest
 
 
 class TlsFlags(Protocol):
-    """The settings that say it."""
+    """The settings of TLS."""
 
     @property
     def ssl_certfile(self) -> Path | None: ...
@@ -77,7 +77,7 @@ class ServerTls:
     def _check(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # Without a password of ours OpenSSL would ask the terminal for one.
+            # Without an explicit password OpenSSL would prompt for one.
             context.load_cert_chain(self.certfile, self.keyfile, password=lambda: "")
         except (OSError, ValueError) as error:
             raise _bad("ssl_certfile", f"{self.certfile} with {self.keyfile}: {error}") from None

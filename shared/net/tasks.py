@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def begin(work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
-    """A task that works for many: what it logs is not about the request for which it happens to be begun."""
+    """A task that works for many requests: its log lines do not carry the names of the request that starts it."""
     context = contextvars.copy_context()
     context.run(request_names.unbind)
     return asyncio.get_running_loop().create_task(work, context=context)
@@ -31,7 +31,7 @@ async def together(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 async def end(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancels tasks and waits until they are done; what they raise is not heard.
+    """Cancels tasks and waits until they are done; what they raise is ignored.
 
     A single cancel may be lost: the Redis client swallows one that arrives together with its reply, and a loop around
     it would go on. So it is repeated.

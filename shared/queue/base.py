@@ -1,4 +1,4 @@
-"""What all verbs of the queue stand on: the connection, the scripts, and the arguments that many of them share."""
+"""What all verbs of the queue share: the connection, the scripts, and common arguments."""
 
 import hashlib
 from collections.abc import Sequence

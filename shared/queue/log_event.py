@@ -17,7 +17,7 @@ _RECORDS = b"\x22"  # LogEvent.records, length-delimited
 _ENDING = b"\x2a"  # LogEvent.ending, length-delimited
 
 
-class EventWriter:
+class LogEventWriter:
     """Makes the events of one choice whose records have `stride` bytes."""
 
     __slots__ = ("_head", "token_prefix")

@@ -9,9 +9,9 @@ The bytes are touched by commands on their own key alone, so a Redis Cluster spr
 counters live in one slot and change only together, in one script, so the total cannot drift.
 Counting ends after the bytes have expired.
 
-A Redis that comes back without its last writes may have lost raw media whose request is put back by those who run or
-follow it. Who holds its pixels or embeddings goes on with them; where both are gone, too, the request ends with
-MEDIA_EXPIRED. Sent again, the bytes are stored again and counted once.
+A Redis that restarts without its last writes may have lost raw media whose request is put back. Services that have
+its pixels or embeddings go on with them; where both are gone, too, the request ends with MEDIA_EXPIRED. When the
+client sends the bytes again, they are stored again and counted once.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class MediaStore:
 
         Raises Overloaded when the store is full, Unavailable when Redis is away.
         """
-        # Side by side: what is there already costs one way to Redis and back.
+        # Concurrently: bytes that are stored already cost one round trip.
         counted, there = await asyncio.gather(
             self._scripts.call(
                 "media_reserve",

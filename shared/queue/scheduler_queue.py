@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shared.queue.base import Verbs, ending_or_none, pairs
-from shared.queue.log_event import EventWriter
+from shared.queue.log_event import LogEventWriter
 from shared.queue.messages import Append, AppendAnswer, AppendCode, Renewal, TakenRequest
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
@@ -61,7 +61,7 @@ class SchedulerVerbs(Verbs):
             AppendAnswer(AppendCode.OK, a.start + len(a.records) // a.stride) for a in appends
         ]
         events = [
-            EventWriter(a.request_id, a.choice, a.stride).event(a.start, a.records, a.ending)
+            LogEventWriter(a.request_id, a.choice, a.stride).event(a.start, a.records, a.ending)
             for a in appends
         ]
         for index, answer in await self.append_events(scheduler_id, b"".join(events)):
@@ -89,7 +89,7 @@ class SchedulerVerbs(Verbs):
         return int(await self._scripts.call("sweep", *self._closing))
 
     async def owned(self, scheduler_id: str) -> list[str]:
-        """The requests that Redis says are this scheduler's, by id."""
+        """The ids of the requests that this scheduler owns, according to Redis."""
         (found,) = await self._ask([("SMEMBERS", f"{self._keys.prefix}:own:{scheduler_id}")])
         return sorted(str(request_id, "ascii") for request_id in found)
 
@@ -107,7 +107,7 @@ class SchedulerVerbs(Verbs):
         return int(await self._scripts.call("give_back", *self._closing, scheduler_id, *words))
 
     async def fence(self, dead_id: str, deadline_ms: float) -> int:
-        """Removes a scheduler whose lease is over and frees its requests; -1 if that turns out untrue."""
+        """Removes a scheduler whose lease is over and frees its requests; -1 if the lease is not over."""
         return int(await self._scripts.call("fence", *self._closing, dead_id, repr(deadline_ms)))
 
     async def leave(self, scheduler_id: str) -> None:
@@ -119,7 +119,7 @@ class SchedulerVerbs(Verbs):
         return int(await self._scripts.call("lease_decoder", decoder_id, scheduler_id, ""))
 
     async def free_decoder(self, decoder_id: str, scheduler_id: str) -> None:
-        """Lets a decoder go."""
+        """Releases a decoder."""
         await self._scripts.call("lease_decoder", decoder_id, "", scheduler_id)
 
     async def leases(self) -> dict[str, str]:

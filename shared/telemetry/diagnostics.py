@@ -1,4 +1,4 @@
-"""What a process holds, told when it is asked: for finding what grows."""
+"""A report of a process's memory and objects on request, for finding leaks."""
 
 import asyncio
 import ctypes
@@ -27,19 +27,19 @@ class _MallInfo(ctypes.Structure):
 
 
 def answer_signals(folder: Path) -> None:
-    """From now on each SIGUSR2 writes `report()` to `folder/PID.json`, in one piece. Called in the event loop, so that
-    nothing is looked at halfway.
+    """From now on each SIGUSR2 writes `report()` to `folder/PID.json`, atomically. Runs in the event loop, so that no
+    task is interrupted halfway.
     """
     asyncio.get_running_loop().add_signal_handler(SIGNAL, partial(_write, folder))
 
 
 def report() -> dict[str, object]:
-    """After a full collection.
+    """The report, after a full collection.
 
     rss_bytes: resident memory; used_bytes: the same when what is free has gone back to the system;
     malloc_bytes: what the C library has given out, to Python's larger objects too; blocks: Python's smaller
-    objects, of all types; types: how many objects there are of each type that the collector knows, without
-    those that were there when the room had loaded.
+    objects, of all types; types: how many objects there are of each type that the collector knows, without those that
+    existed when the service had loaded.
     """
     gc.collect()
     kinds = Counter(f"{type(o).__module__}.{type(o).__qualname__}" for o in gc.get_objects())
@@ -47,10 +47,10 @@ def report() -> dict[str, object]:
     library = ctypes.CDLL(None)
     library.malloc_trim(0)
     library.mallinfo2.restype = _MallInfo
-    told = library.mallinfo2()
+    info = library.mallinfo2()
     return {
         "rss_bytes": rss_bytes,
-        "malloc_bytes": told.uordblks + told.hblkhd,
+        "malloc_bytes": info.uordblks + info.hblkhd,
         "used_bytes": _rss_bytes(),
         "blocks": sys.getallocatedblocks(),
         "types": dict(kinds.most_common()),

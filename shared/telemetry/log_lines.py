@@ -27,9 +27,9 @@ _MEANWHILE = "\nDuring handling of the above exception, another exception occurr
 
 
 class Lines:
-    """The logger below all others: whole lines, from any thread.
+    """The innermost logger: writes whole lines, from any thread.
 
-    A stream that takes nothing (a full disk, a pipe that nobody reads) costs the line and nothing else.
+    A stream that refuses the line (a full disk, a closed pipe) costs the line and nothing else.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -48,11 +48,11 @@ class Lines:
     debug = info = warning = error = critical = write
 
 
-def in_room(room: str) -> Processor:
-    """Names the room on each line, whatever thread or task it comes from."""
+def in_service(service: str) -> Processor:
+    """Adds the service's name to each line, whatever thread or task it comes from."""
 
     def name(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-        event.setdefault("room", room)
+        event.setdefault("service", service)
         return event
 
     return name
@@ -65,14 +65,14 @@ def as_traceback(*, quotes_errors: bool) -> Processor:
     from what was handled: a message may quote what a client sent.
     """
 
-    def tell(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    def format_exception(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         error = _error_of(event.pop("exc_info", None))
         if error is not None:
-            text = "".join(_told(error, quotes_errors, set())).rstrip()
+            text = "".join(_traceback_lines(error, quotes_errors, set())).rstrip()
             event["exception"] = cut(text, _LONGEST_TRACEBACK)
         return event
 
-    return tell
+    return format_exception
 
 
 def bound_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -130,11 +130,11 @@ def _error_of(given: Any) -> BaseException | None:
     return sys.exc_info()[1]
 
 
-def _told(error: BaseException, quotes: bool, told: set[int]) -> Iterator[str]:
-    told.add(id(error))
+def _traceback_lines(error: BaseException, quotes: bool, seen: set[int]) -> Iterator[str]:
+    seen.add(id(error))
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None and id(before) not in told and len(told) < _MOST_LINKED:
-        yield from _told(before, quotes, told)
+    if before is not None and id(before) not in seen and len(seen) < _MOST_LINKED:
+        yield from _traceback_lines(before, quotes, seen)
         yield _CAUSED if error.__cause__ is before else _MEANWHILE
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):\n"
@@ -144,9 +144,9 @@ def _told(error: BaseException, quotes: bool, told: set[int]) -> Iterator[str]:
     yield f"{_name(error)}{_message(error, quotes)}\n"
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            if id(member) not in told and len(told) < _MOST_LINKED:
+            if id(member) not in seen and len(seen) < _MOST_LINKED:
                 yield "\nOne of the group:\n"
-                yield from _told(member, quotes, told)
+                yield from _traceback_lines(member, quotes, seen)
 
 
 def _name(error: BaseException) -> str:
@@ -160,8 +160,8 @@ def _message(error: BaseException, quotes: bool) -> str:
     if quotes or isinstance(error, OSError):
         try:
             text = str(error)
-        except Exception:  # its own fault, and not the one to be told
+        except Exception:  # formatting failed: the original error is what matters
             return ""
     else:
-        text = getattr(error, "unquoting", "")  # our own errors have something to say that is not
+        text = getattr(error, "unquoting", "")  # our own errors have a form that quotes nothing
     return f": {cut(text, _LONGEST_MESSAGE)}" if text else ""

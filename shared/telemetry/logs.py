@@ -1,4 +1,4 @@
-"""Logs: one line an event, as text for people or as JSON for machines, with the room's name on each."""
+"""Logs: one line an event, as text for people or as JSON for machines, with the service's name on each."""
 
 import asyncio
 import logging
@@ -12,7 +12,14 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-from shared.telemetry.log_lines import Lines, as_traceback, bound_values, in_room, to_json, to_text
+from shared.telemetry.log_lines import (
+    Lines,
+    as_traceback,
+    bound_values,
+    in_service,
+    to_json,
+    to_text,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -20,17 +27,18 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 def configure_logs(
-    room: str,
+    service: str,
     level: str = "info",
     style: str = "text",
     stream: TextIO | None = None,
     *,
     quotes_errors: bool = True,
 ) -> None:
-    """Sends all that this process has to say to stderr, or to `stream`: structlog's lines, those of the standard
-    library's loggers, warnings, and exceptions that nobody catches.
+    """Sends everything that this process logs to stderr, or to `stream`: structlog's lines, those of the standard
+    library's loggers, warnings, and uncaught exceptions.
 
-    `quotes_errors` is False in rooms that read what clients wrote: tracebacks then leave out what exceptions say.
+    `quotes_errors` is False in services that read what clients wrote: tracebacks then leave out the messages of
+    exceptions.
     Called once, at the start of a process.
     """
     stream = stream or sys.stderr
@@ -39,7 +47,7 @@ def configure_logs(
     begin: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        in_room(room),
+        in_service(service),
         structlog.processors.TimeStamper(
             fmt="%H:%M:%S.%f" if style == "text" else "iso", utc=style == "json"
         ),
@@ -56,15 +64,15 @@ def configure_logs(
         level=max(threshold, logging.WARNING), handlers=[_Libraries(processors, lines)], force=True
     )
     logging.captureWarnings(True)
-    # At the end of the main thread no request is being read: what is said there is about the start.
-    sys.excepthook = _last_words([*begin, as_traceback(quotes_errors=True), *end], lines)
+    # Exceptions that end the main thread are about the start: no request is being read.
+    sys.excepthook = _log_uncaught([*begin, as_traceback(quotes_errors=True), *end], lines)
     threading.excepthook = _on_thread_error
     sys.unraisablehook = _on_unraisable
 
 
 def on_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """The exception handler of an event loop: a line without the values that the loop's own one shows."""
-    # Behind a bracket stands what was called, with its arguments.
+    # After a bracket the message quotes the call with its arguments.
     what = str(context.get("message", "")).partition("<")[0].partition("(")[0].strip()
     task = context.get("task") or context.get("future")
     name = task.get_name() if isinstance(task, asyncio.Task) else None
@@ -98,25 +106,25 @@ def _write(processors: list[Processor], lines: Lines, level: str, event: EventDi
     lines.write(made)
 
 
-def _last_words(
+def _log_uncaught(
     processors: list[Processor], lines: Lines
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    def tell(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+    def log_it(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             _write(processors, lines, "critical", {"event": "the process ends", "exc_info": error})
 
-    return tell
+    return log_it
 
 
-def _on_thread_error(told: threading.ExceptHookArgs) -> None:
-    if told.exc_type is not SystemExit:
-        name = told.thread.name if told.thread is not None else None
-        log.error("a thread ends", thread=name, exc_info=told.exc_value)
+def _on_thread_error(hook: threading.ExceptHookArgs) -> None:
+    if hook.exc_type is not SystemExit:
+        name = hook.thread.name if hook.thread is not None else None
+        log.error("a thread ends", thread=name, exc_info=hook.exc_value)
 
 
-def _on_unraisable(told: Any) -> None:
-    where = getattr(told.object, "__qualname__", type(told.object).__name__)
-    log.error("an exception that nobody could catch", where=where, exc_info=told.exc_value)
+def _on_unraisable(unraisable: Any) -> None:
+    where = getattr(unraisable.object, "__qualname__", type(unraisable.object).__name__)
+    log.error("an exception that could not be raised", where=where, exc_info=unraisable.exc_value)
 
 
 class Stopwatch:

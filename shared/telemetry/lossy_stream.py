@@ -1,4 +1,4 @@
-"""A text stream that loses what it cannot write: a full disk or a closed pipe under the log stops no service."""
+"""A text stream that drops what it cannot write: a full disk or a closed pipe under the log stops no service."""
 
 import contextlib
 import io

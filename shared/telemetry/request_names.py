@@ -1,4 +1,4 @@
-"""What a request is called in every log line that is about it: by us, and by its client where it says so.
+"""The names of a request in every log line about it: our id, and the client's where it gives one.
 
 Both names travel: in the fields of messages that carry several requests, in the metadata of calls that are for one. In
 a process they stand in structlog's context of the task that works for the request.
@@ -10,15 +10,15 @@ from typing import Any
 
 import structlog
 
-# X-Request-Id as a client may give it: goes into headers and log lines as it stands.
+# X-Request-Id as a client may give it: goes into headers and log lines unchanged.
 _CLIENTS_NAME = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _OUR_NAME = re.compile(r"r_[0-9a-f]{8}_[0-9a-f]{32}", re.ASCII)
 _OUR_KEY, _CLIENTS_KEY = "tessera-request-id", "x-request-id"
 
 
-def clients_name(told: str) -> str:
+def clients_name(given: str) -> str:
     """The name that a client gave, empty if it cannot be used."""
-    return told if _CLIENTS_NAME.fullmatch(told) else ""
+    return given if _CLIENTS_NAME.fullmatch(given) else ""
 
 
 def names(request_id: str, client_request_id: str = "") -> dict[str, str]:
@@ -39,10 +39,12 @@ def unbind() -> None:
 
 
 def metadata() -> tuple[tuple[str, str], ...]:
-    """The names of the request at hand, as the metadata of a call for it; one that metadata cannot hold is left out."""
+    """The names of the current request, as the metadata of a call for it; one that metadata cannot hold is left
+    out.
+    """
     bound = structlog.contextvars.get_contextvars()
     pairs = ((_OUR_KEY, bound.get("request_id")), (_CLIENTS_KEY, bound.get("client_request_id")))
-    return tuple((key, name) for key, told in pairs if (name := clients_name(str(told or ""))))
+    return tuple((key, name) for key, given in pairs if (name := clients_name(str(given or ""))))
 
 
 def bind_metadata(given: Iterable[tuple[str, Any]] | None) -> None:

@@ -1,9 +1,9 @@
 """Text from token ids: a table id -> bytes, and two pure folds over it.
 
-`TextFold` gives the text of each token in turn, `StopFinder` says when a stop string is complete.
+`TextFold` gives the text of each token, `StopFinder` finds complete stop strings.
 Both see one token at a time and keep no clock and no I/O, so the text after token k depends on
-tokens 0..k alone: any replica that folds the same log writes the same bytes, and a stream is
-resumed by folding its beginning again in silence.
+tokens 0..k alone: any replica that folds the same log writes the same bytes, and a stream is resumed by folding its
+beginning again without sending it.
 
 Stop strings are searched in bytes, not characters: a token may end in the middle of a character,
 and UTF-8 is self-synchronizing, so a match in bytes is a match in text. Only the standard library
@@ -162,7 +162,7 @@ class _Search:
 
 
 class StopFinder:
-    """Says after each token whether the output now contains a stop string."""
+    """Finds after each token whether the output now contains a stop string."""
 
     def __init__(
         self,

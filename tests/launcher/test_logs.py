@@ -170,7 +170,7 @@ def test_every_line_is_json_and_none_has_a_key_or_a_prompt() -> None:
     # One request, by both names, in all services.
     told = [line for line in lines if line.get("request_id") == rid]
     services = {"gateway", "preprocess", "scheduler", "vision_encoder", "decoder"}
-    assert {line["room"] for line in told} == services
+    assert {line["service"] for line in told} == services
     assert all(line.get("client_request_id") == _NAME for line in told)
     (end,) = [line for line in told if line["event"] == "request ended"]
     assert end["tenant"].startswith("k") and end["media"] == 1 and end["finish"] == "length"

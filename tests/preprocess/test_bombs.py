@@ -14,10 +14,10 @@ import PIL.Image
 import pytest
 import structlog
 
-from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.image_decoder import decode
 from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
-from services.preprocess.media.video import open_film
+from services.preprocess.media.video import open_video
 from services.preprocess.worker.pool import ImageWorkerPool
 from shared.artifacts.store import ArtifactStore, Reservation
 from shared.errors import InvalidRequest, Overloaded
@@ -105,7 +105,7 @@ FILMS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", FILMS)
 def test_films_that_promise_too_much(name: str) -> None:
     with pytest.raises(UnreadableImage) as caught:
-        open_film(FILMS[name](), Sampling(), LIMITS)
+        open_video(FILMS[name](), FrameSelection(), LIMITS)
     assert caught.value.reason == "VIDEO_TOO_LARGE"
     assert "frames" in caught.value.message
 

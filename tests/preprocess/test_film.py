@@ -9,10 +9,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.image_limits import ImageLimits
-from services.preprocess.media.processor_config import read_sampling
-from services.preprocess.media.video import open_film
+from services.preprocess.media.processor_config import read_frame_selection
+from services.preprocess.media.video import open_video
 from shared.artifacts.store import ArtifactReader
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem
@@ -66,16 +66,16 @@ async def pixels(item: MediaItem) -> np.ndarray:
     ],
 )
 def test_frames_are_taken_evenly(total: int, seconds: float | None, chosen: list[int]) -> None:
-    sampling = Sampling(fps=2.0, min_frames=4, max_frames=10, multiple=2)
-    assert sampling.choose(total, seconds) == chosen
+    frame_selection = FrameSelection(fps=2.0, min_frames=4, max_frames=10, multiple=2)
+    assert frame_selection.choose(total, seconds) == chosen
 
 
 def test_a_checkpoint_may_say_how_many_frames(tmp_path: Path) -> None:
-    assert read_sampling(tmp_path, 128) == Sampling(2.0, 4, 128, 2)
+    assert read_frame_selection(tmp_path, 128) == FrameSelection(2.0, 4, 128, 2)
     wishes = {"fps": 1, "min_frames": 8, "max_frames": 32, "temporal_patch_size": 4}
     (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(wishes))
-    assert read_sampling(tmp_path, 128) == Sampling(1, 8, 32, 4)
-    assert read_sampling(tmp_path, 6) == Sampling(1, 6, 6, 4)
+    assert read_frame_selection(tmp_path, 128) == FrameSelection(1, 8, 32, 4)
+    assert read_frame_selection(tmp_path, 6) == FrameSelection(1, 6, 6, 4)
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +205,8 @@ def test_frames_of_a_phone_held_upright_are_turned() -> None:
     still, turned = (struct.pack(">9i", *m) for m in (_AS_IT_IS, _A_QUARTER))
     place = data.index(still, data.index(b"tkhd"))
     data = data[:place] + turned + data[place + len(still) :]
-    film = open_film(data, Sampling(), ImageLimits(max_pixels=10**6))
-    for frame in film.frames:
+    video = open_video(data, FrameSelection(), ImageLimits(max_pixels=10**6))
+    for frame in video.frames:
         assert frame.size == (64, 80)
         shades = np.asarray(frame).mean((1, 2))
         assert shades[:30].min() > 200 and shades[50:].max() < 50  # what was left is above

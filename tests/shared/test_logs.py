@@ -84,11 +84,11 @@ def output(style: str, quotes: str) -> str:
 
 def test_every_line_is_json_whoever_writes_it() -> None:
     lines = [json.loads(line) for line in output("json", "").splitlines()]
-    assert all(line["room"] == "gateway" and line["timestamp"] for line in lines)
+    assert all(line["service"] == "gateway" and line["timestamp"] for line in lines)
     said = [line["event"] for line in lines]
     assert said[:4] == ["numbers", "long", "ours", "theirs\nin two lines"]
     assert any("UserWarning: do not" in event for event in said)
-    for event in ("a thread ends", "an exception that nobody could catch", "the process ends"):
+    for event in ("a thread ends", "an exception that could not be raised", "the process ends"):
         assert event in said
     assert said.count("error in the event loop") == 2
     assert lines[0]["count"] == 3 and lines[0]["rate"] == "inf"

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from shared.queue.log_event import EventWriter
+from shared.queue.log_event import LogEventWriter
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 
@@ -140,7 +140,7 @@ class Draw:
             # A position has one token whoever writes it, or another now and then.
             tokens = [7 * (start + i) + choice + 2 for i in range(count)]
             ending = rng.choice(_ENDINGS) if choice >= 0 and rng.random() < 0.15 else None
-            batch += EventWriter(rid, choice, 4).event(start, encode_tokens(tokens), ending)
+            batch += LogEventWriter(rid, choice, 4).event(start, encode_tokens(tokens), ending)
             if start <= known:
                 self._lengths[rid, choice] = max(known, start + count)
         return "append", [self._sid(), _KEEP_S, _text(batch)]

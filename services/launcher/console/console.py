@@ -93,7 +93,7 @@ class PlainConsole:
         if self._prefix:
             self.line(name, f"{state} after {seconds} s" if state == "ready" else state)
         else:
-            event = {"room": "launcher", "event": state, "level": "info", "seconds": seconds}
+            event = {"service": "launcher", "event": state, "level": "info", "seconds": seconds}
             self.line(name, json.dumps(event))
 
     def line(self, name: str, line: str) -> None:

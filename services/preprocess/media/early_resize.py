@@ -1,4 +1,4 @@
-"""Resizing a picture before the image processor does, where that changes no bit of what comes of it.
+"""Resizes a picture before the image processor does, where the pixel values stay bit-equal.
 
 The processors of transformers resize by Pillow, but carry the whole picture to numpy and back first:
 for a photo of twelve megapixels as much work as two thirds of the resizing. Where resizing is the first

@@ -48,7 +48,7 @@ class MediaFetcher:
     """Fetches files under one policy. Enter it before use."""
 
     def __init__(self, policy: FetchPolicy, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` says which certificates are good; unless given, those of the public authorities."""
+        """`tls` verifies servers; by default against the public certificate authorities."""
         self._policy = policy
         self._clients = HostClients(policy.timeout_s, tls)
         self._resolver = NameResolver()
@@ -121,7 +121,7 @@ class MediaFetcher:
                 "MEDIA_FETCH_FAILED", f"the name {url.host} does not resolve: {error.strerror}"
             ) from error
         if not self._policy.allow_private and not all(map(is_public, addresses)):
-            # The address is not named: the answer must not map a network for a stranger.
+            # The address is not named, so that the answer does not map the private network for a client.
             raise InvalidRequest(
                 "MEDIA_ADDRESS",
                 f"{url.host} is not on the public internet; media are not fetched there",
@@ -165,12 +165,12 @@ class MediaFetcher:
 
 
 def _parsed(url: str) -> httpx.URL:
-    """Raises InvalidRequest for what is too long to be an address, before anybody tries to understand it."""
+    """Raises InvalidRequest for URLs over the limit of length, before they are parsed."""
     if len(url) > _LONGEST_URL:
         raise InvalidRequest(
             "MEDIA_URL", f"{_short(url)} has {len(url)} characters, the limit is {_LONGEST_URL}"
         )
-    # Before names of other scripts are written in ASCII, which takes time by the square of their length.
+    # Checked before IDNA encoding, which takes quadratic time.
     authority = _AUTHORITY_END.split(url.split("//", 1)[-1], maxsplit=1)[0].rsplit("@", 1)[-1]
     if len(authority) > _LONGEST_NAME + len(":65535"):
         raise _bad_name(len(authority))

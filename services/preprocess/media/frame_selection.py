@@ -1,11 +1,11 @@
-"""Which frames of a video the model is shown: evenly, as transformers' video processors choose."""
+"""Which frames of a video the model gets: evenly spaced, as in transformers' video processors."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """A checkpoint's wishes within the server's limit."""
+class FrameSelection:
+    """A checkpoint's frame rate and bounds, within the server's limit."""
 
     fps: float = 2.0
     min_frames: int = 4
@@ -13,7 +13,7 @@ class Sampling:
     multiple: int = 2  # frames that one step of the tower's grid shows
 
     def choose(self, total: int, seconds: float | None) -> list[int]:
-        """Indices of the frames to show of `total` that last `seconds` together; None is not known.
+        """Indices of the selected frames of `total`; `seconds` is their duration, None if unknown.
 
         All of them where that is not too many. Else as `Qwen2VLVideoProcessor.sample_frames` of
         transformers: `fps` for each second, their number a multiple, spread from the first on.

@@ -14,7 +14,7 @@ _MOST = 64
 _HEADERS = {
     "User-Agent": "tessera-preprocess",
     "Accept": "image/*, video/*",
-    # Compressed bodies would make the limit of bytes one on what is sent, not on what arrives.
+    # The limit of bytes applies to what arrives: compressed bodies could unpack to more.
     "Accept-Encoding": "identity",
 }
 
@@ -26,7 +26,7 @@ class _Entry:
 
 
 class HostClients:
-    """Clients by scheme, host and port; the least recently used leave, those in use stay."""
+    """HTTP clients by scheme, host and port; unused ones are closed, least recently used first."""
 
     def __init__(self, timeout_s: float, tls: ssl.SSLContext | None) -> None:
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""Image files to upright RGB pictures. Runs in the image worker, where a crash takes nobody along."""
+"""Decodes image files to upright RGB pictures. Runs in the image worker, where a crash costs one request."""
 
 import contextlib
 import io
@@ -17,10 +17,10 @@ import PIL.WebPImagePlugin
 from services.preprocess.media.image_header import check_header
 from services.preprocess.media.image_limits import ImageLimits, NeedsMoreMemory, UnreadableImage
 
-# Pillow's other decoders are not loaded: each is one more that a stranger's file could reach.
+# Pillow's other decoders are not loaded: each would add attack surface for untrusted files.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
-# Rows that are converted at a time: whole pictures would lie in memory in several forms.
+# Rows converted at a time: converting whole pictures would hold several copies in memory.
 _STRIP = 256
 
 # The limit of pixels below replaces Pillow's warning.

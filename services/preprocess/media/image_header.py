@@ -1,8 +1,8 @@
-"""What a file's headers promise, read before any decoder sees it: sizes, scans, frames, packed texts.
+"""Checks of a file's headers before any decoder reads it: sizes, scans, frames, compressed texts.
 
-Pillow's own readers come later and take the file's word: libwebp has a canvas in memory before its
+Pillow's own readers trust the file: libwebp has a canvas in memory before its
 size is known, libjpeg goes over the whole picture for each scan of a few bytes. Files that are cut off or make no
-sense pass here; what is wrong with them is for the decoder to say.
+sense pass here; the decoder reports what is wrong with them.
 """
 
 import re
@@ -24,7 +24,7 @@ _WITHOUT_LENGTH = {0x01, 0xD8}
 
 
 def check_header(data: bytes, limits: ImageLimits) -> None:
-    """Raises UnreadableImage where a header alone says that the picture is not taken."""
+    """Raises UnreadableImage where the header alone shows that the picture exceeds a limit."""
     if data.startswith(_PNG):
         _walk_png(data)
     elif data.startswith(b"\xff\xd8\xff"):
@@ -74,7 +74,7 @@ def _walk_png(data: bytes) -> int:
 
 
 def _check_jpeg(data: bytes, limits: ImageLimits) -> None:
-    """Sees what libjpeg sees: segments by their lengths, and what is between them by its markers."""
+    """Reads the file as libjpeg does: segments by their lengths, data between them by its markers."""
     place, segments, scans = 2, 0, 0
     size = (0, 0)
     while (found := _MARKER.search(data, place)) is not None:

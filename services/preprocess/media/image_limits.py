@@ -1,4 +1,4 @@
-"""Which images are taken, by their header alone."""
+"""Limits of images and videos, checked by their headers."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class UnreadableImage(Exception):
 
 
 class NeedsMoreMemory(UnreadableImage):
-    """Decoding the file would take, or has taken, all the memory that it may."""
+    """Decoding the file needs more memory than allowed."""
 
     def __init__(self, kind: str, limit: int) -> None:
         super().__init__(
@@ -29,12 +29,12 @@ class NeedsMoreMemory(UnreadableImage):
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What an image may be, by its header, before a pixel of it is decoded; and what a video may be."""
+    """Limits of an image, checked on its header before a pixel is decoded, and of a video."""
 
     max_pixels: int
     max_video_pixels: int = 1 << 62
     memory_bytes: int = 640 << 20  # that decoding one may take
-    max_rows: int = 1 << 62  # more embeddings than any prompt has room for
+    max_rows: int = 1 << 62  # more embeddings than any prompt can hold
     min_side: int = 4
     max_aspect_ratio: float = 200.0
 
@@ -69,8 +69,8 @@ class ImageLimits:
             )
 
     def check_scans(self, scans: int, width: int, height: int) -> None:
-        """Raises UnreadableImage when a JPEG is told in more passes than any encoder writes, or in so
-        many over so large a picture that decoding it takes long.
+        """Raises UnreadableImage when a JPEG has more scans than any encoder writes, or so many for its size that
+        decoding takes long.
         """
         most = min(_MOST_SCANS, _MOST_SCANS_OF_LARGEST * self.max_pixels // (width * height))
         if scans > most:
@@ -99,7 +99,7 @@ class ImageLimits:
             )
 
     def check_rows(self, rows: int) -> None:
-        """Raises UnreadableImage when no prompt has room for so many embeddings of a video."""
+        """Raises UnreadableImage when a video has more embeddings than a prompt can hold."""
         if rows > self.max_rows:
             raise UnreadableImage(
                 "CONTEXT_LENGTH_EXCEEDED",

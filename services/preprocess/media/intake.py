@@ -1,4 +1,4 @@
-"""Takes in the media of requests: gets the bytes, makes the pixels, keeps the bytes for whoever needs them later."""
+"""The intake of media: gets the bytes, makes the pixel values, stores the bytes for processing them again later."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.preprocess.media import frames
 from services.preprocess.media.data_url import decode_data_url, is_data_url
 from services.preprocess.media.fetch import MediaFetcher
-from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.pixel_cache import PixelCache, Pixels
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.errors import InvalidRequest, Precondition
@@ -19,14 +19,12 @@ from tessera.preprocess.v1.preprocess_pb2 import Media, Video
 
 _SECONDS_PER_FRAME = 0.5
 _MOST_SECONDS_PER_FRAME = 3600.0
-_HASHED_AT_ONCE_BYTES = 1 << 16  # less takes no longer than the way to another thread
+_HASHED_AT_ONCE_BYTES = 1 << 16  # hashing less takes no longer than switching threads
 
 
 @dataclass(frozen=True)
 class TakenMedia:
-    """One image or video of a prompt: its names, its pixels, and what it cost. `frames` are those of
-    a video.
-    """
+    """One image or video of a prompt: digests, pixel values, times. `frames` is a video's number of frames."""
 
     digest: bytes
     source_digest: bytes
@@ -35,20 +33,20 @@ class TakenMedia:
     media_us: int
     frames: int = 0
     seconds_per_frame: float = 0.0
-    cached: bool = False  # the pixels were at hand
+    cached: bool = False  # the pixels were cached
 
 
 @dataclass(frozen=True)
 class IntakeLimits:
-    """The largest files of images and videos in bytes, and how frames are taken from videos."""
+    """The largest files of images and videos in bytes, and the selection of a video's frames."""
 
     image_bytes: int
     video_bytes: int
-    sampling: Sampling
+    frame_selection: FrameSelection
 
 
 class MediaIntake:
-    """The way of an image or a video from the client to pixel values."""
+    """Turns a client's images and videos into pixel values."""
 
     def __init__(
         self, fetcher: MediaFetcher, cache: PixelCache, store: MediaStore, limits: IntakeLimits
@@ -60,13 +58,13 @@ class MediaIntake:
 
     @property
     def scaling(self) -> PixelScaling | None:
-        """What makes values of the pixels' bytes; None where they are values."""
+        """The scaling of pixels stored as uint8; None where they are stored as float32."""
         return self._cache.scaling
 
     async def take(self, media: Media, tenant: str) -> TakenMedia:
         """Pixel values of a client's image; its raw bytes are in the media store when it returns.
 
-        What decoding takes is on the tenant's account.
+        Decoding counts against the tenant's budget.
 
         Raises InvalidRequest naming the client's field, Overloaded, Unavailable.
         """
@@ -76,12 +74,12 @@ class MediaIntake:
             return await self._keep(data, tenant, watch.lap_us(), watch)
 
     async def take_video(self, video: Video, tenant: str) -> TakenMedia:
-        """The same for a video: its frames are one item together, with its pace in its name."""
+        """The same for a video: its frames are one item, and the seconds per frame are part of its digest."""
         with _naming(video.field or "video"):
             watch = Stopwatch()
             if video.HasField("file"):
                 file = await self._bytes(video.file, self._limits.video_bytes)
-                data = frames.pack_film(file, self._limits.sampling)
+                data = frames.pack_video_file(file, self._limits.frame_selection)
             else:
                 pace = _pace(video.seconds_per_frame)
                 limit = self._limits.image_bytes
@@ -129,7 +127,7 @@ class MediaIntake:
             raise InvalidRequest("MEDIA_EMPTY", "neither an address nor bytes are given")
         if not data:
             raise InvalidRequest("MEDIA_EMPTY", "the file is empty")
-        if frames.is_packed(data):  # only we write these
+        if frames.is_packed(data):  # the server's own format, never a client's
             raise InvalidRequest("IMAGE_FORMAT", "this is not an image file")
         if len(data) > limit:
             raise InvalidRequest(
@@ -140,7 +138,7 @@ class MediaIntake:
 
 @contextlib.contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Errors about the client's media name its field."""
+    """Adds the client's field to errors about its media."""
     try:
         yield
     except InvalidRequest as error:

@@ -59,8 +59,8 @@ class PixelCache:
         return self._entries.get(digest)
 
     async def get(self, digest: bytes, data: bytes, tenant: str = "") -> Pixels:
-        """The pixel values of the image file `data`, from the cache, from a call in progress, or made now
-        on the tenant's account.
+        """The pixel values of the image file `data`, from the cache, from a call in progress, or made now within the
+        tenant's budget.
 
         Raises InvalidRequest (without a field), Overloaded when shared memory is full or the tenant's
         budget is spent.
@@ -88,7 +88,7 @@ class PixelCache:
 
 
 def settings_fingerprint(info: ProcessorInfo) -> bytes:
-    """16 bytes over everything that decides which pixels come of a picture; equal in all replicas."""
+    """16 bytes over every setting that pixel values depend on; equal in all replicas."""
     scaling = None if info.scaling is None else asdict(info.scaling)
     text = json.dumps([info.settings, info.shape, scaling, "rgb on white, upright"], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()

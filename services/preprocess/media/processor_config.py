@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.frame_selection import FrameSelection
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
@@ -26,7 +26,7 @@ def read_processor_config(folder: Path) -> dict[str, Any]:
 
 
 def read_video_size(folder: Path) -> dict[str, Any] | None:
-    """Least and most pixels of a video's frames (`shortest_edge`, `longest_edge`), where a file says so."""
+    """Least and most pixels of a video's frames (`shortest_edge`, `longest_edge`), where a file gives them."""
     config = Checkpoint(folder).video_processor_config
     size = dict(config.get("size") or {})
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
@@ -35,12 +35,12 @@ def read_video_size(folder: Path) -> dict[str, Any] | None:
     return size if {"shortest_edge", "longest_edge"} <= size.keys() else None
 
 
-def read_sampling(folder: Path, most: int) -> Sampling:
-    """How frames are taken from videos, at most `most`: two a second unless a file says otherwise."""
+def read_frame_selection(folder: Path, most: int) -> FrameSelection:
+    """The selection of a video's frames, at most `most`: two a second unless a file gives another rate."""
     config = Checkpoint(folder).video_processor_config
     given = {key: config[key] for key in ("fps", "min_frames", "max_frames") if config.get(key)}
-    multiple = int(config.get("temporal_patch_size") or Sampling.multiple)
-    wanted = Sampling(**given, multiple=multiple)
+    multiple = int(config.get("temporal_patch_size") or FrameSelection.multiple)
+    wanted = FrameSelection(**given, multiple=multiple)
     return replace(
         wanted,
         min_frames=min(wanted.min_frames, most),

@@ -1,4 +1,4 @@
-"""Files that move: the chosen frames of an animation, or of what PyAV reads. Runs in the image worker."""
+"""Video files: the selected frames of an animation, or of a container that PyAV reads. Runs in the image worker."""
 
 import io
 import warnings
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import PIL.Image
 
-from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.image_decoder import bytes_per_pixel, rgb
 from services.preprocess.media.image_header import check_animation
 from services.preprocess.media.image_limits import ImageLimits, NeedsMoreMemory, UnreadableImage
 
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
-# FFmpeg's demuxers by the place and the bytes that tell them. One is named, never left to guesses:
-# some that FFmpeg has (playlists) would open other files and addresses.
+# FFmpeg's demuxers by the magic bytes of their files, and where those are. One is always named: some that FFmpeg
+# could guess (playlists) would open other files and addresses.
 _CONTAINERS = {"mov": (4, b"ftyp"), "matroska": (0, b"\x1a\x45\xdf\xa3"), "avi": (8, b"AVI ")}
 _ACCEPTED = (
     "send an animated GIF, WebP or PNG, or the video's frames as"
@@ -23,19 +23,19 @@ _ACCEPTED = (
 
 
 @dataclass(frozen=True)
-class Film:
+class OpenVideo:
     """A video that is being read. `frames` are upright RGB pictures, decoded one at a time."""
 
     frames: Iterator[PIL.Image.Image]
     count: int
-    seconds_per_frame: float  # 0 where the file does not say
+    seconds_per_frame: float  # 0 where the file does not give it
 
 
-def open_film(data: bytes, sampling: Sampling, limits: ImageLimits) -> Film:
+def open_video(data: bytes, selection: FrameSelection, limits: ImageLimits) -> OpenVideo:
     """The chosen frames of a video file. Raises UnreadableImage; so does taking a frame."""
     for demuxer, (place, magic) in _CONTAINERS.items():
         if data[place : place + len(magic)] == magic:
-            return _container(data, demuxer, sampling, limits)
+            return _container(data, demuxer, selection, limits)
     try:
         check_animation(data, limits)
         with warnings.catch_warnings():
@@ -55,15 +55,15 @@ def open_film(data: bytes, sampling: Sampling, limits: ImageLimits) -> Film:
     except Exception as error:  # Pillow's decoders raise anything on damaged files
         raise UnreadableImage("VIDEO_DAMAGED", f"the video file is damaged: {error}") from error
     seconds = sum(durations_ms) / 1000
-    chosen = sampling.choose(len(durations_ms), seconds or None)
+    chosen = selection.choose(len(durations_ms), seconds or None)
     limits.check_frames(len(chosen), *image.size)
     first = _first(image)
     frames = _frames(image, [first + index for index in chosen])
-    return Film(frames, len(chosen), seconds / len(chosen))
+    return OpenVideo(frames, len(chosen), seconds / len(chosen))
 
 
 def _first(image: PIL.Image.Image) -> int:
-    # A PNG may begin with a picture for those who cannot see it move.
+    # A PNG may begin with a default picture for readers that do not support animation.
     return int(bool(getattr(image, "default_image", False)))
 
 
@@ -89,9 +89,11 @@ def _frames(image: PIL.Image.Image, places: Sequence[int]) -> Iterator[PIL.Image
         yield rgb(picture)
 
 
-def _container(data: bytes, demuxer: str, sampling: Sampling, limits: ImageLimits) -> Film:
+def _container(
+    data: bytes, demuxer: str, selection: FrameSelection, limits: ImageLimits
+) -> OpenVideo:
     try:
-        # Where it is not installed nothing else is lost, and elsewhere only those who need it wait for it.
+        # PyAV is optional and slow to import: loaded with the first file that needs it.
         from services.preprocess.media import video_container
     except ImportError as error:
         raise UnreadableImage(
@@ -99,6 +101,6 @@ def _container(data: bytes, demuxer: str, sampling: Sampling, limits: ImageLimit
             f"this server does not read MP4, WebM and the like (it lacks PyAV): {_ACCEPTED}",
         ) from error
     reader = video_container.Reader(data, demuxer, limits)
-    chosen = sampling.choose(reader.total, reader.seconds)
+    chosen = selection.choose(reader.total, reader.seconds)
     limits.check_frames(len(chosen), *reader.size)
-    return Film(reader.frames(chosen), len(chosen), (reader.seconds or 0.0) / len(chosen))
+    return OpenVideo(reader.frames(chosen), len(chosen), (reader.seconds or 0.0) / len(chosen))

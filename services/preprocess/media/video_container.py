@@ -10,7 +10,7 @@ import PIL.Image
 
 from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
 
-# Nothing that a file names is opened: it has all of its bytes in itself.
+# Files that a file refers to are never opened.
 _OPTIONS = {"protocol_whitelist": "none", "enable_drefs": "0"}
 _ROTATE = {
     90: PIL.Image.Transpose.ROTATE_90,

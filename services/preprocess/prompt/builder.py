@@ -38,7 +38,7 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Everything that is known of a model's prompts. Its methods are pure; they may run in any thread."""
+    """Builds a model's prompts. Its methods are pure; they may run in any thread."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class PromptBuilder:
         more = "at least " if at_least else ""
         raise InvalidRequest(
             "CONTEXT_LENGTH_EXCEEDED",
-            # OpenAI's words: LiteLLM and LangChain know the error by them.
+            # OpenAI's wording: LiteLLM and LangChain recognize the error by it.
             f"This model's maximum context length is {self._max_model_len} tokens. However, {field}"
             f" resulted in {more}{tokens} tokens, and a prompt may have {limit}: shorten it",
             field=field,

@@ -108,8 +108,8 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as one text. Raises TemplateRefusal with what the template says, also when it
-        takes too long or writes too much.
+        """The conversation as one text. Raises TemplateRefusal with the template's message, also when it takes too
+        long or writes too much.
         """
         given = {**self._variables, **(variables or {})}
         try:
@@ -134,11 +134,11 @@ class ChatTemplate:
                 "the chat template fails on these messages: they are nested too deep"
             ) from None
         except jinja2.TemplateError as error:
-            said = f"the chat template cannot be rendered: {_short(error)}"
-            raise TemplateRefusal(said) from error
+            why = f"the chat template cannot be rendered: {_short(error)}"
+            raise TemplateRefusal(why) from error
         except Exception as error:  # a template raises whatever its operations do
-            said = f"the chat template fails on these messages: {_short(error)}"
-            raise TemplateRefusal(said) from error
+            why = f"the chat template fails on these messages: {_short(error)}"
+            raise TemplateRefusal(why) from error
 
     def renders_media(self, kind: str, marker: str) -> bool:
         """Whether an "image" or "video" part of a user turn becomes exactly one `marker`."""
@@ -157,7 +157,7 @@ class ChatTemplate:
         return text.count(marker) == 1
 
     def _find_takes_parts(self) -> dict[str, bool]:
-        # A template that wants strings of the user wants them of everybody.
+        # A template that takes strings for the user role takes them for every role.
         if not self._renders_parts("user", "?"):
             return dict.fromkeys(ROLES, False)
         question = [{"type": "text", "text": "?"}]

@@ -35,8 +35,8 @@ def template_messages(
 ) -> list[dict[str, Any]]:
     """The messages in the shape that the template expects, the client's words guarded.
 
-    `markers` by kind ("image", "video"): where the template has no words of its own for a kind, its
-    marker stands in the text at the item's place.
+    `markers` by kind ("image", "video"): where the template cannot render a kind, its marker is put in the text at
+    the item's place.
     Raises InvalidRequest for an unknown role or an empty part.
     """
     if not conversation.messages:

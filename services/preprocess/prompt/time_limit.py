@@ -1,4 +1,4 @@
-"""Ends Python code that takes too long in a thread of its own making, such as a template that loops.
+"""Ends Python code that takes too long in a thread, such as a template that loops.
 
 The exception comes at the next instruction of Python; a single long call into C is not cut short.
 """
@@ -18,7 +18,7 @@ _watch: threading.Thread | None = None
 
 
 class TimeIsUp(BaseException):
-    """What the code gets. No `Exception`: code that handles those must not go on."""
+    """Raised in the code. Not an `Exception`: code that handles those must not go on."""
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def _settle(thread: int) -> None:
-    """Whoever takes the deadline away decides: if the watch has, its exception is waited for."""
+    """Removes the deadline, or waits for the exception if the watchdog has removed it."""
     if _deadlines.pop(thread, None) is None:
         while True:
             time.sleep(0.001)

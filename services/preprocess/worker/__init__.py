@@ -1,1 +1,1 @@
-"""Image workers: confined child processes that decode what strangers send."""
+"""Image workers: confined child processes that decode untrusted files."""

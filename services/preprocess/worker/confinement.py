@@ -1,4 +1,4 @@
-"""What an image worker gives up before it sees a stranger's file: files, network, processes, memory without end.
+"""Confinement of an image worker before it reads an untrusted file: no files, network or processes, limited memory.
 
 Three layers. A seccomp filter leaves it the system calls of `system_calls` alone. Landlock takes away
 files and TCP a second time. Limits of the kernel bound its memory, the size of what it writes, and how
@@ -24,17 +24,17 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 
 @dataclass
 class Confinement:
-    """What holds a worker, and what does not, each with its reason."""
+    """The layers in force, and those missing with their reasons."""
 
     layers: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
 def confine(memory_bytes: int, file_bytes: int, use_seccomp: bool = True) -> Confinement:
-    """Holds this process from here on. It has imported everything that it needs, and has no threads.
+    """Confines this process for good. It must have imported everything that it needs, and have no threads.
 
     It may take `memory_bytes` more memory than it has, and write files of `file_bytes` that are
-    handed to it open. `use_seccomp` False is for trying what holds without it.
+    handed to it open. `use_seccomp` False is for testing the other layers.
     """
     found = Confinement()
     _limit(memory_bytes, file_bytes)
@@ -64,7 +64,7 @@ def _limit(memory_bytes: int, file_bytes: int) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_NOFILE, highest + 2),  # the one artifact that is written
-        (resource.RLIMIT_NPROC, 0),  # root is not held by it
+        (resource.RLIMIT_NPROC, 0),  # does not apply to root
     ):
         hard = resource.getrlimit(limit)[1]
         least = min(value, sys.maxsize if hard == resource.RLIM_INFINITY else hard)

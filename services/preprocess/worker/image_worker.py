@@ -1,9 +1,8 @@
 """The process that decodes images and makes their pixel values: one job at a time over its pipes.
 
-Frames both ways: 4 bytes of length, a JSON object, and where it says `bytes` that many raw bytes.
-The pixel values do not come back by the pipe: with each job comes the artifact's file, open, by a
-socket, and the worker writes it. It opens nothing itself, and could not (`confinement`). It ends when
-its input ends.
+Messages both ways: 4 bytes of length, a JSON object, and as many raw bytes as its field `bytes` gives. With each job
+an open file descriptor of the artifact arrives on a socket, and the worker writes the pixel values there. It opens no
+file itself (`confinement`). It ends when its input ends.
 
 `python -m services.preprocess.worker.image_worker <processor class> <its settings as JSON> <limits as JSON>
 <sizes of a video's frames as JSON> <number of the socket>`
@@ -32,15 +31,15 @@ from services.preprocess.media.image_limits import (  # noqa: E402
     NeedsMoreMemory,
     UnreadableImage,
 )
-from services.preprocess.media.video import Film, open_film  # noqa: E402
+from services.preprocess.media.video import OpenVideo, open_video  # noqa: E402
 from services.preprocess.worker.confinement import confine  # noqa: E402
-from services.preprocess.worker.warm_up import rehearse  # noqa: E402
+from services.preprocess.worker.warm_up import warm_up  # noqa: E402
 from shared.artifacts import file as artifact_file  # noqa: E402
 from shared.artifacts.pixel_scaling import PixelScaling  # noqa: E402
 
 _LENGTH = struct.Struct("<I")
 _CHANNELS = 3
-_ROOM_BYTES = 256 << 20  # for what is not pixels: the file itself, and what its decoder takes
+_BUFFER_BYTES = 256 << 20  # besides pixels: the file itself, and the decoder's buffers
 _Pixels = np.ndarray[Any, np.dtype[np.generic]]
 
 
@@ -59,7 +58,7 @@ class PixelMaker:
         self.settings: dict[str, Any] = {
             key: value for key, value in self._processor.to_dict().items() if value is not None
         }
-        # A folder without a video processor has its videos treated as its images.
+        # Without a video processor in the folder, videos are resized as images are.
         if "temporal_patch_size" in self.settings:
             self.settings["video_size"] = video_size or self.settings["size"]
         self.scaling = self._find_scaling()
@@ -74,7 +73,7 @@ class PixelMaker:
         return self._bytes(small) if self.scaling is not None else self._values(small)
 
     def video_bytes(self, limits: ImageLimits) -> int:
-        """At most so many bytes are a video's pixel values."""
+        """The largest size of a video's pixel values, in bytes."""
         if "temporal_patch_size" not in self.settings:
             return 0
         side, time = int(self.settings["patch_size"]), int(self.settings["temporal_patch_size"])
@@ -96,7 +95,7 @@ class PixelMaker:
         return np.ascontiguousarray(values, None if whole else np.float32)
 
     def _find_scaling(self) -> PixelScaling | None:
-        """What makes the processor's values of bytes, if that gives every bit of them."""
+        """The scaling from bytes to the processor's values, if it reproduces them bit for bit."""
         every = np.random.default_rng(0).permutation(np.arange(64 * 48 * _CHANNELS) % 256)
         picture = PIL.Image.fromarray(every.reshape(48, 64, _CHANNELS).astype(np.uint8))
         try:
@@ -136,7 +135,7 @@ class PixelMaker:
                 steps = -(-count // time)
                 limits.check_rows(steps * len(made) // int(self.settings["merge_size"]) ** 2)
                 values = np.empty((steps, *apart.shape[:2], time, apart.shape[2]), made.dtype)
-            # The last frame stands in for those that its step lacks.
+            # The last frame is repeated to fill its temporal patch.
             values[index // time, :, :, index % time :] = apart[:, :, None]
         return values.reshape(values.shape[0] * values.shape[1], -1), size
 
@@ -144,27 +143,27 @@ class PixelMaker:
 def main(
     name: str, config_json: str, limits_json: str, video_json: str, socket_number: str
 ) -> None:
-    """Says hello with the processor's settings, then answers jobs."""
+    """Sends the processor's settings, then answers jobs."""
     source = os.fdopen(os.dup(0), "rb")
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get between the frames
+    os.dup2(2, 1)  # what a library prints must not mix with the messages
     files = socket.socket(fileno=int(socket_number))
     limits = ImageLimits(**json.loads(limits_json))
     maker = PixelMaker(name, json.loads(config_json), json.loads(video_json))
-    sample = maker.make(PIL.Image.new("RGB", (64, 48)))  # also warms everything up
-    rehearse()
+    sample = maker.make(PIL.Image.new("RGB", (64, 48)))  # this also loads what the processor needs
+    warm_up()
     largest = max(limits.memory_bytes, maker.video_bytes(limits))
-    held = confine(largest + _ROOM_BYTES, largest + _ROOM_BYTES)
+    held = confine(largest + _BUFFER_BYTES, largest + _BUFFER_BYTES)
     scaling = None if maker.scaling is None else asdict(maker.scaling)
     hello = {"settings": maker.settings, "shape": sample.shape, "scaling": scaling}
     _send(sink, {**hello, "confinement": asdict(held), "processor_s": time.process_time()})
     while (job := _receive(source)) is not None:
         (descriptor,) = socket.recv_fds(files, 1, 1)[1]
         try:
-            told = _work(maker, limits, job, source.read(job["bytes"]), descriptor)
+            answer = _work(maker, limits, job, source.read(job["bytes"]), descriptor)
         finally:
             os.close(descriptor)
-        _send(sink, {**told, "processor_s": time.process_time()})
+        _send(sink, {**answer, "processor_s": time.process_time()})
 
 
 def _work(
@@ -173,10 +172,10 @@ def _work(
     kind = "video" if frames.is_packed(data) else "image"
     try:
         if frames.is_packed(data):
-            pixels, told = _video(maker, limits, data)
+            pixels, answer = _video(maker, limits, data)
         else:
             image = decode(data, limits)
-            pixels, told = maker.make(image), {"width": image.width, "height": image.height}
+            pixels, answer = maker.make(image), {"width": image.width, "height": image.height}
         nonce, digest = bytes.fromhex(job["nonce"]), bytes.fromhex(job["digest"])
         artifact_file.write_to(descriptor, nonce, digest, pixels)
     except UnreadableImage as error:
@@ -189,18 +188,18 @@ def _work(
     except ValueError as error:
         reason = f"{kind.upper()}_UNUSABLE"
         return {"reason": reason, "message": f"the {kind} cannot be processed: {error}"}
-    return told
+    return answer
 
 
 def _video(maker: PixelMaker, limits: ImageLimits, data: bytes) -> tuple[_Pixels, dict[str, Any]]:
-    if frames.is_film(data):
-        film = open_film(*frames.unpack_film(data), limits)
+    if frames.is_video_file(data):
+        video = open_video(*frames.unpack_video_file(data), limits)
     else:
         files, pace = frames.unpack(data)
-        film = Film(_decoded(files, limits), len(files), pace)
-    pixels, (width, height) = maker.make_video(film.frames, film.count, limits)
-    told = {"frames": film.count, "seconds_per_frame": film.seconds_per_frame}
-    return pixels, {"width": width, "height": height, **told}
+        video = OpenVideo(_decoded(files, limits), len(files), pace)
+    pixels, (width, height) = maker.make_video(video.frames, video.count, limits)
+    answer = {"frames": video.count, "seconds_per_frame": video.seconds_per_frame}
+    return pixels, {"width": width, "height": height, **answer}
 
 
 def _decoded(files: list[bytes], limits: ImageLimits) -> Iterator[PIL.Image.Image]:

@@ -1,6 +1,6 @@
 """Landlock: a process gives up opening files, and TCP, for good. Needs no privileges; Linux 5.13 and newer.
 
-It stands beside the seccomp filter, and alone where that is not to be had.
+Used beside the seccomp filter, or alone where that is not available.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _SCOPES_SINCE, _SCOPES = 6, 0b11  # abstract unix sockets and signals of others
 
 
 class NoLandlock(Exception):
-    """This kernel does not have it; the message says why."""
+    """This kernel does not support it; the message gives the reason."""
 
 
 def install() -> int:

@@ -18,7 +18,7 @@ from services.preprocess.media.processor_config import (
     read_processor_config,
     read_video_size,
 )
-from services.preprocess.worker.decode_turns import DecodeBudget, DecodeTurns
+from services.preprocess.worker.decode_quota import DecodeBudget, DecodeSlots
 from services.preprocess.worker.process import WorkerDied, WorkerProcess
 from shared.artifacts import file as artifact_file
 from shared.artifacts.pixel_scaling import PixelScaling
@@ -29,15 +29,14 @@ log = structlog.get_logger(__name__)
 
 _START_TIMEOUT_S = 60.0
 _TRIES = 2
-_NOTHING_S = (
-    0.1  # a worker that took less processor time than this before its time was over was not let run
-)
+_NOTHING_S = 0.1  # a worker that got less processor time than this before its timeout was starved by the system
 
 
 @dataclass(frozen=True)
 class ProcessorInfo:
-    """What a worker says of its image processor: settings after defaults, the shape of its output,
-    and what makes values of its bytes; None where it writes the values themselves."""
+    """A worker's image processor: its settings with defaults, the shape of its output, and the scaling of pixels
+    stored as uint8; None where they are stored as float32.
+    """
 
     settings: dict[str, Any]
     shape: tuple[int, ...]
@@ -46,8 +45,8 @@ class ProcessorInfo:
 
 @dataclass(frozen=True)
 class PictureSize:
-    """Width and height of the upright picture, in pixels; of a video also how many frames of it are
-    shown, and their pace: 0 where its file does not say.
+    """Width and height of the upright picture, in pixels; of a video also its number of selected frames and the
+    seconds per frame, 0 where unknown.
     """
 
     width: int
@@ -78,7 +77,7 @@ class ImageWorkerPool:
         )
         self._timeout_s = timeout_s
         self._budget = DecodeBudget(budget_s)
-        self._turns = DecodeTurns(size)
+        self._slots = DecodeSlots(size)
         self._idle: list[WorkerProcess] = []
         self._workers: set[WorkerProcess] = set()
         self._closed = False
@@ -90,7 +89,7 @@ class ImageWorkerPool:
         return [worker.pid for worker in self._workers]
 
     async def __aenter__(self) -> Self:
-        """Starts the first worker and learns from it what the processor does; the others start when needed."""
+        """Starts the first worker, which reports the processor's settings; the others start when needed."""
         worker = await self._start(first=True)
         self._idle.append(worker)
         return self
@@ -108,12 +107,12 @@ class ImageWorkerPool:
     async def process(self, data: bytes, place: Reservation, tenant: str = "") -> PictureSize:
         """Writes the pixel values of an image file, or of a video of `frames`, under the reservation.
 
-        A file is tried a second time only where its worker was ended by somebody else. Raises
+        A file is tried again only where its worker was ended for another reason than the file. Raises
         InvalidRequest (without a field) when the file cannot be used, takes too long or kills its
         worker; Overloaded when shared memory is full or the tenant's budget is spent.
         """
         self._budget.check(tenant)
-        async with self._turns.turn(tenant):
+        async with self._slots.slot(tenant):
             self._budget.check(tenant)  # may have been spent while it waited
             job = {"nonce": place.nonce.hex(), "digest": place.digest.hex()}
             answer = await self._tried(job, data, place, tenant)
@@ -129,11 +128,11 @@ class ImageWorkerPool:
         for attempt in range(_TRIES):
             try:
                 return await self._run(job, data, place, tenant)
-            except _Spoiled as spoiled:
+            except _JobFailed as failed:
                 place.path.unlink(missing_ok=True)
-                log.warning("image worker lost", cause=spoiled.message, again=spoiled.again)
-                if attempt + 1 == _TRIES or not spoiled.again:
-                    raise InvalidRequest(spoiled.reason, spoiled.message) from spoiled
+                log.warning("image worker lost", cause=failed.message, again=failed.again)
+                if attempt + 1 == _TRIES or not failed.again:
+                    raise InvalidRequest(failed.reason, failed.message) from failed
         raise AssertionError("the last attempt returns or raises")
 
     async def _run(
@@ -162,7 +161,7 @@ class ImageWorkerPool:
             if error.out_of_time:
                 raise self._too_long(again=False) from error
             message = f"the file cannot be processed: its decoder died ({error})"
-            raise _Spoiled("IMAGE_UNUSABLE", message, not error.by_the_file) from error
+            raise _JobFailed("IMAGE_UNUSABLE", message, not error.by_the_file) from error
         finally:
             self._budget.charge(tenant, spent(), used)
             # Not kept when it died, hung, or was left in the middle of a job by a cancelled call.
@@ -181,9 +180,9 @@ class ImageWorkerPool:
             await worker.stop()
         return await self._start()
 
-    def _too_long(self, again: bool) -> "_Spoiled":
+    def _too_long(self, again: bool) -> "_JobFailed":
         message = f"the file cannot be processed: decoding it took over {self._timeout_s:g} s"
-        return _Spoiled("IMAGE_TIMEOUT", f"{message} (--image-timeout-s)", again)
+        return _JobFailed("IMAGE_TIMEOUT", f"{message} (--image-timeout-s)", again)
 
     async def _start(self, first: bool = False) -> WorkerProcess:
         if self._closed:
@@ -201,13 +200,13 @@ class ImageWorkerPool:
             ) from error
         scaling = None if hello["scaling"] is None else _scaling(**hello["scaling"])
         if first:
-            _tell(hello["confinement"])
+            _log_confinement(hello["confinement"])
         self.info = ProcessorInfo(hello["settings"], tuple(hello["shape"]), scaling)
         return worker
 
 
-class _Spoiled(Exception):
-    """A job lost its worker; `again`: for a reason outside of the file."""
+class _JobFailed(Exception):
+    """A job lost its worker; `again`: for another reason than its file."""
 
     def __init__(self, reason: str, message: str, again: bool) -> None:
         super().__init__(message)
@@ -223,8 +222,8 @@ def _create(path: Path) -> int:
         raise out_of_space(error, path) from error
 
 
-def _tell(confinement: dict[str, list[str]]) -> None:
-    """Says once what holds the workers, and what does not."""
+def _log_confinement(confinement: dict[str, list[str]]) -> None:
+    """Logs once which layers of confinement are in force."""
     if confinement["missing"]:
         log.warning("image workers are not fully confined", **confinement)
     else:

@@ -1,4 +1,4 @@
-"""One image worker as its pool sees it: a child process, its pipes, and the socket by which it is handed files."""
+"""One image worker as its pool sees it: a child process, its pipes, and the socket that passes file descriptors."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ from typing import Any, Self
 from shared.settings import bare_environment
 
 _LENGTH = struct.Struct("<I")
-# Somebody else ended the process; whatever else it died of, the file did it.
+# Signals from outside; any other cause of death is the file's fault.
 _BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _SPARE_S = 2  # the kernel counts whole seconds
 
 
 class WorkerDied(Exception):
-    """The process ended in the middle of a job. `by_the_file`: of what it was decoding."""
+    """The process ended in the middle of a job. `by_the_file`: the file caused it."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}")
@@ -37,11 +37,11 @@ class WorkerProcess:
     def __init__(self, process: asyncio.subprocess.Process, files: socket.socket) -> None:
         self._process = process
         self._files = files
-        self._processor_s = 0.0  # as it last said
+        self._processor_s = 0.0  # as last reported
 
     @classmethod
     async def start(cls, arguments: Sequence[str]) -> Self:
-        """Starts a process; the first that it says is its hello."""
+        """Starts a process; `receive` gives its first message."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -53,15 +53,14 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                # One picture at a time on one core; a pool of threads inside would only get in
-                # others' way.
+                # One picture at a time on one core: threads inside would compete with other workers.
                 env=bare_environment(
                     TRANSFORMERS_VERBOSITY="error",
                     OMP_NUM_THREADS="1",
                     OPENBLAS_NUM_THREADS="1",
                     PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
                 ),
-                start_new_session=True,  # a terminal's Ctrl-C is the room's to handle
+                start_new_session=True,  # a terminal's Ctrl-C is handled by the service
             )
         return cls(process, ours)
 
@@ -71,7 +70,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def receive(self) -> dict[str, Any]:
-        """What it says next. Raises WorkerDied."""
+        """Its next message. Raises WorkerDied."""
         assert self._process.stdout is not None
         try:
             (length,) = _LENGTH.unpack(await self._process.stdout.readexactly(_LENGTH.size))
@@ -98,7 +97,7 @@ class WorkerProcess:
         return await self.receive()
 
     def has_ended(self) -> bool:
-        """Whether it is gone, known at once and not only when the event loop has heard of it."""
+        """Whether it is gone, known at once and not only after the event loop has been notified."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
@@ -120,7 +119,7 @@ class WorkerProcess:
         await self._process.wait()
 
     def _allow(self, seconds: float) -> None:
-        """A processor time after which the kernel ends it, should nobody here do so."""
+        """Sets a processor time after which the kernel ends it."""
         most = math.ceil(self._processor_s + seconds) + _SPARE_S
         with contextlib.suppress(OSError, ValueError):
             hard = resource.prlimit(self.pid, resource.RLIMIT_CPU)[1]

@@ -32,7 +32,7 @@ _SET_MODE_FILTER, _ALL_THREADS = 1, 1
 
 
 class NoSeccomp(Exception):
-    """This kernel or this machine cannot have the filter; the message says why."""
+    """This kernel or machine does not support the filter; the message gives the reason."""
 
 
 def worker_filter(machine: Machine, pid: int) -> Program:

@@ -1,6 +1,6 @@
-"""Decoding one small file of each kind, so that whatever Pillow loads when it first needs it is loaded.
+"""Decodes one small file of each kind, so that everything that Pillow loads on demand is loaded.
 
-An image worker opens no file once it has seen one of a stranger, Python's modules among them.
+A confined image worker can open no files, Python's modules among them.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ import pkgutil
 import PIL.Image
 
 from services.preprocess.media import image_decoder
-from services.preprocess.media.frame_selection import Sampling
+from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.image_decoder import FORMATS
 from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
-from services.preprocess.media.video import open_film
+from services.preprocess.media.video import open_video
 
 # Loaded by Pillow's JPEG reader for files of two pictures, as telephones write them.
 _LATE = ("PIL.MpoImagePlugin",)
 _LIMITS = ImageLimits(max_pixels=1 << 20)
 
 
-def rehearse() -> None:
+def warm_up() -> None:
     """Decodes pictures in every format, upright and turned, deep and transparent, and an animation."""
     for module in _LATE:
         importlib.import_module(module)
@@ -46,7 +46,7 @@ def rehearse() -> None:
         moving = _file(
             picture, style, save_all=True, append_images=[PIL.Image.new("RGB", (16, 16), 9)]
         )
-        list(open_film(moving, Sampling(), _LIMITS).frames)
+        list(open_video(moving, FrameSelection(), _LIMITS).frames)
     for wrong in (b"", b"nothing that is known", _file(picture, "PNG")[:60]):
         with contextlib.suppress(UnreadableImage):
             image_decoder.decode(wrong, _LIMITS)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from shared.queue.log_event import EventWriter
+from shared.queue.log_event import LogEventWriter
 from shared.queue.token_log import decode_tokens, encode_tokens, stride
 from tessera.common.v1.ending_pb2 import Ending
 
@@ -34,7 +34,7 @@ class Choice:
         self.request = request
         self.sequence: Sequence | None = None  # whose tokens it logs, where it is one sequence's
         self._stride = stride(logprobs)
-        self._writer = EventWriter(request.request_id, number, self._stride)
+        self._writer = LogEventWriter(request.request_id, number, self._stride)
         self._records = bytearray(log[: len(log) // self._stride * self._stride])
         self._ending: Ending | None = None
         plain = logprobs is None and not request.collects

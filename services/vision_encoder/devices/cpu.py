@@ -43,10 +43,10 @@ class Rotation:
 
 
 class Segments:
-    """Stretches of a packed batch that see themselves whole and nothing else, and room for their keys.
+    """Segments of a packed batch that attend to themselves alone, and buffers for their keys.
 
-    One object serves all layers of a call: what is written by one is overwritten by the next. Room
-    behind a stretch stays zero, so that no stretch meets another's leftovers.
+    One object serves all layers of a call: each overwrites the buffers of the one before. The padding behind a
+    segment stays zero.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Scripts:
                 error
             ):  # it was the master once: the next connection finds the new one
                 self._connection.abort()
-            # What a command in a script was refused for stands behind the place in the script.
+            # The reason for a refused command follows the position in the script.
             why = str(error).rpartition(": -")[2]
             raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {why}") from error
 

@@ -1,8 +1,7 @@
-"""Whose files are decoded next, and for whom no more are for a while.
+"""Fair shares of the image workers among tenants, and a budget for files that waste them.
 
-Workers are shared by tenants: of those that wait, the one with the fewest files under way comes first. There is one
-place more than a single tenant may have, so that whatever the files of one are, there is a worker
-for others.
+Of the tenants that wait, the one with the fewest files under way comes first. There is one slot more than a single
+tenant may hold, so that a worker is left for others whatever one tenant sends.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from cachetools import LRUCache
 
 from shared.errors import Overloaded
 
-# What an ordinary picture or video never takes; a file that is used and took less costs no budget.
+# More than any ordinary picture or video takes; a usable file that took less costs no budget.
 _ORDINARY_S = 2.0
 _WINDOW_S = 60.0
 _MOST_TENANTS = 10_000
@@ -28,7 +27,7 @@ class DecodeBudget:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # Seconds spent, and when that was reckoned; they are forgiven evenly over a window.
+        # Seconds spent as of a time; they are restored evenly over a window.
         self._spent: LRUCache[str, tuple[float, float]] = LRUCache(_MOST_TENANTS)
 
     def check(self, tenant: str) -> None:
@@ -45,7 +44,7 @@ class DecodeBudget:
         )
 
     def charge(self, tenant: str, seconds: float, used: bool) -> None:
-        """Writes down what decoding a file took; `used`: pixels came of it."""
+        """Charges the time that decoding a file took; `used`: it gave pixel values."""
         if not self._seconds or (used and seconds <= _ORDINARY_S):
             return
         self._spent[tenant] = (self._now(tenant) + seconds, time.monotonic())
@@ -55,8 +54,8 @@ class DecodeBudget:
         return max(0.0, spent - (time.monotonic() - since) * self._seconds / _WINDOW_S)
 
 
-class DecodeTurns:
-    """`each` places for a tenant, and one more for all of them together."""
+class DecodeSlots:
+    """`each` slots for a tenant, and one more for all of them together."""
 
     def __init__(self, each: int) -> None:
         self._each = each
@@ -64,16 +63,16 @@ class DecodeTurns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @contextlib.asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Waits for a place and holds it."""
-        if self._waiting or not self._has_place(tenant):
-            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(tenant, deque()).append(place)
+    async def slot(self, tenant: str) -> AsyncIterator[None]:
+        """Waits for a slot and holds it."""
+        if self._waiting or not self._has_slot(tenant):
+            slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(slot)
             self._hand_out()
             try:
-                await place
+                await slot
             except asyncio.CancelledError:
-                self._forget(tenant, place)
+                self._forget(tenant, slot)
                 raise
         else:
             self._busy[tenant] += 1
@@ -82,28 +81,30 @@ class DecodeTurns:
         finally:
             self._leave(tenant)
 
-    def _has_place(self, tenant: str) -> bool:
+    def _has_slot(self, tenant: str) -> bool:
         return self._busy[tenant] < self._each and self._busy.total() <= self._each
 
     def _hand_out(self) -> None:
         while True:
-            able = [tenant for tenant in self._waiting if self._has_place(tenant)]
+            able = [tenant for tenant in self._waiting if self._has_slot(tenant)]
             if not able:
                 return
-            tenant = min(able, key=self._busy.__getitem__)  # of equal ones who waits longest
-            place = self._waiting[tenant].popleft()
+            tenant = min(
+                able, key=self._busy.__getitem__
+            )  # of equal ones the one that waits longest
+            slot = self._waiting[tenant].popleft()
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
-            if not place.done():
+            if not slot.done():
                 self._busy[tenant] += 1
-                place.set_result(None)
+                slot.set_result(None)
 
-    def _forget(self, tenant: str, place: "asyncio.Future[None]") -> None:
-        if place.done() and not place.cancelled():
-            self._leave(tenant)  # its turn had come in the same moment
+    def _forget(self, tenant: str, slot: "asyncio.Future[None]") -> None:
+        if slot.done() and not slot.cancelled():
+            self._leave(tenant)  # the slot was granted in the same moment
         elif tenant in self._waiting:
             with contextlib.suppress(ValueError):
-                self._waiting[tenant].remove(place)
+                self._waiting[tenant].remove(slot)
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
 
