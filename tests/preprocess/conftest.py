@@ -1,4 +1,4 @@
-"""A preprocess room with a real Redis and real checkpoints."""
+"""A preprocess service with a real Redis and real checkpoints."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.preprocess.settings import PreprocessSettings
-from tests.support.preprocess_room import Room, RoomMaker, running
+from tests.support.preprocess_service import PreprocessMaker, RunningPreprocess, running
 from tests.support.vision_checkpoints import llama_checkpoint, llava_checkpoint
 
 
@@ -30,10 +30,12 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_room(redis_url: str, short_tmp: Path) -> RoomMaker:
-    """Starts a room for a checkpoint folder, with flags as keywords."""
+def make_service(redis_url: str, short_tmp: Path) -> PreprocessMaker:
+    """Starts a service for a checkpoint folder, with flags as keywords."""
 
-    def make(model: Path, name: str = "p", **flags: Any) -> AbstractAsyncContextManager[Room]:
+    def make(
+        model: Path, name: str = "p", **flags: Any
+    ) -> AbstractAsyncContextManager[RunningPreprocess]:
         return running(
             PreprocessSettings(
                 model=model,

@@ -1,4 +1,4 @@
-"""Small files that cost much: refused by what their headers promise, or ended once and for all."""
+"""Small files that cost much to decode: refused by their headers, or ended by a limit."""
 
 import asyncio
 import io
@@ -21,7 +21,7 @@ from services.preprocess.media.video import open_video
 from services.preprocess.worker.pool import ImageWorkerPool
 from shared.artifacts.store import ArtifactStore, Reservation
 from shared.errors import InvalidRequest, Overloaded
-from tests.support.preprocess_room import file_of, picture
+from tests.support.preprocess_service import file_of, picture
 
 LIMITS = ImageLimits(max_pixels=50_000_000, max_video_pixels=400_000_000)
 
@@ -74,7 +74,7 @@ PICTURES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_that_promise_too_much(name: str) -> None:
+def test_pictures_over_a_limit_are_refused_by_their_header(name: str) -> None:
     limit, make = PICTURES[name]
     with pytest.raises(UnreadableImage) as caught:
         decode(make(), LIMITS)
@@ -82,7 +82,7 @@ def test_pictures_that_promise_too_much(name: str) -> None:
     assert limit in caught.value.message
 
 
-FILMS: dict[str, Callable[[], bytes]] = {
+ANIMATIONS: dict[str, Callable[[], bytes]] = {
     "PNG": lambda: moving_png(2000, 2000, 150),
     "GIF": lambda: file_of(
         PIL.Image.new("P", (3000, 3000)),
@@ -102,15 +102,15 @@ FILMS: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", FILMS)
-def test_films_that_promise_too_much(name: str) -> None:
+@pytest.mark.parametrize("name", ANIMATIONS)
+def test_animations_over_a_limit_are_refused_by_their_header(name: str) -> None:
     with pytest.raises(UnreadableImage) as caught:
-        open_video(FILMS[name](), FrameSelection(), LIMITS)
+        open_video(ANIMATIONS[name](), FrameSelection(), LIMITS)
     assert caught.value.reason == "VIDEO_TOO_LARGE"
     assert "frames" in caught.value.message
 
 
-def test_what_encoders_write_passes() -> None:
+def test_files_of_common_encoders_pass() -> None:
     large = picture(600, 400).resize((4000, 3000))
     for style, options in (
         ("JPEG", {"progressive": True}),
@@ -130,7 +130,7 @@ def thumbnail() -> bytes:
     return exif.tobytes()
 
 
-class Desk:
+class Pool:
     """A pool, and where its pixels go."""
 
     def __init__(self, pool: ImageWorkerPool, store: ArtifactStore) -> None:
@@ -157,7 +157,7 @@ class Desk:
         return await task
 
 
-PoolMaker = Callable[..., "asyncio.Future[Desk]"]
+PoolMaker = Callable[..., "asyncio.Future[Pool]"]
 
 
 @pytest.fixture
@@ -165,12 +165,12 @@ async def make_pool(clip_folder: Path, short_tmp: Path) -> AsyncIterator[Callabl
     store = ArtifactStore(short_tmp / "artifacts", "pool", "unix:/none")
     pools: list[ImageWorkerPool] = []
 
-    async def make(**options: float) -> Desk:
+    async def make(**options: float) -> Pool:
         timeout_s = options.pop("timeout_s", 20.0)
         limits = ImageLimits(max_pixels=50_000_000)
         pool = ImageWorkerPool(clip_folder, limits, 1, timeout_s, **options)
         pools.append(await pool.__aenter__())
-        return Desk(pool, store)
+        return Pool(pool, store)
 
     yield make
     for pool in pools:
@@ -187,34 +187,36 @@ def slow() -> bytes:
 
 
 async def test_a_file_that_takes_too_long_is_tried_once(make_pool: PoolMaker) -> None:
-    desk = await make_pool(timeout_s=0.3)
+    pool = await make_pool(timeout_s=0.3)
     with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as caught:
-        await desk.decode(slow())
+        await pool.decode(slow())
     assert caught.value.reason == "IMAGE_TIMEOUT"
     assert "--image-timeout-s" in caught.value.message
     assert [line["again"] for line in lines if line["event"] == "image worker lost"] == [False]
-    assert await desk.decode(GOOD) == (80, 60)
+    assert await pool.decode(GOOD) == (80, 60)
 
 
-async def test_who_ended_the_worker_decides_about_a_second_try(make_pool: PoolMaker) -> None:
-    desk = await make_pool()
-    assert await desk.decode_signalled(GOOD, signal.SIGKILL) == (80, 60)
+async def test_a_file_is_tried_again_only_if_its_worker_was_killed_from_outside(
+    make_pool: PoolMaker,
+) -> None:
+    pool = await make_pool()
+    assert await pool.decode_signalled(GOOD, signal.SIGKILL) == (80, 60)
     for number, reason in (
         (signal.SIGSEGV, "IMAGE_UNUSABLE"),
         (signal.SIGXCPU, "IMAGE_TIMEOUT"),
         (signal.SIGSYS, "IMAGE_UNUSABLE"),
     ):
         with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as caught:
-            await desk.decode_signalled(GOOD, number, signal.SIGCONT)
+            await pool.decode_signalled(GOOD, number, signal.SIGCONT)
         assert caught.value.reason == reason
         assert len([line for line in lines if line["event"] == "image worker lost"]) == 1
-        assert await desk.decode(GOOD) == (80, 60)
+        assert await pool.decode(GOOD) == (80, 60)
 
 
 async def test_a_worker_has_limits(make_pool: PoolMaker) -> None:
-    desk = await make_pool()
-    await desk.decode(GOOD)
-    (worker,) = desk.pool.pids
+    pool = await make_pool()
+    await pool.decode(GOOD)
+    (worker,) = pool.pool.pids
     lines = Path(f"/proc/{worker}/limits").read_text().splitlines()
     soft = {line[:26].strip(): line[26:].split()[0] for line in lines[1:]}
     for name in ("Max address space", "Max cpu time", "Max file size"):
@@ -226,36 +228,36 @@ async def test_a_worker_has_limits(make_pool: PoolMaker) -> None:
 
 
 async def test_a_tenant_with_a_spent_budget_waits_and_others_do_not(make_pool: PoolMaker) -> None:
-    desk = await make_pool(timeout_s=0.3, budget_s=0.1)
+    pool = await make_pool(timeout_s=0.3, budget_s=0.1)
     with pytest.raises(InvalidRequest):
-        await desk.decode(slow(), "a")
+        await pool.decode(slow(), "a")
     with pytest.raises(Overloaded) as caught:
-        await desk.decode(GOOD, "a")
+        await pool.decode(GOOD, "a")
     assert caught.value.reason == "DECODE_BUDGET"
     assert "--media-budget-s" in caught.value.message
     assert int(caught.value.metadata["retry_after_s"]) > 0
-    assert await desk.decode(GOOD, "b") == (80, 60)
+    assert await pool.decode(GOOD, "b") == (80, 60)
 
 
 async def test_ordinary_pictures_cost_no_budget(make_pool: PoolMaker) -> None:
-    desk = await make_pool(budget_s=0.01)
+    pool = await make_pool(budget_s=0.01)
     for _ in range(30):
-        assert await desk.decode(GOOD, "a") == (80, 60)
+        assert await pool.decode(GOOD, "a") == (80, 60)
 
 
 async def test_one_tenant_never_has_every_worker(make_pool: PoolMaker) -> None:
-    desk = await make_pool()
-    (held,) = desk.pool.pids
+    pool = await make_pool()
+    (held,) = pool.pool.pids
     os.kill(held, signal.SIGSTOP)
-    stuck = [asyncio.create_task(desk.decode(GOOD, "a")) for _ in range(5)]
+    stuck = [asyncio.create_task(pool.decode(GOOD, "a")) for _ in range(5)]
     await asyncio.sleep(0)
-    assert await desk.decode(GOOD, "b") == (80, 60)
+    assert await pool.decode(GOOD, "b") == (80, 60)
     assert not any(task.done() for task in stuck)
     os.kill(held, signal.SIGCONT)
     assert await asyncio.gather(*stuck) == [(80, 60)] * 5
 
 
-def test_memory_beyond_the_limit_is_said() -> None:
+def test_memory_over_the_limit_is_reported() -> None:
     deep = io.BytesIO()
     PIL.Image.new("RGB", (4000, 4000)).save(deep, "PNG")
     with pytest.raises(UnreadableImage, match="--image-memory-bytes"):

@@ -82,7 +82,7 @@ def test_llava_next_counts_are_those_of_transformers(
         ({"config": {"image_grid_pinpoints": [[56, 57]]}}, "no multiples"),
     ],
 )
-def test_llava_next_that_cannot_be_is_found_at_start(
+def test_an_impossible_llava_next_is_refused_at_start(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -145,6 +145,6 @@ def test_tower_and_processor_of_qwen2_vl_must_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 100), (100, 3), (4, 801), (1000, 4)])
-def test_lines_of_pixels_are_refused_before_any_family_sees_them(width: int, height: int) -> None:
+def test_too_narrow_images_are_refused_for_every_family(width: int, height: int) -> None:
     with pytest.raises(UnreadableImage):
         LIMITS.check(width, height)

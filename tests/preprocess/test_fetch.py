@@ -1,4 +1,4 @@
-"""Media come from the public internet and from nowhere else, however the address is written."""
+"""Media are fetched from the public internet alone, however the address is written."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from services.preprocess.media.address_policy import is_public
 from services.preprocess.media.fetch import FetchPolicy, MediaFetcher
 from shared.errors import InvalidRequest
 from shared.queue.media_store import media_digest
-from tests.support.preprocess_room import RoomMaker, file_of, image_at, picture, turn
+from tests.support.preprocess_service import PreprocessMaker, file_of, image_at, picture, turn
 
 PNG = file_of(picture(60, 60))
 
@@ -158,7 +158,7 @@ def test_what_is_not_globally_routable_is_not_public(address: str) -> None:
 @pytest.mark.parametrize(
     "host", ["a" * 4000, ".".join(["abc"] * 100), "a" * 64 + ".example.org", "ü" * 4000]
 )
-async def test_a_host_name_that_cannot_be_one_is_not_looked_up(
+async def test_an_invalid_host_name_is_not_looked_up(
     host: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_up = []
@@ -174,7 +174,9 @@ async def test_a_host_name_that_cannot_be_one_is_not_looked_up(
     assert looked_up == []
 
 
-async def test_slow_names_hold_up_nobody_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_lookups_do_not_delay_others(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answered, real = threading.Event(), socket.getaddrinfo
 
     def resolve(host: str, *rest: object, **options: object) -> object:
@@ -264,7 +266,7 @@ async def test_names_at_one_address_share_neither_connections_nor_cookies(
     assert named.connections <= 3  # one for each name, and the one that was refused
 
 
-async def test_clients_of_many_hosts_are_closed_in_their_turn(
+async def test_http_clients_of_many_hosts_are_closed_least_recently_used_first(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def resolve(host: str, *_: object, **options: object) -> list[object]:
@@ -278,7 +280,7 @@ async def test_clients_of_many_hosts_are_closed_in_their_turn(
         assert len(fetcher._clients._entries) == 64
 
 
-async def test_a_name_that_turns_private_is_dialled_where_it_was_checked(
+async def test_the_connection_goes_to_the_address_that_was_checked(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter(["127.0.0.1", "93.184.216.34"])
@@ -293,7 +295,7 @@ async def test_a_name_that_turns_private_is_dialled_where_it_was_checked(
     assert next(answers) == "93.184.216.34"  # it was asked once
 
 
-async def test_one_private_address_among_several_is_enough(
+async def test_one_private_address_among_several_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def resolve(host: str, port: int, **_: object) -> list[object]:
@@ -319,7 +321,7 @@ async def test_fetching_and_its_limits(site: Site) -> None:
     assert await refused(private(), "http://127.0.0.1:1/") == "MEDIA_FETCH_FAILED"
 
 
-async def test_a_name_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_host_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(host: str, port: int, **_: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -353,17 +355,17 @@ async def test_allowed_domains(site: Site) -> None:
     assert not policy.allows("badexample.org")
 
 
-async def test_the_room_fetches_by_its_policy(
-    site: Site, clip_folder: Path, make_room: RoomMaker
+async def test_the_service_fetches_by_its_policy(
+    site: Site, clip_folder: Path, make_service: PreprocessMaker
 ) -> None:
     url = f"http://127.0.0.1:{site.port}/a.png"
-    async with make_room(clip_folder, "closed") as room:
+    async with make_service(clip_folder, "closed") as service:
         with pytest.raises(InvalidRequest) as caught:
-            await room.chat(turn("user", image_at(url, "the field")))
+            await service.chat(turn("user", image_at(url, "the field")))
         assert caught.value.reason == "MEDIA_ADDRESS"
         assert caught.value.metadata["field"] == "the field"
-    async with make_room(clip_folder, "open", allow_private_media=True) as room:
-        response = await room.chat(turn("user", image_at(url)))
+    async with make_service(clip_folder, "open", allow_private_media=True) as service:
+        response = await service.chat(turn("user", image_at(url)))
         assert response.media[0].source_digest == media_digest(PNG)
         with pytest.raises(InvalidRequest):
-            await room.chat(turn("user", image_at(f"http://127.0.0.1:{site.port}/x")))
+            await service.chat(turn("user", image_at(f"http://127.0.0.1:{site.port}/x")))

@@ -1,4 +1,4 @@
-"""Images of every kind, good and hostile: a bad one costs its request and nothing else."""
+"""Images of every kind, good and hostile: a bad one fails its request and nothing else."""
 
 import asyncio
 import io
@@ -21,7 +21,15 @@ from shared.queue.media_store import media_digest
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
 from tests.support.pixels import pixel_values
-from tests.support.preprocess_room import RoomMaker, file_of, image, image_at, picture, text, turn
+from tests.support.preprocess_service import (
+    PreprocessMaker,
+    file_of,
+    image,
+    image_at,
+    picture,
+    text,
+    turn,
+)
 
 FIELD = "messages[3].content[1].image_url"
 
@@ -73,10 +81,12 @@ def kinds() -> dict[str, tuple[bytes, PIL.Image.Image]]:
     return files
 
 
-async def test_every_kind_is_seen_as_it_is(clip_folder: Path, make_room: RoomMaker) -> None:
-    async with make_room(clip_folder) as room:
+async def test_every_format_gives_the_pixels_of_transformers(
+    clip_folder: Path, make_service: PreprocessMaker
+) -> None:
+    async with make_service(clip_folder) as service:
         for kind, (data, seen) in kinds().items():
-            response = await room.chat(turn("user", image(data), text("hi")))
+            response = await service.chat(turn("user", image(data), text("hi")))
             np.testing.assert_array_equal(
                 await pixel_values(response.media[0]), expected(seen), kind
             )
@@ -115,45 +125,49 @@ BAD = {
 }
 
 
-async def test_bad_images_are_refused_by_field(clip_folder: Path, make_room: RoomMaker) -> None:
+async def test_bad_images_are_refused_by_field(
+    clip_folder: Path, make_service: PreprocessMaker
+) -> None:
     good = file_of(picture(80, 60), "JPEG")
-    async with make_room(clip_folder, max_image_bytes=200_000) as room:
+    async with make_service(clip_folder, max_image_bytes=200_000) as service:
         for case, (reason, source) in BAD.items():
             part = (
                 image(source, FIELD) if isinstance(source, bytes) else image_at(str(source), FIELD)
             )
             with pytest.raises(InvalidRequest) as caught:
-                await room.chat(turn("user", image(good, "other"), part, text("hi")))
+                await service.chat(turn("user", image(good, "other"), part, text("hi")))
             assert caught.value.reason.startswith(reason), (case, caught.value)
             assert caught.value.metadata["field"] == FIELD
             assert caught.value.message.startswith(FIELD)
-            await room.chat(turn("user", image(good)))
+            await service.chat(turn("user", image(good)))
 
 
-async def test_data_urls(clip_folder: Path, make_room: RoomMaker) -> None:
+async def test_data_urls(clip_folder: Path, make_service: PreprocessMaker) -> None:
     import base64
     from urllib.parse import quote
 
     data = file_of(picture(40, 40))
     plain = base64.b64encode(data).decode()
-    async with make_room(clip_folder) as room:
+    async with make_service(clip_folder) as service:
         urls = [
             f"data:image/png;base64,{plain}",
             f"DATA:;base64,{plain[:50]}\n{plain[50:].rstrip('=')}",
             f"data:image/png,{quote(data)}",
         ]
         for url in urls:
-            response = await room.chat(turn("user", image_at(url)))
+            response = await service.chat(turn("user", image_at(url)))
             assert response.media[0].source_digest == media_digest(data)
 
 
-async def test_repeated_images_are_processed_once(clip_folder: Path, make_room: RoomMaker) -> None:
+async def test_repeated_images_are_processed_once(
+    clip_folder: Path, make_service: PreprocessMaker
+) -> None:
     a, b = (file_of(picture(300, 300, seed)) for seed in (1, 2))
-    async with make_room(clip_folder) as room:
+    async with make_service(clip_folder) as service:
         together = await asyncio.gather(
-            *(room.chat(turn("user", image(a), image(b), image(a))) for _ in range(4))
+            *(service.chat(turn("user", image(a), image(b), image(a))) for _ in range(4))
         )
-        again = await room.chat(turn("user", image(b), image(a)))
+        again = await service.chat(turn("user", image(b), image(a)))
     first = [m.pixels.location.path for m in together[0].media]
     assert first[0] == first[2] != first[1]
     for response in together:
@@ -164,84 +178,93 @@ async def test_repeated_images_are_processed_once(clip_folder: Path, make_room: 
     assert len(set(offsets)) == 3
 
 
-async def test_pixels_come_again_after_a_restart(
-    clip_folder: Path, siglip_folder: Path, make_room: RoomMaker, redis_url: str
+async def test_pixels_are_made_again_after_a_restart(
+    clip_folder: Path, siglip_folder: Path, make_service: PreprocessMaker, redis_url: str
 ) -> None:
     data = file_of(picture(90, 70))
-    async with make_room(clip_folder, "first") as room:
-        item = (await room.chat(turn("user", image(data)))).media[0]
+    async with make_service(clip_folder, "first") as service:
+        item = (await service.chat(turn("user", image(data)))).media[0]
         before = await pixel_values(item)
     assert not Path(item.pixels.location.path).exists()
-    async with make_room(clip_folder, "second") as room:
-        answer = await room.stub.GetPixels(GetPixelsRequest(media=item))
+    async with make_service(clip_folder, "second") as service:
+        answer = await service.stub.GetPixels(GetPixelsRequest(media=item))
         again = MediaItem(digest=item.digest, pixels=answer.pixels, scaling=item.scaling)
         np.testing.assert_array_equal(await pixel_values(again), before)
         async with redis.asyncio.Redis.from_url(redis_url) as client:
             await client.flushall()
         with pytest.raises(Precondition), calling("preprocess"):
-            await room.stub.GetPixels(GetPixelsRequest(media=MediaItem(digest=b"x" * 16)))
-    async with make_room(clip_folder, "third") as room:
+            await service.stub.GetPixels(GetPixelsRequest(media=MediaItem(digest=b"x" * 16)))
+    async with make_service(clip_folder, "third") as service:
         with pytest.raises(NotFound), calling("preprocess"):
-            await room.stub.GetPixels(GetPixelsRequest(media=item))
-    async with make_room(siglip_folder, "other model") as room:
+            await service.stub.GetPixels(GetPixelsRequest(media=item))
+    async with make_service(siglip_folder, "other model") as service:
         with pytest.raises(Precondition), calling("preprocess"):
-            await room.stub.GetPixels(GetPixelsRequest(media=item))
+            await service.stub.GetPixels(GetPixelsRequest(media=item))
 
 
-async def test_a_small_cache_keeps_answering(clip_folder: Path, make_room: RoomMaker) -> None:
-    async with make_room(clip_folder, pixel_cache_bytes=2 * 3 * 56 * 56) as room:
+async def test_a_small_cache_keeps_answering(
+    clip_folder: Path, make_service: PreprocessMaker
+) -> None:
+    async with make_service(clip_folder, pixel_cache_bytes=2 * 3 * 56 * 56) as service:
         items = [
-            (await room.chat(turn("user", image(file_of(picture(60, 60, seed)))))).media[0]
+            (await service.chat(turn("user", image(file_of(picture(60, 60, seed)))))).media[0]
             for seed in range(4)
         ]
         there = [Path(item.pixels.location.path).exists() for item in items]
         assert there == [False, False, True, True]
-        answer = await room.stub.GetPixels(GetPixelsRequest(media=items[0]))
+        answer = await service.stub.GetPixels(GetPixelsRequest(media=items[0]))
         assert Path(answer.pixels.location.path).exists()
 
 
-async def test_a_full_media_store_says_come_back(clip_folder: Path, make_room: RoomMaker) -> None:
+async def test_a_full_media_store_asks_to_retry(
+    clip_folder: Path, make_service: PreprocessMaker
+) -> None:
     one, two = (file_of(picture(60, 60, seed)) for seed in (1, 2))
-    async with make_room(clip_folder, media_store_bytes=len(one) + 100) as room:
-        await room.chat(turn("user", image(one)))
+    async with make_service(clip_folder, media_store_bytes=len(one) + 100) as service:
+        await service.chat(turn("user", image(one)))
         with pytest.raises(Overloaded) as caught:
-            await room.chat(turn("user", image(two)))
+            await service.chat(turn("user", image(two)))
         assert caught.value.reason == "MEDIA_STORE_FULL"
         assert int(caught.value.metadata["retry_after_s"]) > 0
-        await room.chat(turn("user", image(one)))
+        await service.chat(turn("user", image(one)))
 
 
-async def test_a_killed_worker_costs_no_request(clip_folder: Path, make_room: RoomMaker) -> None:
-    async with make_room(clip_folder) as room:
-        await room.chat(turn("user", image(file_of(picture(50, 50, 1)))))
+async def test_a_killed_worker_costs_no_request(
+    clip_folder: Path, make_service: PreprocessMaker
+) -> None:
+    async with make_service(clip_folder) as service:
+        await service.chat(turn("user", image(file_of(picture(50, 50, 1)))))
         for pid in image_workers():
             os.kill(pid, signal.SIGKILL)
         responses = await asyncio.gather(
-            *(room.chat(turn("user", image(file_of(picture(50, 50, seed))))) for seed in range(3))
+            *(
+                service.chat(turn("user", image(file_of(picture(50, 50, seed)))))
+                for seed in range(3)
+            )
         )
         assert all(len(response.media) == 1 for response in responses)
 
 
 async def test_a_worker_that_hangs_costs_one_request(
-    clip_folder: Path, make_room: RoomMaker
+    clip_folder: Path, make_service: PreprocessMaker
 ) -> None:
-    async with make_room(clip_folder, image_timeout_s=0.5) as room:
+    async with make_service(clip_folder, image_timeout_s=0.5) as service:
         stopped = image_workers()
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        response = await room.chat(turn("user", image(file_of(picture(50, 50)))))
+        response = await service.chat(turn("user", image(file_of(picture(50, 50)))))
         assert len(response.media) == 1
         assert not set(stopped) & set(image_workers())
 
 
-async def test_text_is_answered_while_redis_is_away_and_images_are_not(
-    clip_folder: Path, make_room: RoomMaker, private_redis: Any, short_tmp: Path
+async def test_without_redis_text_is_prepared_and_images_are_not(
+    clip_folder: Path, make_service: PreprocessMaker, private_redis: Any, short_tmp: Path
 ) -> None:
-    async with make_room(clip_folder, redis_url=private_redis.url) as room:
+    async with make_service(clip_folder, redis_url=private_redis.url) as service:
         private_redis.stop()
-        await room.chat(turn("user", text("hi")))
+        await service.chat(turn("user", text("hi")))
         with pytest.raises(ServingError) as caught:
-            await room.chat(turn("user", image(file_of(picture()))))
+            await service.chat(turn("user", image(file_of(picture()))))
         assert caught.value.reason == "REDIS_UNAVAILABLE"
 
 

@@ -1,4 +1,4 @@
-"""Pixels that travel as bytes stand for the very bits that transformers' image processors make."""
+"""Pixels stored as uint8 give bit for bit the values of transformers' image processors."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactReader
 from tests.support.checkpoints import make_checkpoint
 from tests.support.pixels import pixel_values
-from tests.support.preprocess_room import RoomMaker, file_of, image, picture, turn
+from tests.support.preprocess_service import PreprocessMaker, file_of, image, picture, turn
 from tests.support.vision_checkpoints import llava_checkpoint
 
 # Sides that divide evenly and sides that do not, up and down, wide and tall.
@@ -35,15 +35,15 @@ SMALL = {"shortest_edge": 56 * 56, "longest_edge": 20 * 28 * 28}
     ("family", "processor"),
     [("llava_next", LlavaNextImageProcessorPil), ("qwen2_vl", Qwen2VLImageProcessorPil)],
 )
-async def test_every_bit_is_that_of_the_processor(
-    family: str, processor: Any, tmp_path: Path, make_room: RoomMaker
+async def test_pixels_are_bit_equal_to_the_processors(
+    family: str, processor: Any, tmp_path: Path, make_service: PreprocessMaker
 ) -> None:
     folder = make_checkpoint(tmp_path, family)
     reference = processor.from_dict(read_processor_config(folder))
-    async with make_room(folder) as room:
+    async with make_service(folder) as service:
         for number, size in enumerate(SIZES):
             seen = picture(*size, seed=number)
-            item = (await room.chat(turn("user", image(file_of(seen))))).media[0]
+            item = (await service.chat(turn("user", image(file_of(seen))))).media[0]
             expected = np.asarray(reference(images=seen, return_tensors="np")["pixel_values"])
             expected = expected if family == "qwen2_vl" else expected[0]
             np.testing.assert_array_equal(await pixel_values(item), expected)
@@ -58,7 +58,7 @@ async def test_every_bit_is_that_of_the_processor(
         {"image_mean": [0.1, 0.2, 0.3], "image_std": [1.5, 0.7, 0.01]},
     ],
 )
-def test_the_table_is_the_arithmetic_of_the_processor(settings: dict[str, Any]) -> None:
+def test_the_scaling_table_equals_the_processors_arithmetic(settings: dict[str, Any]) -> None:
     every = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
     processor = SiglipImageProcessorPil(do_resize=False, **settings)
     made = processor(images=PIL.Image.fromarray(every), return_tensors="np")["pixel_values"][0]
@@ -68,8 +68,8 @@ def test_the_table_is_the_arithmetic_of_the_processor(settings: dict[str, Any]) 
     np.testing.assert_array_equal(found, made)
 
 
-async def test_values_travel_where_bytes_cannot_say_them(
-    tmp_path: Path, make_room: RoomMaker
+async def test_pixels_that_bytes_cannot_represent_are_stored_as_float32(
+    tmp_path: Path, make_service: PreprocessMaker
 ) -> None:
     """A processor whose last steps are others: here it takes one away after rescaling."""
     folder = llava_checkpoint(tmp_path)
@@ -79,8 +79,8 @@ async def test_values_travel_where_bytes_cannot_say_them(
     config["image_processor"] = processor.to_dict()
     (folder / "processor_config.json").write_text(json.dumps(config))
     seen = picture(80, 60)
-    async with make_room(folder) as room:
-        item = (await room.chat(turn("user", image(file_of(seen))))).media[0]
+    async with make_service(folder) as service:
+        item = (await service.chat(turn("user", image(file_of(seen))))).media[0]
         reader = ArtifactReader()
         pixels = np.array(await reader.open(item.pixels))
         await reader.close()
@@ -119,6 +119,6 @@ def test_resizing_early_changes_no_bit(processor: Any) -> None:
         LlavaNextImageProcessorPil(),
     ],
 )
-def test_what_is_not_understood_is_left_to_the_processor(processor: Any) -> None:
+def test_unknown_processors_resize_by_themselves(processor: Any) -> None:
     seen = picture(80, 60)
     assert early_resize.resize(processor, seen) is seen

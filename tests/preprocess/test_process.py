@@ -1,4 +1,4 @@
-"""The room as a process of its own."""
+"""Preprocess as a process of its own."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,21 @@ from shared.net.channels import open_channel
 from shared.settings import child_environment
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
-from tests.support.preprocess_room import Room, RoomMaker, file_of, image, picture, text, turn
+from tests.support.preprocess_service import (
+    PreprocessMaker,
+    RunningPreprocess,
+    file_of,
+    image,
+    picture,
+    text,
+    turn,
+)
 
 
 @contextlib.asynccontextmanager
 async def process(
     model: Path, redis_url: str, folder: Path
-) -> AsyncIterator[tuple[subprocess.Popen[bytes], Room]]:
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], RunningPreprocess]]:
     address = f"unix:{folder}/p.sock"
     arguments = ["--model", model, "--redis-url", redis_url, "--listen", address]
     child = subprocess.Popen(
@@ -43,7 +51,7 @@ async def process(
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     break
             await asyncio.sleep(0.05)
-        yield child, Room(PreprocessServiceStub(channel), channel, address)
+        yield child, RunningPreprocess(PreprocessServiceStub(channel), channel, address)
     finally:
         await channel.close()
         child.kill()
@@ -59,11 +67,11 @@ def workers_of(pid: int) -> list[int]:
     ]
 
 
-async def test_a_killed_room_leaves_pixels_that_are_mapped_and_no_processes(
+async def test_a_killed_service_leaves_mapped_pixels_and_no_processes(
     clip_folder: Path, redis_url: str, short_tmp: Path
 ) -> None:
-    async with process(clip_folder, redis_url, short_tmp) as (child, room):
-        item = (await room.chat(turn("user", image(file_of(picture()))))).media[0]
+    async with process(clip_folder, redis_url, short_tmp) as (child, service):
+        item = (await service.chat(turn("user", image(file_of(picture()))))).media[0]
         reader = ArtifactReader()
         mapped = await reader.open(item.pixels)
         before = mapped.copy()
@@ -75,27 +83,29 @@ async def test_a_killed_room_leaves_pixels_that_are_mapped_and_no_processes(
         assert reader.try_open_local(item.pixels) is None
         assert (mapped == before).all()
         while Path(f"/proc/{workers[0]}/cmdline").exists() and is_running(workers[0]):
-            await asyncio.sleep(0.05)  # its input ends with the room
+            await asyncio.sleep(0.05)  # its input ends with the service
 
 
-async def test_a_stopped_room_exits_in_order(
+async def test_a_stopped_service_exits_in_order(
     clip_folder: Path, redis_url: str, short_tmp: Path
 ) -> None:
-    async with process(clip_folder, redis_url, short_tmp) as (child, room):
-        await room.chat(turn("user", image(file_of(picture()))))
+    async with process(clip_folder, redis_url, short_tmp) as (child, service):
+        await service.chat(turn("user", image(file_of(picture()))))
         child.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(child.wait) == 0
     assert list((short_tmp / "artifacts").iterdir()) == []
 
 
 async def test_short_prompts_overtake_a_very_long_one(
-    llama_folder: Path, make_room: RoomMaker
+    llama_folder: Path, make_service: PreprocessMaker
 ) -> None:
-    async with make_room(llama_folder, max_model_len=100_000_000) as room:
-        long = asyncio.create_task(room.prepare(PrepareRequest(text="The red circle. " * 150_000)))
+    async with make_service(llama_folder, max_model_len=100_000_000) as service:
+        long = asyncio.create_task(
+            service.prepare(PrepareRequest(text="The red circle. " * 150_000))
+        )
         await asyncio.sleep(0)
         for number in range(20):
-            await room.chat(turn("user", text(f"hi {number}")))
+            await service.chat(turn("user", text(f"hi {number}")))
         assert not long.done()
         assert len((await long).token_ids) > 1_000_000
 

@@ -1,4 +1,4 @@
-"""Several prompts in a message: each gets what it would have got alone."""
+"""Several prompts in a message: each result is the one it would have alone."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareManyResponse,
     PrepareRequest,
 )
-from tests.support.preprocess_room import RoomMaker, file_of, image, picture, text, turn
+from tests.support.preprocess_service import PreprocessMaker, file_of, image, picture, text, turn
 
 
-async def test_a_message_is_answered_in_order_and_a_bad_prompt_costs_itself(
-    llama_folder: Path, make_room: RoomMaker
+async def test_a_message_is_answered_in_order_and_a_bad_prompt_fails_alone(
+    llama_folder: Path, make_service: PreprocessMaker
 ) -> None:
     chat = PrepareRequest(conversation=Conversation(messages=[turn("user", text("hi"))]))
     good = [PrepareRequest(text="The red circle"), chat, PrepareRequest(text="the blue square")]
@@ -22,9 +22,9 @@ async def test_a_message_is_answered_in_order_and_a_bad_prompt_costs_itself(
         conversation=Conversation(messages=[turn("user", image(file_of(picture())))])
     )
     long = PrepareRequest(text="The red circle", max_prompt_tokens=1)
-    async with make_room(llama_folder) as room:
-        alone = [await room.prepare(request) for request in good]
-        call = room.stub.PrepareMany()
+    async with make_service(llama_folder) as service:
+        alone = [await service.prepare(request) for request in good]
+        call = service.stub.PrepareMany()
         for _ in range(2):
             prompts = [good[0], bad, good[1], seen, long, good[2]]
             await call.write(PrepareManyRequest(prompts=prompts))

@@ -12,7 +12,15 @@ from transformers import AutoProcessor, AutoTokenizer
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest
 from tests.support.pixels import pixel_values
-from tests.support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
+from tests.support.preprocess_service import (
+    PreprocessMaker,
+    file_of,
+    ids_of,
+    image,
+    picture,
+    text,
+    turn,
+)
 from tests.support.vision_checkpoints import (
     MAX_LEN,
     STRING_TEMPLATE,
@@ -69,14 +77,16 @@ def oracle(folder: Path, conversation: Any) -> tuple[list[int], np.ndarray[Any, 
 
 
 @pytest.mark.parametrize("tower", ["clip", "siglip", "clip saved by an older version"])
-async def test_chat_equals_transformers(tower: str, tmp_path: Path, make_room: RoomMaker) -> None:
+async def test_chat_equals_transformers(
+    tower: str, tmp_path: Path, make_service: PreprocessMaker
+) -> None:
     folder = llava_checkpoint(tmp_path, tower.split()[0])
     expected = {name: oracle(folder, c) for name, c in CONVERSATIONS.items()}
     if "older" in tower:
         like_older_versions(folder)
-    async with make_room(folder) as room:
+    async with make_service(folder) as service:
         for name, conversation in CONVERSATIONS.items():
-            response = await room.chat(*to_messages(conversation))
+            response = await service.chat(*to_messages(conversation))
             ids, pixels = expected[name]
             assert ids_of(response) == ids, name
             marker = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<image>")
@@ -89,22 +99,22 @@ async def test_chat_equals_transformers(tower: str, tmp_path: Path, make_room: R
 
 
 async def test_template_without_images_gets_markers_in_the_text(
-    tmp_path: Path, make_room: RoomMaker
+    tmp_path: Path, make_service: PreprocessMaker
 ) -> None:
     folder = llava_checkpoint(tmp_path, template=STRING_TEMPLATE)
-    async with make_room(folder) as room:
-        response = await room.chat(turn("user", text("Look"), image(file_of(A)), text("here")))
+    async with make_service(folder) as service:
+        response = await service.chat(turn("user", text("Look"), image(file_of(A)), text("here")))
     assert "Look\n<image>\nhere" in response.text
     assert [m.length for m in response.media] == [16]
 
 
 async def test_what_users_write_is_never_a_control_token(
-    clip_folder: Path, make_room: RoomMaker
+    clip_folder: Path, make_service: PreprocessMaker
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(clip_folder)
     special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<image>")}
-    async with make_room(clip_folder) as room:
-        plain = await room.chat(turn("user", text("hello")))
+    async with make_service(clip_folder) as service:
+        plain = await service.chat(turn("user", text("hello")))
         expected = [i for i in ids_of(plain) if i in special]
         for words in (
             "<image>",
@@ -113,39 +123,41 @@ async def test_what_users_write_is_never_a_control_token(
             "<<image>image>",
             "x <|im_end|> y",
         ):
-            response = await room.chat(turn("user", text(words)))
+            response = await service.chat(turn("user", text(words)))
             assert [i for i in ids_of(response) if i in special] == expected, words
             assert words in response.text
             assert words in tokenizer.decode(ids_of(response))
-            with_image = await room.chat(turn("user", text(words), image(file_of(A))))
+            with_image = await service.chat(turn("user", text(words), image(file_of(A))))
             assert [m.length for m in with_image.media] == [16]
 
 
-async def test_a_control_token_over_two_parts_is_none(
-    clip_folder: Path, make_room: RoomMaker
+async def test_a_control_token_split_over_two_parts_is_text(
+    clip_folder: Path, make_service: PreprocessMaker
 ) -> None:
-    async with make_room(clip_folder) as room:
-        response = await room.chat(turn("user", text("a <ima"), text("ge> b"), image(file_of(A))))
+    async with make_service(clip_folder) as service:
+        response = await service.chat(
+            turn("user", text("a <ima"), text("ge> b"), image(file_of(A)))
+        )
     assert len(response.media) == 1
 
 
-async def test_plain_text_and_token_ids(llama_folder: Path, make_room: RoomMaker) -> None:
+async def test_plain_text_and_token_ids(llama_folder: Path, make_service: PreprocessMaker) -> None:
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
-    async with make_room(llama_folder) as room:
+    async with make_service(llama_folder) as service:
         chat = [{"role": "user", "content": "What is in the picture?"}]
-        response = await room.chat(turn("user", text("What is in the picture?")))
+        response = await service.chat(turn("user", text("What is in the picture?")))
         assert ids_of(response) == tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_dict=False
         )
         words = "Once <|im_start|> upon"
-        response = await room.prepare(PrepareRequest(text=words))
+        response = await service.prepare(PrepareRequest(text=words))
         assert ids_of(response) == tokenizer(words)["input_ids"]
         given = np.array([1, 2, 300], "<i4").tobytes()
-        assert (await room.prepare(PrepareRequest(token_ids=given))).token_ids == given
+        assert (await service.prepare(PrepareRequest(token_ids=given))).token_ids == given
 
 
 async def test_text_of_a_model_that_adds_bos(
-    llama_folder: Path, tmp_path: Path, make_room: RoomMaker
+    llama_folder: Path, tmp_path: Path, make_service: PreprocessMaker
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
     tokenizer.add_bos_token = True
@@ -153,11 +165,11 @@ async def test_text_of_a_model_that_adds_bos(
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(llama_folder / name)
     oracle = AutoTokenizer.from_pretrained(tmp_path)
-    async with make_room(tmp_path) as room:
-        response = await room.prepare(PrepareRequest(text="The red circle"))
+    async with make_service(tmp_path) as service:
+        response = await service.prepare(PrepareRequest(text="The red circle"))
         assert ids_of(response) == oracle("The red circle")["input_ids"]
         assert ids_of(response)[0] == oracle.bos_token_id
-        chat = await room.chat(turn("user", text("hi")))
+        chat = await service.chat(turn("user", text("hi")))
         assert ids_of(chat).count(oracle.bos_token_id) == 1
 
 
@@ -212,85 +224,87 @@ REFUSED = {
 }
 
 
-async def test_refusals_name_the_field(llama_folder: Path, make_room: RoomMaker) -> None:
-    async with make_room(llama_folder) as room:
+async def test_refusals_name_the_field(llama_folder: Path, make_service: PreprocessMaker) -> None:
+    async with make_service(llama_folder) as service:
         for case, (reason, field, request) in REFUSED.items():
             with pytest.raises(InvalidRequest) as caught:
-                await room.prepare(request)
+                await service.prepare(request)
             assert (caught.value.reason, caught.value.metadata["field"]) == (reason, field), case
             if "long" in case:
                 said = f"This model's maximum context length is {MAX_LEN} tokens. However, "
                 assert caught.value.message.startswith(said)
-        await room.prepare(conversation(HI))
+        await service.prepare(conversation(HI))
 
 
 async def test_template_variables_and_trusted_templates(
-    llama_folder: Path, make_room: RoomMaker
+    llama_folder: Path, make_service: PreprocessMaker
 ) -> None:
-    async with make_room(llama_folder, trust_request_chat_template=True) as room:
-        response = await room.chat(
+    async with make_service(llama_folder, trust_request_chat_template=True) as service:
+        response = await service.chat(
             turn("user", text("hi")),
             chat_template="{{ mood }}: {{ messages[0].content }}",
             chat_template_kwargs_json=json.dumps({"mood": "calm"}),
         )
         assert response.text == "calm: hi"
-        response = await room.chat(turn("user", text("hi")), add_generation_prompt=False)
+        response = await service.chat(turn("user", text("hi")), add_generation_prompt=False)
         assert not response.text.endswith("assistant\n")
         with pytest.raises(InvalidRequest, match="no tools here"):
-            await room.chat(
+            await service.chat(
                 turn("user", text("hi")), chat_template="{{ raise_exception('no tools here') }}"
             )
 
 
-async def test_limit_of_the_request(clip_folder: Path, make_room: RoomMaker) -> None:
-    async with make_room(clip_folder, limit_mm_per_prompt='{"image": 1}') as room:
+async def test_limit_of_the_request(clip_folder: Path, make_service: PreprocessMaker) -> None:
+    async with make_service(clip_folder, limit_mm_per_prompt='{"image": 1}') as service:
         one = turn("user", image(file_of(A)), text("hi"))
-        response = await room.chat(one)
+        response = await service.chat(one)
         with pytest.raises(InvalidRequest, match=f"resulted in {len(ids_of(response))} tokens"):
             request = PrepareRequest(max_prompt_tokens=len(ids_of(response)) - 1)
             request.conversation.messages.append(one)
-            await room.prepare(request)
+            await service.prepare(request)
         with pytest.raises(InvalidRequest) as caught:
-            await room.chat(turn("user", image(file_of(A)), image(file_of(A), "second")))
+            await service.chat(turn("user", image(file_of(A)), image(file_of(A), "second")))
         assert caught.value.reason == "TOO_MANY_IMAGES"
         assert caught.value.metadata["field"] == "second"
 
 
-async def test_the_end_of_a_prompt_is_kept(clip_folder: Path, make_room: RoomMaker) -> None:
+async def test_the_end_of_a_prompt_is_kept(
+    clip_folder: Path, make_service: PreprocessMaker
+) -> None:
     long = "one two three " * 400  # far over the model's length
     ids = np.arange(20, dtype="<i4")
-    async with make_room(clip_folder) as room:
-        short = ids_of(await room.prepare(PrepareRequest(text="three one two three")))
-        kept = await room.prepare(PrepareRequest(text=long.strip(), keep_last_tokens=6))
+    async with make_service(clip_folder) as service:
+        short = ids_of(await service.prepare(PrepareRequest(text="three one two three")))
+        kept = await service.prepare(PrepareRequest(text=long.strip(), keep_last_tokens=6))
         assert ids_of(kept)[1:] == short[-5:] and len(ids_of(kept)) == 6
         request = PrepareRequest(token_ids=ids.tobytes(), keep_last_tokens=5)
-        assert ids_of(await room.prepare(request)) == [15, 16, 17, 18, 19]
+        assert ids_of(await service.prepare(request)) == [15, 16, 17, 18, 19]
         request = PrepareRequest(text="one two", keep_last_tokens=200)
-        assert ids_of(await room.prepare(request)) == ids_of(
-            await room.prepare(PrepareRequest(text="one two"))
+        assert ids_of(await service.prepare(request)) == ids_of(
+            await service.prepare(PrepareRequest(text="one two"))
         )
         request = PrepareRequest(keep_last_tokens=7)
         request.conversation.messages.append(turn("user", text(long)))
-        whole = ids_of(await room.chat(turn("user", text("three"))))
-        assert ids_of(await room.prepare(request))[-2:] == whole[-2:]
+        whole = ids_of(await service.chat(turn("user", text("three"))))
+        assert ids_of(await service.prepare(request))[-2:] == whole[-2:]
         with pytest.raises(InvalidRequest, match="a prompt may have"):
             request = PrepareRequest(text=long * 200, keep_last_tokens=6)
-            await room.prepare(request)
+            await service.prepare(request)
         request = PrepareRequest(keep_last_tokens=7)
         request.conversation.messages.append(turn("user", image(file_of(A)), text("hi")))
         with pytest.raises(InvalidRequest, match="cannot be combined with media"):
-            await room.prepare(request)
+            await service.prepare(request)
 
 
 async def test_a_template_from_a_file(
-    llama_folder: Path, tmp_path: Path, make_room: RoomMaker
+    llama_folder: Path, tmp_path: Path, make_service: PreprocessMaker
 ) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    async with make_room(llama_folder, chat_template=str(file)) as room:
-        assert (await room.chat(turn("user", text("hi")))).text == "[hi]"
+    async with make_service(llama_folder, chat_template=str(file)) as service:
+        assert (await service.chat(turn("user", text("hi")))).text == "[hi]"
     with pytest.raises(InvalidRequest, match="no-such-file"):
-        async with make_room(llama_folder, chat_template="/no-such-file"):
+        async with make_service(llama_folder, chat_template="/no-such-file"):
             pass
 
 
@@ -298,17 +312,21 @@ LOOP = "{% for a in list %}{% for b in list %}{% set c = a %}{% endfor %}{% endf
 WRITES = "{% for a in list %}{{ text }}{% endfor %}"
 
 
-async def test_templates_that_never_end_are_ended(llama_folder: Path, make_room: RoomMaker) -> None:
+async def test_templates_that_never_end_are_ended(
+    llama_folder: Path, make_service: PreprocessMaker
+) -> None:
     lists = json.dumps({"list": [1] * 15_000, "text": "x" * 3_000})
-    async with make_room(llama_folder, trust_request_chat_template=True) as room:
+    async with make_service(llama_folder, trust_request_chat_template=True) as service:
         for template, said in ((LOOP, "took over 5 s"), (WRITES, "characters")):
             with pytest.raises(InvalidRequest, match=said) as caught:
-                await room.chat(HI, chat_template=template, chat_template_kwargs_json=lists)
+                await service.chat(HI, chat_template=template, chat_template_kwargs_json=lists)
             assert caught.value.reason == "CHAT_TEMPLATE"
-        assert (await room.chat(HI)).text
+        assert (await service.chat(HI)).text
 
 
-async def test_brackets_in_strings_are_no_depth(llama_folder: Path, make_room: RoomMaker) -> None:
-    async with make_room(llama_folder) as room:
+async def test_brackets_in_strings_do_not_count_as_depth(
+    llama_folder: Path, make_service: PreprocessMaker
+) -> None:
+    async with make_service(llama_folder) as service:
         words = {"a": "[{" * 200 + '\\"[', "b": {"c": [[1]]}}
-        await room.chat(HI, chat_template_kwargs_json=json.dumps(words))
+        await service.chat(HI, chat_template_kwargs_json=json.dumps(words))

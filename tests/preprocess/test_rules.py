@@ -52,7 +52,7 @@ def test_a_processor_of_another_size_is_found_at_start(tmp_path: Path) -> None:
         rule(tmp_path, {"vision_config": CLIP}, 224)
 
 
-def test_an_unknown_family_with_eyes_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_family_with_images_is_refused(tmp_path: Path) -> None:
     config = {"architectures": ["NovelForConditionalGeneration"], "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidRequest, match="NovelForConditionalGeneration"):

@@ -47,7 +47,7 @@ def test_ids_are_those_of_transformers(style: str, config: dict[str, bool], tmp_
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_guarded_text_keeps_its_words_and_loses_its_powers(style: str, tmp_path: Path) -> None:
+def test_guarded_text_keeps_its_words_without_control_tokens(style: str, tmp_path: Path) -> None:
     folder = folder_of(style, tmp_path)
     ours, theirs = PromptTokenizer(folder), AutoTokenizer.from_pretrained(folder)
     special = theirs.bos_token

@@ -1,4 +1,4 @@
-"""Tokenizers as AutoTokenizer makes them of all files of a folder: ids, and text of ids."""
+"""Tokenizers equal AutoTokenizer for every combination of files in a folder: ids, and text of ids."""
 
 import json
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_llama_tokenizers(
 
 
 @pytest.mark.parametrize("config", [{}, {"tokenizer_class": "LlamaTokenizer"}])
-def test_a_llama_tokenizer_has_names_of_its_own(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_llama_tokenizers_under_other_class_names(tmp_path: Path, config: dict[str, Any]) -> None:
     files = {"tokenizer": sentencepiece(), "tokenizer_config": config}
     check(write(tmp_path, {**files, "config": {"model_type": "llama", **config}}))
 

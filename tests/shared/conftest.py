@@ -1,15 +1,15 @@
-"""Fixtures for what stands on Redis."""
+"""Fixtures for tests on Redis."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.queue_desk import Desk
+from tests.support.queue_client import QueueClient
 
 
 @pytest.fixture
-async def desk(redis_url: str) -> AsyncIterator[Desk]:
+async def client(redis_url: str) -> AsyncIterator[QueueClient]:
     """A queue on the session's Redis."""
-    desk = Desk(redis_url)
-    yield desk
-    await desk.redis.aclose()
+    client = QueueClient(redis_url)
+    yield client
+    await client.redis.aclose()

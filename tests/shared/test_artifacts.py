@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
-async def test_what_is_put_is_mapped(dtype: str, store: ArtifactStore) -> None:
+async def test_a_stored_artifact_is_mapped(dtype: str, store: ArtifactStore) -> None:
     array = (ARRAY * 3).astype(dtype)
     ref = store.put(DIGEST, array[:, ::2])  # not contiguous
     assert (ref.dtype, list(ref.shape), ref.size_bytes) == (dtype, [2, 2, 4], 16 * array.itemsize)
@@ -176,7 +176,7 @@ def test_hostile_paths_are_not_opened(store: ArtifactStore, tmp_path: Path) -> N
         assert reader.try_open_local(moved(ref, bad)) is None, bad
 
 
-def test_a_reference_that_lies_is_not_believed(store: ArtifactStore) -> None:
+def test_a_wrong_reference_is_refused(store: ArtifactStore) -> None:
     ref = store.put(DIGEST, ARRAY)
     reader = ArtifactReader()
     lies = [

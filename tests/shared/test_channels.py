@@ -9,7 +9,7 @@ from shared.net import channels
 from shared.net.channels import Channels
 
 
-async def test_those_of_gone_peers_are_closed_and_those_in_use_stay(
+async def test_unused_channels_are_closed_and_those_in_use_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[grpc.aio.Channel] = []

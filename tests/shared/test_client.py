@@ -1,4 +1,4 @@
-"""The client against gateways that break off, refuse and forget, at moments that the test decides."""
+"""The client against gateways that break off, refuse and restart at chosen moments."""
 
 import asyncio
 import contextlib
@@ -103,7 +103,7 @@ def text(events: list[Event]) -> str:
     return "".join(c["text"] for event in events for c in event.data["choices"])
 
 
-async def test_a_stream_goes_on_at_another_gateway_behind_its_last_whole_event() -> None:
+async def test_a_stream_goes_on_at_another_gateway_after_its_last_whole_event() -> None:
     broken = stream(token(1), token(2), token(3)[:-9], whole=False)
     async with gateway(broken) as first, gateway(
         stream(token(3), token(4), end(4), USAGE, DONE)
@@ -120,7 +120,7 @@ async def test_a_stream_goes_on_at_another_gateway_behind_its_last_whole_event()
     assert client.reconnects == 1
 
 
-async def test_a_gateway_that_says_it_ends_is_left_for_another() -> None:
+async def test_a_gateway_that_shuts_down_is_left_for_another() -> None:
     ends = b'data: {"error":{"message":"this gateway is shutting down","code":"shutting_down"}}\n\n'
     async with gateway(stream(token(1), token(2), ends)) as first, gateway(
         stream(token(3), end(3), DONE)
@@ -170,7 +170,7 @@ async def test_a_gateway_that_is_away_is_passed_over() -> None:
             client.close()
 
 
-async def test_a_full_server_is_asked_again_when_it_says() -> None:
+async def test_a_full_server_is_asked_again_after_its_retry_delay() -> None:
     full = refusal(429, "queue is full", "Retry-After: 1")
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -238,7 +238,7 @@ async def test_it_gives_up_after_so_many_tries() -> None:
         client.close()
 
 
-async def test_events_without_ids_cannot_be_gone_on_behind() -> None:
+async def test_events_without_ids_cannot_be_resumed() -> None:
     async with gateway(stream(b'data: {"choices":[]}\n\n', whole=False)) as only:
         client = Client([only.url])
         with pytest.raises(GaveUp, match="no ids"):

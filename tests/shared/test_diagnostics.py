@@ -1,4 +1,4 @@
-"""A process tells what it holds when it gets the signal."""
+"""A process reports its memory and objects on a signal."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def told(folder: Path) -> dict[str, int]:
     return types
 
 
-async def test_objects_are_counted_that_somebody_still_holds(tmp_path: Path) -> None:
+async def test_objects_that_are_still_referenced_are_counted(tmp_path: Path) -> None:
     name = f"{Kept.__module__}.{Kept.__qualname__}"
     diagnostics.answer_signals(tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""A heartbeat tells of its process whatever the event loop is busy with, and of a loop that stands still."""
+"""A heartbeat answers however busy the event loop is, and reports a blocked one."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ def ask(path: Path) -> Beat:
         return question.wait(30)
 
 
-async def test_a_loop_that_stands_still_is_told_by_the_thread_beside_it(short_tmp: Path) -> None:
+async def test_a_blocked_event_loop_is_reported_by_the_thread(short_tmp: Path) -> None:
     path = short_tmp / "beat"
     heartbeat = Heartbeat(path, lambda: True)
     heartbeat.start()
@@ -36,7 +36,7 @@ async def test_a_loop_that_stands_still_is_told_by_the_thread_beside_it(short_tm
         ask(path)
 
 
-async def test_a_heartbeat_says_what_the_room_says(short_tmp: Path) -> None:
+async def test_a_heartbeat_reports_whether_the_service_is_ready(short_tmp: Path) -> None:
     path, there = short_tmp / "beat", True
     async with RpcServer(f"unix:{short_tmp}/s.sock", heartbeat=path, grace_s=0) as server:
         assert not (await asyncio.to_thread(ask, path)).is_ready
@@ -54,7 +54,7 @@ async def test_a_heartbeat_says_what_the_room_says(short_tmp: Path) -> None:
     assert "no heartbeat" in await asyncio.to_thread(healthcheck.check, str(path))
 
 
-async def test_a_process_left_its_socket_and_the_next_one_takes_it(short_tmp: Path) -> None:
+async def test_a_socket_left_behind_is_replaced(short_tmp: Path) -> None:
     path = short_tmp / "beat"
     path.touch()
     heartbeat = Heartbeat(path, lambda: True)

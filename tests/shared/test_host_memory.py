@@ -1,4 +1,4 @@
-"""Promised memory costs nothing while a room starts, and is there soon afterwards."""
+"""Reserved memory costs nothing while a service starts, and is populated soon afterwards."""
 
 import ctypes
 import time
@@ -30,7 +30,7 @@ def no_others() -> None:
     host_memory.make_present()
 
 
-def test_promised_pages_come_when_the_room_is_ready(no_others: None) -> None:
+def test_reserved_pages_are_populated_after_the_start(no_others: None) -> None:
     kept, dropped, lazy = (
         zeros_in_huge_pages((_SIZE,), torch.uint8, touch=touch) for touch in (True, True, False)
     )

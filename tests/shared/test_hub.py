@@ -1,4 +1,4 @@
-"""Models by their names on the hub, from a server that speaks its HTTP API."""
+"""Models by their names on the hub, from a server with its HTTP API."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def test_shards_are_those_that_the_index_names(hub: HubServer, home: Path) -> No
     assert weights == ["part-1.safetensors"]
 
 
-def test_a_broken_download_goes_on_where_it_stopped(hub: HubServer, home: Path) -> None:
+def test_an_interrupted_download_is_continued(hub: HubServer, home: Path) -> None:
     hub.breaks = 1
     folder = Path(find(hub.url, home))
     whole = (DEMO_MODEL / "model.safetensors").read_bytes()
@@ -92,7 +92,7 @@ def test_a_broken_download_goes_on_where_it_stopped(hub: HubServer, home: Path) 
     assert len(ranges) == 1 and re.fullmatch(r"bytes=[1-9]\d+-", ranges[0])
 
 
-def test_half_a_model_in_the_cache_is_none(hub: HubServer, home: Path) -> None:
+def test_an_incomplete_model_in_the_cache_does_not_count(hub: HubServer, home: Path) -> None:
     folder = Path(find(hub.url, home))
     (folder / "model.safetensors").unlink()
     said = find(hub.url, home, HF_HUB_OFFLINE="1")
@@ -128,19 +128,19 @@ def test_a_token_is_sent_where_one_is_needed(hub: HubServer, home: Path) -> None
     assert Path(find(hub.url, home, HF_TOKEN="hf_secret")).name == COMMIT
 
 
-def test_a_model_that_is_not_there_is_said_so(hub: HubServer, home: Path) -> None:
+def test_an_unknown_model_is_reported(hub: HubServer, home: Path) -> None:
     said = find(hub.url, home, "Example/None")
     assert said.startswith("NotFound")
     assert "there is no folder Example/None, and no model of that name at" in said
 
 
-def test_a_gated_model_says_where_to_agree(hub: HubServer, home: Path) -> None:
+def test_a_gated_model_is_refused_with_where_to_agree(hub: HubServer, home: Path) -> None:
     hub.is_gated = True
     said = find(hub.url, home)
     assert f"agree at {hub.url}/{NAME}" in said
 
 
-def test_without_network_the_way_by_hand_is_said(home: Path) -> None:
+def test_without_network_the_error_explains_the_download_by_hand(home: Path) -> None:
     with closed_port() as port:
         said = find(f"http://127.0.0.1:{port}", home)
     assert said.startswith("Unavailable")
@@ -154,7 +154,9 @@ def test_a_model_that_cannot_be_served_is_not_downloaded(hub: HubServer, home: P
     assert "model.safetensors" not in hub.files()
 
 
-def test_a_folder_goes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_takes_precedence_over_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert hub_name(Path("Example/Tiny")) == default_model_name(Path("Example/Tiny"))
     assert hub_name(Path("Example/Tiny")) == "Example/Tiny"

@@ -1,4 +1,4 @@
-"""Services of one system know each other by a token, where they have one."""
+"""Services of one system authenticate each other by a token, where there is one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -53,14 +53,14 @@ async def fetched(channel: grpc.aio.Channel, **options: Any) -> bytes:
     return b"".join([piece.data async for piece in call])
 
 
-async def test_those_who_have_it_are_served(address: str) -> None:
+async def test_callers_with_the_token_are_served(address: str) -> None:
     async with open_channel(address) as channel:
         assert len(await fetched(channel)) == 12
         assert len(await fetched(channel, metadata=(("more", "said"),))) == 12
 
 
 @pytest.mark.parametrize("sent", [None, "", "between", "between us all"])
-async def test_those_who_have_not_are_refused(address: str, sent: str | None) -> None:
+async def test_callers_without_the_token_are_refused(address: str, sent: str | None) -> None:
     metadata = () if sent is None else (("tessera-internal-token", sent),)
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="--internal-token-file") as refused:
@@ -70,7 +70,7 @@ async def test_those_who_have_not_are_refused(address: str, sent: str | None) ->
         assert await method(b"", metadata=metadata).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_probes_need_none(address: str) -> None:
+async def test_health_checks_need_no_token(address: str) -> None:
     assert await asyncio.to_thread(healthcheck.check, address) == "ready"
     async with grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -78,7 +78,7 @@ async def test_probes_need_none(address: str) -> None:
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_a_door_for_clients_asks_for_none(token_file: Path) -> None:
+async def test_a_public_server_requires_no_internal_token(token_file: Path) -> None:
     async with RpcServer("127.0.0.1:0", grace_s=0, public=True) as server:
         await server.ready()
         async with grpc.aio.insecure_channel(server.address) as channel:
@@ -94,7 +94,7 @@ def test_a_file_without_one_token_is_refused(tmp_path: Path, content: str) -> No
         internal_token.use(file)
 
 
-async def test_a_service_that_is_open_to_others_says_so(token_file: Path) -> None:
+async def test_a_service_open_to_others_warns(token_file: Path) -> None:
     async def warnings(listen: str) -> list[str]:
         with structlog.testing.capture_logs() as lines:
             async with RpcServer(listen, grace_s=0):

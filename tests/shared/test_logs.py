@@ -1,4 +1,4 @@
-"""What a process writes: one line an event, whoever says it, and nothing that a client sent."""
+"""What a process logs: one line an event from whatever source, and nothing that a client sent."""
 
 import json
 import subprocess
@@ -82,7 +82,7 @@ def output(style: str, quotes: str) -> str:
     return done.stderr
 
 
-def test_every_line_is_json_whoever_writes_it() -> None:
+def test_every_line_is_json_from_whatever_logger() -> None:
     lines = [json.loads(line) for line in output("json", "").splitlines()]
     assert all(line["service"] == "gateway" and line["timestamp"] for line in lines)
     said = [line["event"] for line in lines]
@@ -96,7 +96,7 @@ def test_every_line_is_json_whoever_writes_it() -> None:
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_tracebacks_have_places_and_no_values(style: str) -> None:
+def test_tracebacks_have_source_lines_and_no_values(style: str) -> None:
     told = output(style, "")
     assert told.count("in fail") >= 6
     assert "LOCAL-VALUE" not in told and "QUOTED-TEXT" not in told
@@ -124,7 +124,7 @@ def test_a_full_disk_costs_the_line_and_nothing_else() -> None:
     assert done.stdout == "went on\n"
 
 
-def test_what_leaves_a_room_is_short() -> None:
+def test_errors_of_a_service_are_short() -> None:
     error = NotFound("NO_MODEL", "m" * 100_000, field="f" * 100_000)
     assert len(error.message) < 1100 and len(str(error)) < 1100
     assert error.message.endswith("(99000 more characters)")
@@ -151,6 +151,6 @@ def test_a_secret_that_is_refused_is_not_repeated(capsys: pytest.CaptureFixture[
     assert "--port" in said and "70000" in said and "sk-planted" not in said
 
 
-def test_a_name_that_metadata_cannot_hold_does_not_travel() -> None:
+def test_a_name_that_metadata_cannot_hold_is_left_out() -> None:
     request_names.bind("r_\n漢", "mine")
     assert request_names.metadata() == (("x-request-id", "mine"),)

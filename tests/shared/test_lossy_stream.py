@@ -38,7 +38,7 @@ def test_a_full_disk_under_the_log_raises_nothing(full: TextIO) -> None:
     screen.line("decoder", "x" * 10_000)
 
 
-def test_what_can_be_written_is() -> None:
+def test_writable_streams_get_everything() -> None:
     there = io.StringIO()
     print("a line", file=LossyStream(there), flush=True)
     assert there.getvalue() == "a line\n"

@@ -1,4 +1,4 @@
-"""Raw media: what is stored comes back, the total is bounded and never drifts."""
+"""Raw media: stored bytes come back, and their counted total is bounded and exact."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ async def test_bytes_come_back_in_pieces(redis: Redis) -> None:
         await store.get(media_digest(b"never stored"))
 
 
-async def test_the_limit_holds_and_room_comes_back(redis: Redis) -> None:
+async def test_the_limit_holds_and_expired_bytes_are_freed(redis: Redis) -> None:
     store = MediaStore(redis, limit_bytes=100)
     first, second = b"a" * 60, b"b" * 60
     await store.put(media_digest(first), first)
@@ -52,7 +52,7 @@ async def test_the_limit_holds_and_room_comes_back(redis: Redis) -> None:
     assert await total(redis) == 60
 
 
-async def test_renewal_keeps_what_is_there_and_names_what_is_not(redis: Redis) -> None:
+async def test_renewal_keeps_stored_media_and_returns_missing_ones(redis: Redis) -> None:
     store = MediaStore(redis)
     digest, gone = media_digest(b"here"), media_digest(b"gone")
     await store.put(digest, b"here")

@@ -1,4 +1,4 @@
-"""Whether a model can be served is said by its files, before anything is loaded."""
+"""Whether a model can be served is decided from its files, before anything is loaded."""
 
 import json
 import shutil
@@ -143,7 +143,7 @@ def test_a_device_or_type_that_is_not_here_is_refused(wanted: dict[str, Any], sa
         require_servable(DEMO_MODEL, **wanted)
 
 
-def test_a_service_asks_for_the_files_that_it_reads(folder: Path) -> None:
+def test_a_service_requires_the_files_that_it_reads(folder: Path) -> None:
     removed("model.safetensors")(folder)
     require_servable(folder, parts=Parts.TOKENIZER | Parts.PROCESSOR)
     removed("tokenizer.json")(folder)
@@ -153,7 +153,7 @@ def test_a_service_asks_for_the_files_that_it_reads(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("room", ["gateway", "preprocess", "vision_encoder", "decoder"])
-def test_a_service_alone_refuses_in_one_line_and_says_that_it_is_no_use_to_try_again(
+def test_a_service_refuses_in_one_line_with_the_status_of_a_permanent_failure(
     room: str, folder: Path
 ) -> None:
     config(architectures=["GemmaForCausalLM"])(folder)

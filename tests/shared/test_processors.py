@@ -94,13 +94,13 @@ def test_a_quota_limits(
     assert (found.cores, found.quota, found.threads) == (4, quota, threads)
 
 
-def test_what_is_said_of_a_quota() -> None:
+def test_a_quota_is_shown() -> None:
     assert str(Processors(8, 4, 1.5)) == "8 CPUs, 4 cores, 1 used within a quota of 1.5"
     assert str(Processors(2, 1, 0.5)) == "2 CPUs, 1 core, 1 used within a quota of 0.5"
     assert str(Processors(8, 4, 6.0)) == "8 CPUs, 4 cores"
 
 
-def test_of_this_process() -> None:
+def test_the_processors_of_this_process() -> None:
     allowed = os.sched_getaffinity(0)
     one = min(allowed)
     os.sched_setaffinity(0, {one})

@@ -10,87 +10,87 @@ from shared.net.registry import Announcement, Directory
 from shared.queue import Append, AppendCode, ControlChannel, token_log
 from tessera.common.v1 import ending_pb2
 from tests.support.listening import listening
-from tests.support.queue_desk import NO_LOAD, STOP, Desk
+from tests.support.queue_client import NO_LOAD, STOP, QueueClient
 
 
-async def test_a_reservation_counts_until_it_is_withdrawn_or_admitted(desk: Desk) -> None:
-    spec = desk.spec()
-    assert await desk.reserve(spec.request_id, cost=50) == spec.request_id
-    assert await desk.queue.depth() == (1, 50)
-    await desk.queue.admit(spec, cost=8)
-    assert await desk.queue.depth() == (1, 8)
-    other = desk.spec()
-    await desk.reserve(other.request_id)
-    await desk.queue.withdraw(other.request_id)
-    assert await desk.queue.depth() == (1, 8)
+async def test_a_reservation_counts_until_it_is_withdrawn_or_admitted(client: QueueClient) -> None:
+    spec = client.spec()
+    assert await client.reserve(spec.request_id, cost=50) == spec.request_id
+    assert await client.queue.depth() == (1, 50)
+    await client.queue.admit(spec, cost=8)
+    assert await client.queue.depth() == (1, 8)
+    other = client.spec()
+    await client.reserve(other.request_id)
+    await client.queue.withdraw(other.request_id)
+    assert await client.queue.depth() == (1, 8)
 
 
-async def test_a_full_door_says_which_limit_and_when_to_come_back(desk: Desk) -> None:
+async def test_a_full_queue_names_the_limit_and_the_retry_delay(client: QueueClient) -> None:
     for _ in range(3):
-        await desk.reserve(desk.spec().request_id, cost=30)
+        await client.reserve(client.spec().request_id, cost=30)
     with pytest.raises(Overloaded, match=r"requests: limit 3") as caught:
-        await desk.reserve(desk.spec().request_id)
+        await client.reserve(client.spec().request_id)
     assert int(caught.value.metadata["retry_after_s"]) >= 1
-    await desk.scheduler("s")
-    await desk.queue.renew("s", NO_LOAD, register=False, tokens_per_s=5)
+    await client.scheduler("s")
+    await client.queue.renew("s", NO_LOAD, register=False, tokens_per_s=5)
     with pytest.raises(Overloaded, match=r"tokens: limit 100") as caught:
-        await desk.reserve(desk.spec().request_id, cost=30, max_requests=10)
+        await client.reserve(client.spec().request_id, cost=30, max_requests=10)
     assert caught.value.metadata["retry_after_s"] == "4"
 
 
-async def test_a_request_larger_than_the_limit_may_run_alone(desk: Desk) -> None:
-    await desk.reserve(desk.spec().request_id, cost=1000)
+async def test_a_request_larger_than_the_limit_may_run_alone(client: QueueClient) -> None:
+    await client.reserve(client.spec().request_id, cost=1000)
 
 
-async def test_an_expired_reservation_frees_its_place(desk: Desk) -> None:
-    desk.with_lifetimes(reservation_ms=1)
+async def test_an_expired_reservation_is_freed(client: QueueClient) -> None:
+    client.with_lifetimes(reservation_ms=1)
     for _ in range(3):
-        await desk.reserve(desk.spec().request_id)
+        await client.reserve(client.spec().request_id)
     await asyncio.sleep(0.01)
-    await desk.reserve(desk.spec().request_id)
-    assert await desk.queue.depth() == (1, 10)
+    await client.reserve(client.spec().request_id)
+    assert await client.queue.depth() == (1, 10)
 
 
-async def test_an_idempotency_key_finds_the_running_request(desk: Desk) -> None:
-    spec = desk.spec()
+async def test_an_idempotency_key_finds_the_running_request(client: QueueClient) -> None:
+    spec = client.spec()
     key: dict[str, Any] = {"idempotency_key": "k", "fingerprint": b"body"}
-    await desk.reserve(spec.request_id, **key)
-    assert await desk.reserve("other", **key) == spec.request_id
+    await client.reserve(spec.request_id, **key)
+    assert await client.reserve("other", **key) == spec.request_id
     with pytest.raises(Conflict):
-        await desk.reserve("other", idempotency_key="k", fingerprint=b"another body")
-    await desk.queue.admit(spec, cost=8, idempotency_key="k")
-    await desk.queue.cancel(spec.request_id)
-    assert await desk.reserve("other", **key) == "other"
+        await client.reserve("other", idempotency_key="k", fingerprint=b"another body")
+    await client.queue.admit(spec, cost=8, idempotency_key="k")
+    await client.queue.cancel(spec.request_id)
+    assert await client.reserve("other", **key) == "other"
 
 
-async def test_only_the_owner_writes_and_only_what_follows(desk: Desk) -> None:
-    rid = await desk.admit()
-    await desk.scheduler("a")
-    assert await desk.take("a") == [rid]
-    assert await desk.append("a", rid, 0, [1, 2]) == (AppendCode.OK, 2)
-    assert await desk.append("b", rid, 2, [3]) == (AppendCode.REFUSED, 0)
-    assert await desk.append("a", rid, 1, [2, 3]) == (AppendCode.OK, 3)
-    assert await desk.append("a", rid, 5, [6]) == (AppendCode.GAP, 3)
-    assert await desk.append("a", rid, 3, [4], STOP) == (AppendCode.OK, 4)
-    assert await desk.append("a", rid, 4, [5]) == (AppendCode.REFUSED, 0)
-    found = await desk.queue.read(rid, 1)
+async def test_only_the_owner_appends_and_without_gaps(client: QueueClient) -> None:
+    rid = await client.admit()
+    await client.scheduler("a")
+    assert await client.take("a") == [rid]
+    assert await client.append("a", rid, 0, [1, 2]) == (AppendCode.OK, 2)
+    assert await client.append("b", rid, 2, [3]) == (AppendCode.REFUSED, 0)
+    assert await client.append("a", rid, 1, [2, 3]) == (AppendCode.OK, 3)
+    assert await client.append("a", rid, 5, [6]) == (AppendCode.GAP, 3)
+    assert await client.append("a", rid, 3, [4], STOP) == (AppendCode.OK, 4)
+    assert await client.append("a", rid, 4, [5]) == (AppendCode.REFUSED, 0)
+    found = await client.queue.read(rid, 1)
     assert found is not None and found.state == "ended"
     assert token_log.decode_tokens(found.records[0]) == [1, 2, 3, 4]
     assert found.endings == (STOP,)
     assert found.head.request_id == rid and not found.head.prompt and found.prompt_tokens == 3
-    assert await desk.queue.depth() == (0, 0)
-    later = await desk.queue.read(rid, 1, after=[3])
+    assert await client.queue.depth() == (0, 0)
+    later = await client.queue.read(rid, 1, after=[3])
     assert later is not None and token_log.decode_tokens(later.records[0]) == [4]
 
 
-async def test_each_choice_ends_once_and_the_request_with_the_last(desk: Desk) -> None:
-    rid = await desk.admit(n=2)
-    await desk.scheduler("a")
-    assert await desk.take("a") == [rid]
+async def test_each_choice_ends_once_and_the_request_with_the_last(client: QueueClient) -> None:
+    rid = await client.admit(n=2)
+    await client.scheduler("a")
+    assert await client.take("a") == [rid]
     records = token_log.encode_tokens([1, 2])
 
     async def append(*appends: Append) -> list[tuple[AppendCode, int]]:
-        return [(a.code, a.length) for a in await desk.queue.append("a", appends)]
+        return [(a.code, a.length) for a in await client.queue.append("a", appends)]
 
     prompt = b"p" * 24
     assert (
@@ -108,123 +108,123 @@ async def test_each_choice_ends_once_and_the_request_with_the_last(desk: Desk) -
         (AppendCode.GAP, 2),
         (AppendCode.OK, 4),
     ]
-    await desk.queue.give_back("a", [rid])
-    taken = await desk.queue.take("a", max_requests=1, max_tokens=1000)
+    await client.queue.give_back("a", [rid])
+    taken = await client.queue.take("a", max_requests=1, max_tokens=1000)
     assert taken is not None
     assert taken[0].prompt_log == b"p" * 36 and taken[0].prio == "interactive"
     assert taken[0].logs == (records * 2, records) and taken[0].endings == (None, STOP)
     assert await append(Append(rid, 0, 4, 4, b"", STOP)) == [(AppendCode.OK, 4)]
     assert await append(Append(rid, 0, 4, 4, records)) == [(AppendCode.REFUSED, 0)]
-    assert await desk.queue.depth() == (0, 0)
-    assert await desk.redis.ttl(desk.keys.log(rid, -1)) > 0
+    assert await client.queue.depth() == (0, 0)
+    assert await client.redis.ttl(client.keys.log(rid, -1)) > 0
 
 
-async def test_a_request_goes_back_to_the_head_with_its_log(desk: Desk) -> None:
-    first, second = await desk.admit(), await desk.admit()
-    await desk.scheduler("a")
-    assert await desk.take("a", 1) == [first]
-    await desk.append("a", first, 0, [1, 2])
-    assert await desk.queue.give_back("a", [first, second]) == 1
-    await desk.scheduler("b")
-    taken = await desk.queue.take("b", max_requests=2, max_tokens=1000)
+async def test_a_request_goes_back_to_the_head_with_its_log(client: QueueClient) -> None:
+    first, second = await client.admit(), await client.admit()
+    await client.scheduler("a")
+    assert await client.take("a", 1) == [first]
+    await client.append("a", first, 0, [1, 2])
+    assert await client.queue.give_back("a", [first, second]) == 1
+    await client.scheduler("b")
+    taken = await client.queue.take("b", max_requests=2, max_tokens=1000)
     assert taken is not None and [t.spec.request_id for t in taken] == [first, second]
     assert token_log.decode_tokens(taken[0].logs[0]) == [1, 2]
 
 
-async def test_decoders_lost_with_a_request_stay_counted(desk: Desk) -> None:
-    rid, other = await desk.admit(), await desk.admit()
+async def test_decoders_lost_with_a_request_stay_counted(client: QueueClient) -> None:
+    rid, other = await client.admit(), await client.admit()
 
     async def deaths() -> list[int]:
-        taken = await desk.queue.take("a", max_requests=2, max_tokens=1000)
+        taken = await client.queue.take("a", max_requests=2, max_tokens=1000)
         assert taken is not None
         return [t.deaths for t in taken]
 
-    await desk.scheduler("a")
+    await client.scheduler("a")
     assert await deaths() == [0, 0]
-    await desk.queue.give_back("a", [rid, other], {rid: 1})
+    await client.queue.give_back("a", [rid, other], {rid: 1})
     assert await deaths() == [1, 0]
-    await desk.queue.give_back("a", [rid, other])  # nothing was lost: a drain
+    await client.queue.give_back("a", [rid, other])  # nothing was lost: a drain
     assert await deaths() == [1, 0]
-    await desk.queue.give_back("a", [rid, other], {rid: 2, other: 1})
+    await client.queue.give_back("a", [rid, other], {rid: 2, other: 1})
     assert await deaths() == [2, 1]
 
 
-async def test_cancel_ends_what_waits_and_flags_what_runs(desk: Desk) -> None:
-    waiting = await desk.admit(tenant="t")
-    async with listening(desk.redis, desk.keys) as heard:
-        assert await desk.queue.cancel(waiting, "somebody else") == "UNKNOWN"
-        assert await desk.queue.cancel(waiting, "t") == "CANCELLED"
-        assert await desk.queue.cancel(waiting, "t") == "ENDED"
+async def test_cancel_ends_waiting_requests_and_flags_running_ones(client: QueueClient) -> None:
+    waiting = await client.admit(tenant="t")
+    async with listening(client.redis, client.keys) as heard:
+        assert await client.queue.cancel(waiting, "somebody else") == "UNKNOWN"
+        assert await client.queue.cancel(waiting, "t") == "CANCELLED"
+        assert await client.queue.cancel(waiting, "t") == "ENDED"
         (event,) = await heard.ended(waiting)
     assert heard.events == [event]
     assert event.ending.reason == ending_pb2.FINISH_REASON_CANCELLED
-    running = await desk.admit()
-    await desk.scheduler("a")
-    assert await desk.take("a") == [running]
-    control: Any = aiter(ControlChannel(desk.redis, desk.keys).messages())
+    running = await client.admit()
+    await client.scheduler("a")
+    assert await client.take("a") == [running]
+    control: Any = aiter(ControlChannel(client.redis, client.keys).messages())
     told = asyncio.create_task(anext(control))
     while not told.done():  # until it listens
-        await desk.redis.publish(desk.keys.control_channel, b"q")
+        await client.redis.publish(client.keys.control_channel, b"q")
         await asyncio.wait([told], timeout=0.05)
-    assert await desk.queue.cancel(running) == "FLAGGED"
+    assert await client.queue.cancel(running) == "FLAGGED"
     while (cancelled := await anext(control)) is None:
         pass
     assert cancelled == running
     await control.aclose()
-    assert await desk.queue.abandoned([running]) == [running]
-    assert await desk.append("a", running, 0, [1]) == (AppendCode.CANCEL, 1)
-    assert await desk.queue.give_back("a", [running]) == 1
-    found = await desk.queue.read(running, 1)
+    assert await client.queue.abandoned([running]) == [running]
+    assert await client.append("a", running, 0, [1]) == (AppendCode.CANCEL, 1)
+    assert await client.queue.give_back("a", [running]) == 1
+    found = await client.queue.read(running, 1)
     assert found is not None and found.endings[0] is not None
     assert found.endings[0].reason == ending_pb2.FINISH_REASON_CANCELLED
 
 
-async def test_a_dead_scheduler_is_fenced_only_after_its_deadline(desk: Desk) -> None:
-    desk.with_lifetimes(lease_ms=60_000)
-    rid = await desk.admit()
-    await desk.scheduler("dead")
-    assert await desk.take("dead") == [rid]
-    renewal = await desk.queue.renew("live", NO_LOAD, register=True, tokens_per_s=None)
+async def test_a_dead_scheduler_is_fenced_only_after_its_deadline(client: QueueClient) -> None:
+    client.with_lifetimes(lease_ms=60_000)
+    rid = await client.admit()
+    await client.scheduler("dead")
+    assert await client.take("dead") == [rid]
+    renewal = await client.queue.renew("live", NO_LOAD, register=True, tokens_per_s=None)
     assert renewal is not None
     deadline = renewal.others["dead"]
-    assert await desk.queue.fence("dead", deadline) == -1
+    assert await client.queue.fence("dead", deadline) == -1
     past = deadline - 120_000
-    await desk.redis.zadd(f"{desk.keys.prefix}:scheds", {"dead": past})
-    assert await desk.queue.fence("dead", past - 1) == -1
-    assert await desk.queue.fence("dead", past) == 1
-    assert await desk.queue.renew("dead", NO_LOAD, register=False, tokens_per_s=None) is None
-    assert await desk.queue.take("dead", max_requests=1, max_tokens=100) is None
-    await desk.scheduler("live")
-    assert await desk.take("live") == [rid]
-    assert await desk.append("dead", rid, 0, [1]) == (AppendCode.REFUSED, 0)
+    await client.redis.zadd(f"{client.keys.prefix}:scheds", {"dead": past})
+    assert await client.queue.fence("dead", past - 1) == -1
+    assert await client.queue.fence("dead", past) == 1
+    assert await client.queue.renew("dead", NO_LOAD, register=False, tokens_per_s=None) is None
+    assert await client.queue.take("dead", max_requests=1, max_tokens=100) is None
+    await client.scheduler("live")
+    assert await client.take("live") == [rid]
+    assert await client.append("dead", rid, 0, [1]) == (AppendCode.REFUSED, 0)
 
 
-async def test_nothing_is_taken_or_fenced_while_redis_recovers(desk: Desk) -> None:
-    await desk.admit()
-    await desk.scheduler("a")
-    await desk.redis.set(f"{desk.keys.prefix}:recovery", "1", px=60_000)
-    assert await desk.take("a") == []
-    assert await desk.queue.lease_decoder("d", "a") == 0
-    assert await desk.queue.fence("a", 0) == -1
+async def test_nothing_is_taken_or_fenced_while_redis_recovers(client: QueueClient) -> None:
+    await client.admit()
+    await client.scheduler("a")
+    await client.redis.set(f"{client.keys.prefix}:recovery", "1", px=60_000)
+    assert await client.take("a") == []
+    assert await client.queue.lease_decoder("d", "a") == 0
+    assert await client.queue.fence("a", 0) == -1
 
 
-async def test_decoder_leases_grow_and_belong_to_one_live_scheduler(desk: Desk) -> None:
-    desk.with_lifetimes(lease_ms=60_000)
-    await desk.scheduler("a")
-    first = await desk.queue.lease_decoder("d", "a")
-    assert await desk.queue.lease_decoder("d", "b") == 0
-    await desk.queue.free_decoder("d", "b")
-    assert await desk.queue.lease_decoder("d", "b") == 0
-    await desk.queue.free_decoder("d", "a")
-    second = await desk.queue.lease_decoder("d", "b")
+async def test_decoder_leases_grow_and_belong_to_one_live_scheduler(client: QueueClient) -> None:
+    client.with_lifetimes(lease_ms=60_000)
+    await client.scheduler("a")
+    first = await client.queue.lease_decoder("d", "a")
+    assert await client.queue.lease_decoder("d", "b") == 0
+    await client.queue.free_decoder("d", "b")
+    assert await client.queue.lease_decoder("d", "b") == 0
+    await client.queue.free_decoder("d", "a")
+    second = await client.queue.lease_decoder("d", "b")
     assert second > first > 0
 
 
-async def test_the_registry_lists_the_living(desk: Desk) -> None:
+async def test_the_registry_lists_live_instances(client: QueueClient) -> None:
     member = ("decoder", "i1", "unix:/somewhere")
-    async with Directory(desk.redis, desk.keys, "decoder") as directory:
+    async with Directory(client.redis, client.keys, "decoder") as directory:
         assert directory.members == ()
-        async with Announcement(desk.redis, desk.keys, *member):
+        async with Announcement(client.redis, client.keys, *member):
             found = await directory.wait_for_one(5)
             assert (found.instance_id, found.address) == member[1:]
             assert directory.pick(b"digest") == [found]

@@ -1,4 +1,4 @@
-"""A Redis that cannot write refuses, for as long as that lasts; nothing that it accepted is lost by it."""
+"""A Redis that cannot write refuses for as long as that lasts; no accepted write is lost."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import pytest
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.net.redis_connection import connection_of
-from tests.support.queue_desk import STOP, Desk
+from tests.support.queue_client import STOP, QueueClient
 
 
 class FillableRedis(EmbeddedRedis):
@@ -38,13 +38,15 @@ def server(short_tmp: Path) -> Iterator[FillableRedis]:
 
 
 @pytest.fixture
-async def full(server: FillableRedis) -> AsyncIterator[Desk]:
-    desk = Desk(server.url)
-    yield desk
-    await desk.redis.aclose()
+async def full(server: FillableRedis) -> AsyncIterator[QueueClient]:
+    client = QueueClient(server.url)
+    yield client
+    await client.redis.aclose()
 
 
-async def test_with_a_full_disk_nothing_accepted_is_lost(server: FillableRedis, full: Desk) -> None:
+async def test_with_a_full_disk_no_accepted_write_is_lost(
+    server: FillableRedis, full: QueueClient
+) -> None:
     await full.scheduler("a")
     running = await full.admit(max_tokens=1000)
     assert await full.take("a") == [running]
@@ -92,34 +94,38 @@ async def test_with_a_full_disk_nothing_accepted_is_lost(server: FillableRedis, 
     assert (await full.queue.depth())[0] == len(accepted)
 
 
-@pytest.mark.parametrize("desk", ["lua"], indirect=True)
-async def test_a_full_memory_refuses_whole_scripts(desk: Desk) -> None:
-    await desk.scheduler("a")
-    running, waiting = await desk.admit(), await desk.admit()
-    assert await desk.take("a", 1) == [running]
-    depth = await desk.queue.depth()
-    await desk.redis.config_set("maxmemory", 1)
+@pytest.mark.parametrize("client", ["lua"], indirect=True)
+async def test_a_full_memory_refuses_whole_scripts(client: QueueClient) -> None:
+    await client.scheduler("a")
+    running, waiting = await client.admit(), await client.admit()
+    assert await client.take("a", 1) == [running]
+    depth = await client.queue.depth()
+    await client.redis.config_set("maxmemory", 1)
     try:
-        for refused in (desk.append("a", running, 0, [1], STOP), desk.take("a"), desk.reserve("r")):
+        for refused in (
+            client.append("a", running, 0, [1], STOP),
+            client.take("a"),
+            client.reserve("r"),
+        ):
             with pytest.raises(Unavailable, match="OOM"):
                 await refused
-        assert await desk.queue.depth() == depth
+        assert await client.queue.depth() == depth
     finally:
-        await desk.redis.config_set("maxmemory", 0)
-    assert await desk.take("a") == [waiting]
-    assert await desk.append("a", running, 0, [1], STOP) == (0, 1)
-    assert await desk.queue.depth() == (1, 8)
+        await client.redis.config_set("maxmemory", 0)
+    assert await client.take("a") == [waiting]
+    assert await client.append("a", running, 0, [1], STOP) == (0, 1)
+    assert await client.queue.depth() == (1, 8)
 
 
-async def test_a_master_that_was_replaced_is_left(private_redis: EmbeddedRedis) -> None:
-    desk = Desk(private_redis.url)
-    line = connection_of(desk.redis)
-    await desk.scheduler("a")
+async def test_a_demoted_master_is_disconnected(private_redis: EmbeddedRedis) -> None:
+    client = QueueClient(private_redis.url)
+    line = connection_of(client.redis)
+    await client.scheduler("a")
     before = await line.call("CLIENT", "ID")
-    await desk.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+    await client.redis.execute_command("REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(Unavailable, match="READONLY"):
-        await desk.admit()
-    await desk.redis.execute_command("REPLICAOF", "NO", "ONE")
-    await desk.admit()
+        await client.admit()
+    await client.redis.execute_command("REPLICAOF", "NO", "ONE")
+    await client.admit()
     assert await line.call("CLIENT", "ID") != before
-    await desk.redis.aclose()
+    await client.redis.aclose()

@@ -86,7 +86,7 @@ def url_of(port: int, ca: Path | None, user: str = USER, **query: str) -> str:
 
 
 @pytest.mark.parametrize("user", [USER, ""])
-async def test_the_line_and_a_subscription_speak_tls(
+async def test_the_connection_and_a_subscription_use_tls(
     port: int, certificates: Certificates, user: str
 ) -> None:
     client = connect(url_of(port, certificates.authority, user))
@@ -104,7 +104,7 @@ async def test_the_line_and_a_subscription_speak_tls(
     await client.aclose()
 
 
-async def test_a_server_that_no_authority_has_signed_is_not_spoken_to(
+async def test_a_server_without_a_valid_certificate_is_refused(
     port: int, certificates: Certificates
 ) -> None:
     for url in (url_of(port, certificates.stranger), url_of(port, None)):
@@ -117,7 +117,7 @@ async def test_a_server_that_no_authority_has_signed_is_not_spoken_to(
     await client.aclose()
 
 
-async def test_the_check_before_a_start_speaks_tls(port: int, certificates: Certificates) -> None:
+async def test_the_check_before_a_start_uses_tls(port: int, certificates: Certificates) -> None:
     await asyncio.to_thread(redis_check.require, url_of(port, certificates.authority))
     with pytest.raises(Unavailable, match="no Redis answers"):
         await asyncio.to_thread(redis_check.require, url_of(port, certificates.stranger))

@@ -1,4 +1,4 @@
-"""A Redis with a password, which stands in a file."""
+"""A Redis whose password is in a file."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ async def test_the_password_of_a_file_is_used(private_redis: EmbeddedRedis, tmp_
     assert "***@" in refused.value.message
 
 
-def test_urls_keep_what_else_they_say(tmp_path: Path) -> None:
+def test_urls_keep_their_other_parts(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("x/y")
     assert with_password("rediss://me@h:1/2", file) == "rediss://me:x%2Fy@h:1/2"

@@ -1,4 +1,4 @@
-"""A room's gRPC server before it is ready, and what callers make of its errors."""
+"""A service's gRPC server before it is ready, and what callers make of its errors."""
 
 import gc
 from pathlib import Path
@@ -59,7 +59,7 @@ class Breaking(scheduler_pb2_grpc.SchedulerServiceServicer):
         raise AssertionError("abort raises")
 
 
-async def test_a_mistake_of_the_server_is_told_from_a_call_that_broke(short_tmp: Path) -> None:
+async def test_errors_of_the_server_and_broken_calls_are_distinguished(short_tmp: Path) -> None:
     name = "tessera.scheduler.v1.SchedulerService"
     add = scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server
     async with RpcServer(f"unix:{short_tmp}/s.sock", grace_s=0) as ours:
@@ -85,7 +85,7 @@ async def test_a_mistake_of_the_server_is_told_from_a_call_that_broke(short_tmp:
         await broken.stop(None)
 
 
-def test_garbage_is_collected_again_once_a_room_has_loaded() -> None:
+def test_garbage_is_collected_again_once_a_service_has_loaded() -> None:
     thresholds = gc.get_threshold()
     try:
         service_process.load_without_collecting()
@@ -98,7 +98,7 @@ def test_garbage_is_collected_again_once_a_room_has_loaded() -> None:
         gc.set_threshold(*thresholds)
 
 
-async def test_what_is_no_protobuf_is_the_callers_mistake(
+async def test_a_malformed_message_is_an_invalid_request(
     short_tmp: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (

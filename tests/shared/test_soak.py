@@ -1,4 +1,4 @@
-"""Thousands of requests through all verbs, deaths included: each ends once, and Redis is as empty as before."""
+"""Thousands of requests through all verbs, with dying schedulers: each ends once, and Redis is empty afterwards."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from shared.queue.token_log import encode_tokens
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Ending
 from tests.support.listening import listening
-from tests.support.queue_desk import NO_LOAD, STOP, Desk
+from tests.support.queue_client import NO_LOAD, STOP, QueueClient
 
 REQUESTS = 2500
 LEFT = {"meta"}  # the keys that stay
@@ -28,10 +28,10 @@ ENDINGS = (
 class Soak:
     """Gateways and schedulers that do what comes into their heads."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.queue = desk.queue
-        self.scripts = Scripts(desk.redis, desk.keys.prefix)
+    def __init__(self, client: QueueClient) -> None:
+        self.client = client
+        self.queue = client.queue
+        self.scripts = Scripts(client.redis, client.keys.prefix)
         self.random = random.Random(4)
         self.admitted: dict[str, int] = {}  # request -> choices
 
@@ -40,7 +40,7 @@ class Soak:
         draw = self.random
         tenant = f"t{draw.randrange(200)}"
         key = draw.choice(("", "", f"k{draw.randrange(50)}"))
-        spec = self.desk.spec(
+        spec = self.client.spec(
             n=draw.choice((1, 1, 2)),
             tenant=tenant,
             timeout_ms=draw.choice((0, 0, 0, 200)),
@@ -50,7 +50,7 @@ class Soak:
         more: dict[str, Any] = {"idempotency_key": key, "fingerprint": b"body"}
         try:
             if (
-                await self.desk.reserve(
+                await self.client.reserve(
                     rid, max_requests=300, max_tokens=10**6, **more, tenant=tenant
                 )
                 != rid
@@ -83,7 +83,7 @@ class Soak:
         """A scheduler and its decoder, from their start to their end, be that orderly or not."""
         draw = self.random
         sid, did = (new_request_id("s") for _ in range(2))
-        await self.desk.scheduler(sid)
+        await self.client.scheduler(sid)
         await self.scripts.call("announce", "decoder", did, "nowhere", 1, 50)
         await self.queue.lease_decoder(did, sid)
         held: list[TakenRequest] = []
@@ -141,23 +141,23 @@ class Soak:
             await asyncio.sleep(0)
 
 
-async def test_redis_is_as_empty_after_it_as_before(desk: Desk) -> None:
-    desk.with_lifetimes(lease_ms=100, reservation_ms=50, keep_ended_s=1, grace_ms=0)
-    soak = Soak(desk)
-    async with listening(desk.redis, desk.keys) as heard:
+async def test_redis_is_empty_afterwards(client: QueueClient) -> None:
+    client.with_lifetimes(lease_ms=100, reservation_ms=50, keep_ended_s=1, grace_ms=0)
+    soak = Soak(client)
+    async with listening(client.redis, client.keys) as heard:
         looks = asyncio.create_task(soak.look_after())
         serve = [asyncio.create_task(soak.serve_all()) for _ in range(3)]
         await asyncio.gather(*(soak.ask_all(REQUESTS // 20) for _ in range(20)))
-        while await desk.queue.depth() != (0, 0):
+        while await client.queue.depth() != (0, 0):
             await asyncio.sleep(0.05)
         await tasks.end(*serve)
-        while len(await desk.redis.keys("*")) > len(LEFT) + 2:  # and the sweeper's own
+        while len(await client.redis.keys("*")) > len(LEFT) + 2:  # and the sweeper's own
             await asyncio.sleep(0.05)
         await tasks.end(looks)
         for rid, n in soak.admitted.items():
             await heard.ended(rid, n)
-    await desk.queue.leave("z")
-    left: list[Any] = await desk.redis.keys("*")
+    await client.queue.leave("z")
+    left: list[Any] = await client.redis.keys("*")
     assert {str(key, "ascii").split(":")[-1] for key in left} == LEFT
     assert len(soak.admitted) > REQUESTS / 2
     wanted = {(rid, choice): 1 for rid, n in soak.admitted.items() for choice in range(n)}

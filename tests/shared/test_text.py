@@ -152,7 +152,7 @@ def test_resuming_anywhere_gives_the_same_rest(kind: str, text: str, k: int) -> 
     assert [*deltas(again, ids[k:]), again.finish()] == all_deltas[min(k, len(ids)) :]
 
 
-def test_what_could_begin_a_stop_string_is_held_back_and_given_out_when_it_does_not() -> None:
+def test_text_that_may_begin_a_stop_string_is_held_back_and_released() -> None:
     table = TokenBytes([b"E", b"N", b"D", b"x", b" "])
     fold = TextFold(table, stops=["END"])
     assert deltas(fold, [3, 0, 1, 3, 0, 0, 1]) == ["x", "", "", "ENx", "", "E", ""]
@@ -195,7 +195,7 @@ def test_the_stripped_leading_space_takes_no_part_in_a_stop_string() -> None:
     assert [finder.push(token) for token in ids] == [None] * len(ids)
 
 
-def test_a_cut_into_given_text_is_refused() -> None:
+def test_a_cut_into_delivered_text_is_refused() -> None:
     fold = TextFold(TokenBytes([b"abc"]), stops=["x"])
     fold.push(0)
     with pytest.raises(ValueError, match="held back"):

@@ -1,4 +1,4 @@
-"""Whoever waits for a large model sees how far its loading has come, at what rate, and where the time goes."""
+"""The progress of loading a large model is logged: share, rate, and where the time goes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 
 
-def test_progress_counts_what_this_room_reads(
+def test_progress_counts_what_this_service_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = {

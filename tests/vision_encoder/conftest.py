@@ -1,4 +1,4 @@
-"""A vision_encoder room beside a preprocess room, with a real Redis and real checkpoints."""
+"""A vision_encoder service beside a preprocess service, with a real Redis and real checkpoints."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -9,9 +9,9 @@ import torch
 
 from services.preprocess.settings import PreprocessSettings
 from services.vision_encoder.settings import VisionEncoderSettings
-from tests.support.encoder_room import EncoderRoom, EncoderRoomMaker, running
-from tests.support.preprocess_room import Room, RoomMaker
-from tests.support.preprocess_room import running as preprocess_running
+from tests.support.encoder_service import EncoderMaker, RunningEncoder, running
+from tests.support.preprocess_service import PreprocessMaker, RunningPreprocess
+from tests.support.preprocess_service import running as preprocess_running
 from tests.support.vision_checkpoints import llama_checkpoint, llava_checkpoint
 
 torch.set_num_threads(1)
@@ -36,12 +36,12 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_encoder(redis_url: str, short_tmp: Path) -> EncoderRoomMaker:
+def make_encoder(redis_url: str, short_tmp: Path) -> EncoderMaker:
     """Starts an encoder for a checkpoint folder, with flags as keywords."""
 
     def make(
         model: Path, name: str = "e", **flags: Any
-    ) -> AbstractAsyncContextManager[EncoderRoom]:
+    ) -> AbstractAsyncContextManager[RunningEncoder]:
         return running(
             VisionEncoderSettings(
                 model=model,
@@ -58,10 +58,12 @@ def make_encoder(redis_url: str, short_tmp: Path) -> EncoderRoomMaker:
 
 
 @pytest.fixture
-def make_preprocess(redis_url: str, short_tmp: Path) -> RoomMaker:
-    """Starts a preprocess room for a checkpoint folder."""
+def make_preprocess(redis_url: str, short_tmp: Path) -> PreprocessMaker:
+    """Starts a preprocess service for a checkpoint folder."""
 
-    def make(model: Path, name: str = "p", **flags: Any) -> AbstractAsyncContextManager[Room]:
+    def make(
+        model: Path, name: str = "p", **flags: Any
+    ) -> AbstractAsyncContextManager[RunningPreprocess]:
         return preprocess_running(
             PreprocessSettings(
                 model=model,

@@ -12,9 +12,16 @@ from transformers import LlavaForConditionalGeneration
 from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, Unavailable
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
-from tests.support.encoder_room import EncoderRoomMaker
+from tests.support.encoder_service import EncoderMaker
 from tests.support.pixels import pixel_values
-from tests.support.preprocess_room import Room, RoomMaker, file_of, image, picture, turn
+from tests.support.preprocess_service import (
+    PreprocessMaker,
+    RunningPreprocess,
+    file_of,
+    image,
+    picture,
+    turn,
+)
 from tests.support.vision_checkpoints import (
     like_newer_versions,
     like_older_versions,
@@ -24,10 +31,10 @@ from tests.support.vision_checkpoints import (
 SIZES = [(80, 60), (40, 90), (56, 56), (300, 200)]
 
 
-async def items_of(room: Room, count: int = len(SIZES)) -> list[MediaItem]:
+async def items_of(service: RunningPreprocess, count: int = len(SIZES)) -> list[MediaItem]:
     """Media items of different pictures."""
     pictures = [picture(*SIZES[i % len(SIZES)], seed=i) for i in range(count)]
-    return [(await room.chat(turn("user", image(file_of(p))))).media[0] for p in pictures]
+    return [(await service.chat(turn("user", image(file_of(p))))).media[0] for p in pictures]
 
 
 async def features(folder: Path, items: list[MediaItem]) -> list[np.ndarray[Any, Any]]:
@@ -62,8 +69,8 @@ async def test_embeddings_equal_transformers(
     tower: str,
     config: dict[str, Any],
     tmp_path: Path,
-    make_encoder: EncoderRoomMaker,
-    make_preprocess: RoomMaker,
+    make_encoder: EncoderMaker,
+    make_preprocess: PreprocessMaker,
 ) -> None:
     folder = llava_checkpoint(tmp_path, tower.split()[0], **config)
     async with make_preprocess(folder) as preprocess:
@@ -85,8 +92,8 @@ async def test_embeddings_equal_transformers(
 async def test_a_row_is_the_same_alone_and_in_a_batch(
     clip_folder: Path,
     siglip_folder: Path,
-    make_encoder: EncoderRoomMaker,
-    make_preprocess: RoomMaker,
+    make_encoder: EncoderMaker,
+    make_preprocess: PreprocessMaker,
 ) -> None:
     for name, folder in (("c", clip_folder), ("s", siglip_folder)):
         async with (
@@ -102,7 +109,7 @@ async def test_a_row_is_the_same_alone_and_in_a_batch(
 
 
 async def test_bfloat16(
-    clip_folder: Path, make_encoder: EncoderRoomMaker, make_preprocess: RoomMaker
+    clip_folder: Path, make_encoder: EncoderMaker, make_preprocess: PreprocessMaker
 ) -> None:
     async with (
         make_preprocess(clip_folder) as preprocess,
@@ -119,7 +126,7 @@ async def test_bfloat16(
 
 
 async def test_equal_items_are_encoded_once(
-    clip_folder: Path, make_encoder: EncoderRoomMaker, make_preprocess: RoomMaker
+    clip_folder: Path, make_encoder: EncoderMaker, make_preprocess: PreprocessMaker
 ) -> None:
     async with make_preprocess(clip_folder) as preprocess, make_encoder(clip_folder) as encoder:
         items = await items_of(preprocess, 1)
@@ -135,7 +142,7 @@ async def test_equal_items_are_encoded_once(
 
 
 async def test_held_embeddings_stay_and_released_ones_go(
-    clip_folder: Path, make_encoder: EncoderRoomMaker, make_preprocess: RoomMaker
+    clip_folder: Path, make_encoder: EncoderMaker, make_preprocess: PreprocessMaker
 ) -> None:
     one = 16 * 32 * 4
     async with (
@@ -158,7 +165,7 @@ async def test_held_embeddings_stay_and_released_ones_go(
 
 
 async def test_pixels_are_made_again_when_they_are_gone(
-    clip_folder: Path, make_encoder: EncoderRoomMaker, make_preprocess: RoomMaker
+    clip_folder: Path, make_encoder: EncoderMaker, make_preprocess: PreprocessMaker
 ) -> None:
     async with make_encoder(clip_folder) as encoder:
         async with make_preprocess(clip_folder, "p1") as preprocess:
@@ -180,8 +187,8 @@ async def test_broken_promises(
     clip_folder: Path,
     siglip_folder: Path,
     llama_folder: Path,
-    make_encoder: EncoderRoomMaker,
-    make_preprocess: RoomMaker,
+    make_encoder: EncoderMaker,
+    make_preprocess: PreprocessMaker,
 ) -> None:
     async with make_preprocess(clip_folder) as preprocess:
         items = await items_of(preprocess, 2)

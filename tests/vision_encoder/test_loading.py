@@ -104,7 +104,7 @@ def test_what_config_leaves_out_is_what_transformers_takes(
 
 
 def test_llava_is_loaded_without_transformers_and_compilers(tmp_path: Path) -> None:
-    # Their modules are more than half of what this room would import.
+    # Their modules are more than half of what this service would import.
     script = (
         "import sys, torch; from pathlib import Path\n"
         "from services.vision_encoder.loading import load_encoder\n"

@@ -8,24 +8,24 @@ from services.gateway.following.follower import Follower
 from services.gateway.telemetry.metrics import Metrics
 from shared.queue import TokenChannel
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
-from tests.support.queue_desk import Desk
+from tests.support.queue_client import QueueClient
 
 PAUSE_MS = 3000
 
 
-async def lives_until(desk: Desk, rid: str) -> int:
-    value = await desk.redis.hget(desk.keys.request(rid), "fol_until")  # type: ignore[misc]
+async def lives_until(client: QueueClient, rid: str) -> int:
+    value = await client.redis.hget(client.keys.request(rid), "fol_until")  # type: ignore[misc]
     return int(value)
 
 
 async def test_a_request_that_is_left_again_during_a_report_is_reported_again(
     redis_url: str,
 ) -> None:
-    desk = Desk(redis_url)
-    rid = await desk.admit()
-    arrived = await lives_until(desk, rid)
-    async with Follower(desk.queue, TokenChannel(desk.redis, desk.keys)) as follower:
-        held = HeldRequests(desk.queue, follower, Cancels(desk.queue), Metrics("model", 512))
+    client = QueueClient(redis_url)
+    rid = await client.admit()
+    arrived = await lives_until(client, rid)
+    async with Follower(client.queue, TokenChannel(client.redis, client.keys)) as follower:
+        held = HeldRequests(client.queue, follower, Cancels(client.queue), Metrics("model", 512))
 
         def comes_and_leaves(keep_s: int) -> None:
             follow = follower.follow(rid, new=False)
@@ -36,11 +36,11 @@ async def test_a_request_that_is_left_again_during_a_report_is_reported_again(
 
         async with held:
             # What is written waits; the gateway's round begins meanwhile, and waits with it.
-            await desk.redis.execute_command("CLIENT", "PAUSE", PAUSE_MS, "WRITE")  # type: ignore[no-untyped-call]
+            await client.redis.execute_command("CLIENT", "PAUSE", PAUSE_MS, "WRITE")  # type: ignore[no-untyped-call]
             comes_and_leaves(60)
             await asyncio.sleep(PAUSE_MS / 2000)
             comes_and_leaves(600)
             async with asyncio.timeout(30):
-                while await lives_until(desk, rid) < arrived + 300_000:
+                while await lives_until(client, rid) < arrived + 300_000:
                     await asyncio.sleep(0.05)
-    await desk.redis.aclose()
+    await client.redis.aclose()

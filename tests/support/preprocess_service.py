@@ -1,4 +1,4 @@
-"""A running preprocess room on a unix socket, and the words to talk to it."""
+"""A running preprocess service on a unix socket, and calls to it."""
 
 import asyncio
 import contextlib
@@ -32,15 +32,15 @@ if TYPE_CHECKING:  # of a stub file
 
 
 @dataclass
-class Room:
-    """A room that answers, and how to call it."""
+class RunningPreprocess:
+    """The service's stub and address."""
 
     stub: "PreprocessServiceAsyncStub"
     channel: grpc.aio.Channel
     address: str
 
     async def prepare(self, request: PrepareRequest) -> PrepareResponse:
-        """One call; errors come as the room raised them."""
+        """One call; errors are raised as the service raised them."""
         with calling("preprocess"):
             response: PrepareResponse = await self.stub.Prepare(request, timeout=60)
         return response
@@ -52,12 +52,12 @@ class Room:
         )
 
 
-RoomMaker = Callable[..., AbstractAsyncContextManager[Room]]
+PreprocessMaker = Callable[..., AbstractAsyncContextManager[RunningPreprocess]]
 
 
 @contextlib.asynccontextmanager
-async def running(settings: PreprocessSettings) -> AsyncIterator[Room]:
-    """The room until the block is left; it must start and stop cleanly."""
+async def running(settings: PreprocessSettings) -> AsyncIterator[RunningPreprocess]:
+    """The service until the block is left; it must start and stop cleanly."""
     stop = asyncio.Event()
     task = asyncio.create_task(serve(settings, stop))
     channel = open_channel(settings.listen, 64 << 20)
@@ -72,7 +72,7 @@ async def running(settings: PreprocessSettings) -> AsyncIterator[Room]:
             if answer and answer.status == health_pb2.HealthCheckResponse.SERVING:
                 break
             await asyncio.sleep(0.02)
-        yield Room(PreprocessServiceStub(channel), channel, settings.listen)
+        yield RunningPreprocess(PreprocessServiceStub(channel), channel, settings.listen)
     finally:
         await channel.close()
         stop.set()

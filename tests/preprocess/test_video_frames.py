@@ -1,4 +1,4 @@
-"""Videos as lists of frames, through preprocess, tower and decoder: the tokens of transformers."""
+"""Videos sent as lists of frames, through preprocess, tower and decoder: the tokens of transformers."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,15 @@ from tests.support.checkpoints import load_config, load_reference, make_checkpoi
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.mrope import parts_of, published_positions
 from tests.support.pixels import pixel_values
-from tests.support.preprocess_room import RoomMaker, file_of, ids_of, image, picture, text, turn
+from tests.support.preprocess_service import (
+    PreprocessMaker,
+    file_of,
+    ids_of,
+    image,
+    picture,
+    text,
+    turn,
+)
 from tests.support.step_stream import (
     NaiveScheduler,
     StepStream,
@@ -52,16 +60,16 @@ def files(count: int, size: tuple[int, int] = (80, 60)) -> list[bytes]:
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
 async def test_five_frames_and_an_image(
-    family: str, tmp_path: Path, short_tmp: Path, make_room: RoomMaker
+    family: str, tmp_path: Path, short_tmp: Path, make_service: PreprocessMaker
 ) -> None:
     folder = make_checkpoint(tmp_path, family)
     if family == "qwen2_5_vl":  # a video's frames have bounds of their own
         bounds = {"min_pixels": 28 * 28, "max_pixels": 4 * 28 * 28}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(bounds))
     store = ArtifactStore(short_tmp / "embeddings", "producer", "")
-    async with make_room(folder) as room:
+    async with make_service(folder) as service:
         parts = [text("the"), video(files(5), 1.5), text("red"), image(file_of(picture(90, 40)))]
-        prepared = await room.chat(turn("user", *parts))
+        prepared = await service.chat(turn("user", *parts))
         pixels = [await pixel_values(item) for item in prepared.media]
     first, second = prepared.media
     assert (first.modality, second.modality) == (
@@ -114,13 +122,15 @@ async def test_five_frames_and_an_image(
     assert_same_up_to_ties(asked.output, tokens, torch.cat(expected.scores))
 
 
-async def test_frames_stand_at_their_places_in_time(tmp_path: Path, make_room: RoomMaker) -> None:
+async def test_frames_get_their_temporal_positions(
+    tmp_path: Path, make_service: PreprocessMaker
+) -> None:
     folder = make_checkpoint(tmp_path, "qwen2_vl")
     processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(folder))
     pictures = [picture(80, 60, seed=number) for number in range(3)]
-    async with make_room(folder) as room:
+    async with make_service(folder) as service:
         again, once = [
-            await room.chat(turn("user", video([file_of(p) for p in pictures], pace)))
+            await service.chat(turn("user", video([file_of(p) for p in pictures], pace)))
             for pace in (0.5, 0.25)
         ]
         found = await pixel_values(again.media[0])
@@ -135,7 +145,7 @@ async def test_frames_stand_at_their_places_in_time(tmp_path: Path, make_room: R
     assert again.media[0].digest != once.media[0].digest
 
 
-async def test_videos_that_are_refused(tmp_path: Path, make_room: RoomMaker) -> None:
+async def test_videos_that_are_refused(tmp_path: Path, make_service: PreprocessMaker) -> None:
     refused = [
         (video([]), "VIDEO_FRAMES"),
         (video(files(4)), "VIDEO_FRAMES"),
@@ -145,21 +155,23 @@ async def test_videos_that_are_refused(tmp_path: Path, make_room: RoomMaker) -> 
         (image(frames.pack(files(1), 1.0), FIELD), "IMAGE_FORMAT"),
     ]
     folder = make_checkpoint(tmp_path, "qwen2_vl")
-    async with make_room(folder, max_video_frames=3) as room:
+    async with make_service(folder, max_video_frames=3) as service:
         for part, reason in refused:
             with pytest.raises(InvalidRequest) as caught:
-                await room.chat(turn("user", part))
+                await service.chat(turn("user", part))
             assert caught.value.reason == reason and caught.value.metadata["field"] == FIELD
-        assert (await room.chat(turn("user", video(files(3))))).media[0].grid_t == 2
+        assert (await service.chat(turn("user", video(files(3))))).media[0].grid_t == 2
 
 
-async def test_a_model_for_images_takes_no_videos(clip_folder: Path, make_room: RoomMaker) -> None:
-    async with make_room(clip_folder) as room:
+async def test_a_model_for_images_takes_no_videos(
+    clip_folder: Path, make_service: PreprocessMaker
+) -> None:
+    async with make_service(clip_folder) as service:
         with pytest.raises(InvalidRequest, match="takes no videos"):
-            await room.chat(turn("user", video(files(2))))
+            await service.chat(turn("user", video(files(2))))
 
 
-def test_a_file_of_frames_that_is_cut_off_is_found() -> None:
+def test_a_truncated_file_of_frames_is_refused() -> None:
     data = frames.pack([b"one", b"three"], 2.0)
     assert frames.unpack(data) == ([b"one", b"three"], 2.0)
     for broken in (data[:-1], data[:18], data + b"x", frames.pack([], 1.0)):

@@ -1,4 +1,4 @@
-"""The shared connection to Redis: order, refusals, and what becomes of it when Redis goes."""
+"""The shared connection to Redis: order, refusals, and breaks."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ async def redis(private_redis: EmbeddedRedis) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
-async def test_answers_come_to_those_who_asked(redis: Redis) -> None:
+async def test_each_call_gets_its_own_answer(redis: Redis) -> None:
     line = connection_of(redis)
     assert connection_of(redis) is line
     await asyncio.gather(*(line.call("SET", f"k{i}", i) for i in range(200)))
@@ -39,7 +39,7 @@ async def test_answers_come_to_those_who_asked(redis: Redis) -> None:
     assert await line.call_all([("GET", "k7"), ("LLEN", "nothing")]) == [b"7", 0]
 
 
-async def test_a_refusal_is_one_commands_own(redis: Redis) -> None:
+async def test_a_refused_command_does_not_affect_others(redis: Redis) -> None:
     line = connection_of(redis)
     await line.call("SET", "k", "text")
     with pytest.raises(ErrorReply, match="WRONGTYPE"):
@@ -56,7 +56,7 @@ async def test_scripts_are_loaded_again_when_redis_has_forgotten_them(redis: Red
     assert await scripts.call("members", "decoder") == []
 
 
-async def test_the_line_is_made_again_after_a_restart(
+async def test_the_connection_is_made_again_after_a_restart(
     redis: Redis, private_redis: EmbeddedRedis
 ) -> None:
     line = connection_of(redis)
@@ -68,7 +68,7 @@ async def test_the_line_is_made_again_after_a_restart(
     assert await asyncio.gather(*(line.call("GET", "k") for _ in range(5))) == 5 * [b"before"]
 
 
-async def test_a_frozen_redis_is_taken_for_dead(
+async def test_a_frozen_redis_counts_as_dead(
     redis: Redis, private_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = connection_of(redis)
@@ -84,7 +84,7 @@ async def test_a_frozen_redis_is_taken_for_dead(
     assert await line.call("GET", "k") == b"v"
 
 
-async def test_a_subscription_hears_what_is_published_and_when_it_breaks(
+async def test_a_subscription_gets_messages_and_raises_on_a_break(
     redis: Redis, private_redis: EmbeddedRedis
 ) -> None:
     subscription = Subscription(redis, "channel")

@@ -1,4 +1,4 @@
-"""A running vision_encoder room on a unix socket, and the words to talk to it."""
+"""A running vision_encoder service on a unix socket, and calls to it."""
 
 import asyncio
 import contextlib
@@ -30,15 +30,15 @@ if TYPE_CHECKING:  # of a stub file
 
 
 @dataclass
-class EncoderRoom:
-    """A room that answers, and how to call it."""
+class RunningEncoder:
+    """The service's stub and address."""
 
     stub: "VisionEncoderServiceAsyncStub"
     reader: ArtifactReader
     address: str
 
     async def encode(self, item: MediaItem, retain_s: int = 60) -> EncodeResponse:
-        """One call; errors come as the room raised them."""
+        """One call; errors are raised as the service raised them."""
         request = EncodeRequest(media=item, retention=Duration(seconds=retain_s))
         with calling("vision_encoder"):
             response: EncodeResponse = await self.stub.Encode(request, timeout=60)
@@ -54,19 +54,19 @@ class EncoderRoom:
         await self.stub.Release(ReleaseRequest(digests=[item.digest for item in items]))
 
 
-EncoderRoomMaker = Callable[..., AbstractAsyncContextManager[EncoderRoom]]
+EncoderMaker = Callable[..., AbstractAsyncContextManager[RunningEncoder]]
 
 
 @contextlib.asynccontextmanager
-async def running(settings: VisionEncoderSettings) -> AsyncIterator[EncoderRoom]:
-    """The room until the block is left; it must start and stop cleanly."""
+async def running(settings: VisionEncoderSettings) -> AsyncIterator[RunningEncoder]:
+    """The service until the block is left; it must start and stop cleanly."""
     stop = asyncio.Event()
     task = asyncio.create_task(serve(settings, stop))
     channel = open_channel(settings.listen)
     reader = ArtifactReader()
     try:
         await _serving(channel, task)
-        yield EncoderRoom(VisionEncoderServiceStub(channel), reader, settings.listen)
+        yield RunningEncoder(VisionEncoderServiceStub(channel), reader, settings.listen)
     finally:
         await reader.close()
         await channel.close()

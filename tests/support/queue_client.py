@@ -15,7 +15,7 @@ STOP = Ending(reason=ending_pb2.FINISH_REASON_STOP)
 CANCELLED = ending_pb2.FINISH_REASON_CANCELLED
 
 
-class Desk:
+class QueueClient:
     """One process's queue. `lifetimes` are those of shared/queue/messages.py."""
 
     def __init__(self, url: str, **lifetimes: int) -> None:
