@@ -12,7 +12,7 @@ from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.decoders import convert
-from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.output_tracker import OutputTracker
 from services.scheduler.output.request import Request
 from shared.queue import TakenRequest
 from shared.queue.keys import new_request_id
@@ -67,11 +67,11 @@ def measure_process(running: int, steps: int) -> float:
     """Microseconds of a step from the result's bytes to those of the next plan and of the log call."""
     scheduler = Scheduler(_capacity(running))
     writer = _Writer()
-    ledger = Ledger(writer, lambda: None)  # type: ignore[arg-type]
+    tracker = OutputTracker(writer, lambda: None)  # type: ignore[arg-type]
     link = _Link(scheduler)
     table = TokenBytes([b"a"], [False])
     for number in range(running):
-        ledger.accept(link, Request(_taken(number), table))  # type: ignore[arg-type]
+        tracker.accept(link, Request(_taken(number), table))  # type: ignore[arg-type]
     in_flight: list[StepPlan] = []
     spent, counted = 0.0, 0
     for step in range(steps + _WARM):
@@ -84,7 +84,7 @@ def measure_process(running: int, steps: int) -> float:
         progress = scheduler.complete(convert.output_of(plan, answer))
         following = _next(scheduler)
         convert.plan_message(following, 1, 16).SerializeToString()
-        ledger.on_step(progress, plan, answer)
+        tracker.on_step(progress, plan, answer)
         writer.take()
         if step >= _WARM:
             spent += time.process_time() - began
@@ -94,7 +94,7 @@ def measure_process(running: int, steps: int) -> float:
 
 
 class _Link:
-    """What the ledger touches of a decoder link."""
+    """What the tracker touches of a decoder link."""
 
     def __init__(self, core: Scheduler) -> None:
         self.core = core

@@ -11,14 +11,14 @@ import structlog
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.core.scheduler import PreemptionMode
 from services.scheduler.core.sequence import Policy
-from services.scheduler.decoders.blame import Blame
+from services.scheduler.decoders.crash_suspects import CrashSuspects
 from services.scheduler.decoders.fleet import Fleet
 from services.scheduler.decoders.link import DecoderLink
 from services.scheduler.decoders.relocation import Relocation, Returns
 from services.scheduler.decoders.throughput import Throughput
 from services.scheduler.encoders import Encoders
 from services.scheduler.output.log_writer import LogWriter
-from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.output_tracker import OutputTracker
 from services.scheduler.output.request import Request
 from services.scheduler.requests.deadlines import Deadlines
 from services.scheduler.requests.intake import Intake
@@ -81,16 +81,16 @@ class Dispatcher:
         self._log = LogWriter(
             queue,
             scheduler_id,
-            on_refused=lambda request_id: self._ledger.on_refused(request_id),
-            on_cancel=lambda request_id: self._ledger.on_cancel(request_id),
+            on_refused=lambda request_id: self._tracker.on_refused(request_id),
+            on_cancel=lambda request_id: self._tracker.on_cancel(request_id),
             is_settled=lambda: self._recovery.is_settled,
             settled=lambda: self._recovery.settled(),
         )
-        self._ledger = Ledger(self._log, self._wake.set, clock)
-        self._recovery = Recovery(queue, scheduler_id, self._ledger)
-        self._blame = Blame(self._ledger.end)
-        self._deadlines = Deadlines(self._ledger.find, self._ledger.end)
-        self._returns = Returns(queue, scheduler_id, self._ledger, self._log, self._recovery)
+        self._tracker = OutputTracker(self._log, self._wake.set, clock)
+        self._recovery = Recovery(queue, scheduler_id, self._tracker)
+        self._suspects = CrashSuspects(self._tracker.end)
+        self._deadlines = Deadlines(self._tracker.find, self._tracker.end)
+        self._returns = Returns(queue, scheduler_id, self._tracker, self._log, self._recovery)
         self._fleet = Fleet(
             queue,
             decoders,
@@ -100,7 +100,7 @@ class Dispatcher:
             on_lost=self._on_lost,
             clock=clock,
         )
-        self._relocation = Relocation(self._ledger, self._fleet, self._returns)
+        self._relocation = Relocation(self._tracker, self._fleet, self._returns)
         self._intake = Intake(self._fleet.links)
         self._throughput = Throughput(lambda: self.load().decoders)
 
@@ -132,8 +132,8 @@ class Dispatcher:
         await self._fleet.close()
         with contextlib.suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(timeout_s):
-                if requests := self._ledger.request_ids:
-                    self._ledger.orphan(requests)
+                if requests := self._tracker.request_ids:
+                    self._tracker.unassign(requests)
                     await self._returns.give_back(requests)
                 await self._log.flush()
                 for decoder in decoders:
@@ -155,11 +155,11 @@ class Dispatcher:
         """Tokens committed a second since the last call, or None while idle or too soon to say."""
         now = asyncio.get_running_loop().time()
         elapsed = now - self._measured_at
-        tokens = self._ledger.num_tokens - self._tokens
+        tokens = self._tracker.num_tokens - self._tokens
         if elapsed < 1.0 or not tokens:
             return None
         rate = tokens / elapsed if self._measured_at else None
-        self._tokens, self._measured_at = self._ledger.num_tokens, now
+        self._tokens, self._measured_at = self._tracker.num_tokens, now
         return rate
 
     # Requests
@@ -195,19 +195,19 @@ class Dispatcher:
             except (ValueError, IndexError) as error:
                 called = names(one.spec.request_id, one.spec.client_request_id)
                 log.warning("bad request", **called, error=str(error))
-                self._ledger.refuse(one, str(error))
+                self._tracker.refuse(one, str(error))
                 continue
             request.taken_at = self._clock()
             log.debug("taken", **request.names, attempt=one.attempts)
             late = self._deadlines.watch(request)
             if late is not None:
-                self._ledger.end_untried(request, late)
+                self._tracker.end_untried(request, late)
             elif not self._fleet.links:  # the last decoder was lost while the answer was on its way
-                self._ledger.hold(request)
+                self._tracker.hold(request)
                 self._returns.put([request.request_id])
             else:
                 link = self._fleet.router.choose(first)
-                self._ledger.accept(link, request)
+                self._tracker.accept(link, request)
                 touched.append(link)
         for link in dict.fromkeys(touched):
             link.pump()
@@ -218,11 +218,11 @@ class Dispatcher:
         plan: StepPlan | None,
         result: decoder_pb2.StepResult | None,
     ) -> None:
-        before = self._ledger.num_tokens
-        self._ledger.on_step(progress, plan, result)
+        before = self._tracker.num_tokens
+        self._tracker.on_step(progress, plan, result)
         if plan is not None:
-            self._throughput.add(plan.num_tokens, self._ledger.num_tokens - before)
-        # The step has let some of those in that were taken before.
+            self._throughput.add(plan.num_tokens, self._tracker.num_tokens - before)
+        # The step has started some of the requests that were taken before.
         if self._intake.more_wait and self._intake.room():
             self._wake.set()
 
@@ -236,7 +236,7 @@ class Dispatcher:
                     if cancelled is None:
                         self._wake.set()
                     else:
-                        self._ledger.on_cancel(cancelled)
+                        self._tracker.on_cancel(cancelled)
             except Unavailable as error:
                 if not said:
                     log.warning("control channel is away", error=error.message)
@@ -244,14 +244,14 @@ class Dispatcher:
                 await asyncio.sleep(_RETRY_S)
 
     async def _sweep(self) -> None:
-        """Once a second, looks for what nobody tells."""
+        """Once a second, looks for what no message announces."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             if not self._recovery.is_settled:
                 continue
             with contextlib.suppress(Unavailable):
-                for request_id in await self._queue.abandoned(self._ledger.request_ids):
-                    self._ledger.on_cancel(request_id)
+                for request_id in await self._queue.abandoned(self._tracker.request_ids):
+                    self._tracker.on_cancel(request_id)
                 await self._return_strays()
                 await self._queue.sweep()
                 await self._fleet.share(self._others)
@@ -261,7 +261,7 @@ class Dispatcher:
         seen twice is not just on its way here."""
         owned = await self._queue.owned(self._scheduler_id)
         pending = self._log.pending()
-        strays = [r for r in owned if not self._ledger.has(r) and r not in pending]
+        strays = [r for r in owned if not self._tracker.has(r) and r not in pending]
         lost = [r for r in strays if r in self._strays]
         self._strays = set(strays)
         if lost:
@@ -274,7 +274,7 @@ class Dispatcher:
             await asyncio.sleep(_RENEW_MEDIA_S)
             digests = dict.fromkeys(
                 item.source_digest
-                for request in self._ledger.requests
+                for request in self._tracker.requests
                 for item in request.spec.media
             )
             with contextlib.suppress(Unavailable):
@@ -301,10 +301,10 @@ class Dispatcher:
         """What a lost decoder ran goes back to the head of the queue, with everything that it generated logged."""
         if not self._taking:
             return
-        requests = self._ledger.of(link)
-        self._ledger.orphan([request.request_id for request in requests])
+        requests = self._tracker.of(link)
+        self._tracker.unassign([request.request_id for request in requests])
         if link.was_lost:
-            under_way = link.under_way
-            computed = [r for r in requests if r.request_id in under_way]
-            self._blame.note(computed, was_alone=len(under_way) == 1)
-        self._returns.put(self._ledger.orphans)
+            in_flight = link.in_flight_requests
+            computed = [r for r in requests if r.request_id in in_flight]
+            self._suspects.add_loss(computed, was_alone=len(in_flight) == 1)
+        self._returns.put(self._tracker.unassigned)

@@ -29,16 +29,14 @@ _RETENTION_S = 60
 _CALL_TIMEOUT_S = 60
 _BUSY_WAIT_S = 0.05
 _PATIENCE_S = 120.0  # a restart on a machine that has too much to do took 38
-_MEDIA_EXPIRED = (
-    "MEDIA_EXPIRED"  # the raw bytes are gone from the store: nobody can make them again
-)
+_MEDIA_EXPIRED = "MEDIA_EXPIRED"  # the raw bytes are gone from the store: no encoder can help
 
 
 class Encoders:
     """The vision encoders, called by digest.
 
     Users, each with an id of its own, are the decoders' links. Calls of several for the same item are one, and an
-    encoder is told to let go of an item when the last of them has.
+    encoder is asked to release an item when the last of them has.
     """
 
     def __init__(self, directory: Directory, patience_s: float = _PATIENCE_S) -> None:
@@ -56,21 +54,20 @@ class Encoders:
     async def encode(self, item: MediaItem, user: str) -> ArtifactRef:
         """The item's embeddings.
 
-        A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for for a
-        while. Raises Unavailable when no encoder can be had, or what the encoder said is wrong with the item.
+        A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for,
+        for a while. Raises Unavailable when no encoder can be had, or what the encoder said is wrong with the item.
         """
         users = self._users.setdefault(item.digest, set())
         holder = self._holders.get(item.digest)
-        if (
-            user in users and holder is not None
-        ):  # it asks again: it could not get what it was told of
+        if user in users and holder is not None:  # it asks again: it could not fetch the result
             self._failed.setdefault(item.digest, set()).add(holder)
         users.add(user)
         return await self._running.run(item.digest, lambda: self._encode(item))
 
     def release(self, digests: Iterable[bytes], user: str) -> None:
-        """Its user does not wait for these any more. Work that nobody waits for is not begun, or given up; who holds
-        the result is told. Returns at once; a lost call only costs cache."""
+        """A user does not need these any more. Work that no user needs is cancelled, and the encoder with the result is
+        asked to release it. Returns at once; a lost call only costs cache.
+        """
         by_member: dict[Member, list[bytes]] = {}
         for digest in digests:
             users = self._users.get(digest, set())

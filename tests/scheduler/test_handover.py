@@ -33,7 +33,7 @@ async def test_a_draining_decoder_is_emptied_onto_another(bench: Bench) -> None:
     other, _ = await bench.decoder(delay_s=0.05)
     await until(lambda: other.largest_lease > 0)
     leaving.draining = True
-    # Candidates would begin anew: the two stay.
+    # Ranked outputs would begin anew: the two stay.
     await until(lambda: len(other.slots) == 6 and len(leaving.slots) == 2)
     leaving.delay_s = other.delay_s = 0.005
     late = await bench.ask([9, 9], max_tokens=20)

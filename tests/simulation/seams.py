@@ -32,7 +32,7 @@ from services.gateway.admission.model import ServedModel
 from services.scheduler.decoders.fleet import Fleet
 from services.scheduler.decoders.link import DecoderLink
 from services.scheduler.dispatcher import Dispatcher
-from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.output_tracker import OutputTracker
 from tests.simulation.arithmetic import MODEL, VirtualExecutor
 from tests.simulation.redis_room import SimulatedRedis
 from tests.simulation.rpc import SimulatedChannel, SimulatedServer
@@ -108,7 +108,7 @@ def seams(world: Any) -> Iterator[None]:
             Dispatcher,
             DecoderLink,
             Fleet,
-            Ledger,
+            OutputTracker,
         ):  # they took their clock when they were read
             _set_clock(patch, kind.__init__, loop.time)
         patch(time, "perf_counter", loop.time)

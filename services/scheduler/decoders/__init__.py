@@ -1,1 +1,1 @@
-"""The decoders of a scheduler: leases, step streams, and what they tell of their speed."""
+"""The decoders of a scheduler: leases, step streams, and measurements of their speed."""

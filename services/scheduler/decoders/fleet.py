@@ -26,7 +26,8 @@ _CEDED_S = 5.0  # how long another scheduler has the first call on what was give
 class Fleet:
     """A keeper for each decoder in the registry, which tries to lease it and then serves it until the link breaks.
 
-    `open_link(member, lease)` makes a link; `on_bound(link)` hears of a new one, `on_lost(link)` of one that has ended.
+    `open_link(member, lease)` makes a link; `on_bound(link)` is called with a new one, `on_lost(link)` with an ended
+    one.
     """
 
     def __init__(

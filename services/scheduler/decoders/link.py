@@ -116,8 +116,8 @@ class DecoderLink:
         return self.wants_to_end or self.is_given_away
 
     @property
-    def under_way(self) -> set[str]:
-        """The requests of which something is in a plan that was not answered."""
+    def in_flight_requests(self) -> set[str]:
+        """Requests with rows in a plan that was not answered."""
         return {s.request_id for sent in self._sent for s in sent.plan.row_sequence}
 
     async def open(self) -> None:

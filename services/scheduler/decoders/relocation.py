@@ -9,7 +9,7 @@ from services.scheduler.core.sequence import SequenceStatus
 from services.scheduler.decoders.fleet import Fleet
 from services.scheduler.decoders.link import DecoderLink
 from services.scheduler.output.log_writer import LogWriter
-from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.output_tracker import OutputTracker
 from services.scheduler.output.request import Request
 from services.scheduler.requests.recovery import Recovery
 from shared.errors import Unavailable
@@ -22,12 +22,12 @@ _RETRY_S = 0.2
 
 
 class Relocation:
-    """Empties decoders that are leaving, so gently that those who are read along with hardly notice: what a move must
-    compute again is at most one step's budget at a time.
+    """Empties decoders that are leaving. What moved requests must compute again is at most one step's budget at a time,
+    so that requests which decode on the target are hardly delayed.
     """
 
-    def __init__(self, ledger: Ledger, fleet: Fleet, returns: "Returns") -> None:
-        self._ledger = ledger
+    def __init__(self, tracker: OutputTracker, fleet: Fleet, returns: "Returns") -> None:
+        self._tracker = tracker
         self._fleet = fleet
         self._returns = returns
         self._moved: list[Request] = []  # and not yet as far as they were
@@ -43,9 +43,9 @@ class Relocation:
 
     def _step(self, leaving: list[DecoderLink], others: list[DecoderLink]) -> None:
         touched: dict[DecoderLink, None] = {}
-        self._moved = [request for request in self._moved if _catches_up(request)]
+        self._moved = [request for request in self._moved if _is_catching_up(request)]
         for link in leaving:
-            for request in self._ledger.of(link):
+            for request in self._tracker.of(link):
                 fit = [o for o in others if o.core.capacity.holds(request.sequences[0])]
                 if not _has_slot(request):
                     self._send_on(request, fit, touched)
@@ -62,20 +62,20 @@ class Relocation:
     def _send_on(
         self, request: Request, others: list[DecoderLink], touched: dict[DecoderLink, None]
     ) -> None:
-        """One that has not begun here: nothing of it must be computed again."""
+        """A request without a slot: nothing of it must be computed again."""
         if others:
             self._move(request, touched)
         else:
             self._returns.put([request.request_id])
 
     def _may_move(self, request: Request, others: Collection[DecoderLink]) -> bool:
-        """Candidates and beams would begin at the prompt again: they are let run."""
+        """Ranked outputs and beams would begin at the prompt again: they run to their end."""
         if request.collects:
             return False
         cost = _tokens(request)
-        under_way = sum(map(_tokens, self._moved))
+        recomputing = sum(map(_tokens, self._moved))
         return any(
-            (not under_way or under_way + cost <= link.core.capacity.max_batched_tokens)
+            (not recomputing or recomputing + cost <= link.core.capacity.max_batched_tokens)
             and _has_room(link, request, cost)
             for link in others
         )
@@ -83,7 +83,7 @@ class Relocation:
     def _move(self, request: Request, touched: dict[DecoderLink, None]) -> Request:
         target = self._fleet.router.choose(request.sequences[0])
         touched[target] = None
-        return self._ledger.move(request.request_id, target)
+        return self._tracker.move(request.request_id, target)
 
 
 def _has_slot(request: Request) -> bool:
@@ -105,7 +105,7 @@ def _has_room(link: DecoderLink, request: Request, tokens: int) -> bool:
     return state.blocks.num_free * state.capacity.block_size > 2 * tokens
 
 
-def _catches_up(request: Request) -> bool:
+def _is_catching_up(request: Request) -> bool:
     return any(
         s.status is not SequenceStatus.RUNNING or s.num_tokens - s.num_computed_tokens > 1
         for s in request.sequences
@@ -120,21 +120,21 @@ class Returns:
         self,
         queue: Queue,
         scheduler_id: str,
-        ledger: Ledger,
+        tracker: OutputTracker,
         writer: LogWriter,
         recovery: Recovery,
     ) -> None:
         self._queue = queue
         self._recovery = recovery
         self._scheduler_id = scheduler_id
-        self._ledger = ledger
+        self._tracker = tracker
         self._writer = writer
         self._work = asyncio.Event()
 
     def put(self, request_ids: list[str]) -> None:
-        """These are to go back. They stay in the ledger until the queue has them."""
+        """These are to go back. They stay in the tracker until the queue has them."""
         if request_ids:
-            self._ledger.orphan(request_ids)
+            self._tracker.unassign(request_ids)
             self._work.set()
 
     async def run(self) -> None:
@@ -142,22 +142,22 @@ class Returns:
         while True:
             await self._work.wait()
             self._work.clear()
-            while orphans := self._ledger.orphans:
+            while unassigned := self._tracker.unassigned:
                 try:
-                    await self.give_back(orphans)
+                    await self.give_back(unassigned)
                 except Unavailable as error:
                     log.warning("not given back yet", error=error.message)
                     await asyncio.sleep(_RETRY_S)
 
     async def give_back(self, request_ids: list[str]) -> None:
-        """Gives orphans back. Raises Unavailable."""
+        """Gives unassigned requests back. Raises Unavailable."""
         await self._writer.flush()  # a late append would meet the request under its next owner
         restarts = self._queue.restarts
-        found = [r for rid in request_ids if (r := self._ledger.find(rid)) is not None]
+        found = [r for rid in request_ids if (r := self._tracker.find(rid)) is not None]
         deaths = {request.request_id: request.deaths for request in found}
         await self._queue.give_back(self._scheduler_id, request_ids, deaths)
         if self._recovery.is_settled and restarts == self._queue.restarts:
-            self._ledger.forget(request_ids)
+            self._tracker.forget(request_ids)
             log.warning("gave requests back", requests=len(request_ids))
         else:  # Redis may not have known that they were ours
             await self._recovery.settled()

@@ -13,16 +13,15 @@ _EVERY_S = 10.0
 
 
 class Throughput:
-    """Counts what steps compute, and tells it."""
+    """Counts what steps compute, and logs it."""
 
     def __init__(self, loads: Callable[[], Sequence[DecoderLoad]]) -> None:
         """`loads()` is what each decoder is doing now."""
         self._loads = loads
         self._prompt_tokens = 0
         self._generated = 0
-        self._asked: dict[
-            str, tuple[int, int]
-        ] = {}  # of a decoder: prefix blocks looked for, found
+        # Of each decoder, prefix blocks that were looked for and found, at the last report.
+        self._asked: dict[str, tuple[int, int]] = {}
 
     def add(self, computed: int, generated: int) -> None:
         """A step computed so many tokens, and gave so many. All but the first token of an answer cost one of those that
@@ -31,16 +30,16 @@ class Throughput:
         self._generated += generated
 
     async def run(self) -> None:
-        """Tells it until it is cancelled."""
+        """Logs it until cancelled."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
             await asyncio.sleep(_EVERY_S)
             now = loop.time()
-            self._tell(now - began)
+            self._report(now - began)
             began = now
 
-    def _tell(self, seconds: float) -> None:
+    def _report(self, seconds: float) -> None:
         prompt_tokens, generated = self._prompt_tokens, self._generated
         self._prompt_tokens = self._generated = 0
         loads = self._loads()

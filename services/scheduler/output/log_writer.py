@@ -1,4 +1,4 @@
-"""Writes to the token log, off the way of the next plan: one call at a time, with all that has come meanwhile."""
+"""Writes to the token log in the background: one call at a time, with all events that have come meanwhile."""
 
 import asyncio
 from collections import deque
@@ -13,8 +13,8 @@ from shared.queue import AppendAnswer, AppendCode, Queue
 log = structlog.get_logger(__name__)
 
 _RETRY_S = 0.2
-# What has piled up while Redis was away goes in several calls: a script keeps everybody else waiting.
-_MOST_BYTES = 128 << 10
+# What has piled up while Redis was away goes in several calls: a script blocks all other clients.
+_MAX_BYTES = 128 << 10
 
 
 class LogWriter:
@@ -42,7 +42,7 @@ class LogWriter:
         self._is_settled = is_settled
         self._settled = settled
         self._batches: deque[tuple[bytes, list[Choice]]] = deque()
-        self._writing: list[Choice] = []  # of the call under way
+        self._writing: list[Choice] = []  # of the call in progress
         self._work = asyncio.Event()
         self._is_away = False
         self._num_submitted = 0
@@ -50,7 +50,7 @@ class LogWriter:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
     def submit(self, batch: bytes, choices: list[Choice]) -> None:
-        """Queues what one step gave: a serialized LogBatch, and whose each of its events is. Returns at once."""
+        """Queues what one step gave: a serialized LogBatch, and the choice of each of its events. Returns at once."""
         if choices:
             self._batches.append((batch, choices))
             self._num_submitted += 1
@@ -81,7 +81,7 @@ class LogWriter:
                 if answers is None:
                     self._batches.appendleft((batch, choices))
                     self._num_written += count - 1  # they are one batch from now on
-                    await self._until_it_makes_sense()
+                    await self._wait_to_retry()
                     continue
                 self._num_written += count
                 self._react(choices, answers)
@@ -100,7 +100,7 @@ class LogWriter:
         refused = any(answer.code is AppendCode.REFUSED for _, answer in answers)
         return None if refused and not self._is_settled() else answers
 
-    async def _until_it_makes_sense(self) -> None:
+    async def _wait_to_retry(self) -> None:
         if self._settled is not None and not self._is_settled():
             await self._settled()
         else:
@@ -112,7 +112,7 @@ class LogWriter:
         if not self._batches:
             return 1, batch, choices
         size, parts, choices = len(batch), [batch], list(choices)
-        while self._batches and size + len(self._batches[0][0]) <= _MOST_BYTES:
+        while self._batches and size + len(self._batches[0][0]) <= _MAX_BYTES:
             batch, more = self._batches.popleft()
             size += len(batch)
             parts.append(batch)
@@ -133,7 +133,7 @@ class LogWriter:
         for choice, length in gaps.items():
             log.warning("the log had lost its end", request_id=choice.request.request_id)
             self.submit(choice.again(length), [choice])
-        if gaps:  # whoever waits for these records waits for their second coming
+        if gaps:  # flushes wait until these records are written again
             self._waiters = [(self._num_submitted, done) for _, done in self._waiters]
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""The requests in hand: which decoder runs each, and what of its tokens is logged."""
+"""The requests that this scheduler owns: which decoder runs each, and which of its tokens are logged."""
 
 import time
 from collections import deque
@@ -23,10 +23,10 @@ from tessera.decoder.v1 import decoder_pb2
 
 log = structlog.get_logger(__name__)
 
-_REMEMBERED_S = 10.0  # the end of a request, in case Redis forgets it
+_KEPT_S = 10.0  # an ended request, in case Redis loses its last writes
 
 
-class Ledger:
+class OutputTracker:
     """Turns what steps give into events of the token log. `on_end` is called when a request leaves."""
 
     def __init__(
@@ -38,24 +38,24 @@ class Ledger:
         self._writer = writer
         self._on_end = on_end
         self._clock = clock
-        # Without a link: its decoder is gone and it is on its way back to the queue.
+        # Without a link: no decoder runs it, and it goes back to the queue.
         self._owners: dict[str, tuple[DecoderLink | None, Request]] = {}
         self._ended: deque[tuple[float, Request]] = deque()
         self.num_tokens = 0  # committed so far
 
     @property
     def request_ids(self) -> list[str]:
-        """All in hand."""
+        """All requests that have not ended."""
         return list(self._owners)
 
     @property
-    def orphans(self) -> list[str]:
-        """Those that no decoder runs."""
+    def unassigned(self) -> list[str]:
+        """Requests that no decoder runs."""
         return [rid for rid, (link, _) in self._owners.items() if link is None]
 
     @property
     def requests(self) -> list[Request]:
-        """All in hand, and those that have ended a short while ago."""
+        """All requests, and those that have ended a short while ago."""
         self._forget_ended()
         return [
             *(request for _, request in self._owners.values()),
@@ -63,19 +63,19 @@ class Ledger:
         ]
 
     def has(self, request_id: str) -> bool:
-        """Whether it is in hand."""
+        """Whether a request is owned and has not ended."""
         return request_id in self._owners
 
     def find(self, request_id: str) -> Request | None:
-        """The request, if it is in hand."""
+        """The request, if it is owned and has not ended."""
         return self._owners[request_id][1] if request_id in self._owners else None
 
     def of(self, link: DecoderLink) -> list[Request]:
-        """Those that one decoder runs, by arrival."""
+        """Requests that one decoder runs, by arrival."""
         return [request for owner, request in self._owners.values() if owner is link]
 
     def hold(self, request: Request) -> None:
-        """Keeps a request that no decoder can take now: an orphan from the beginning."""
+        """Keeps a request that no decoder can take now."""
         self._owners[request.request_id] = (None, request)
 
     def end_untried(self, request: Request, ending: Ending) -> None:
@@ -83,7 +83,7 @@ class Ledger:
         self.hold(request)
         self.end(request.request_id, ending)
 
-    def orphan(self, request_ids: list[str]) -> None:
+    def unassign(self, request_ids: list[str]) -> None:
         """No decoder runs these any more; they are kept until the queue has them."""
         for request_id in request_ids:
             link, request = self._owners[request_id]
@@ -92,13 +92,13 @@ class Ledger:
                 link.core.cancel(request_id)
 
     def forget(self, request_ids: list[str]) -> None:
-        """These orphans are in other hands."""
+        """These unassigned requests have another owner now."""
         for request_id in request_ids:
             if request_id in self._owners and self._owners[request_id][0] is None:
                 del self._owners[request_id]
 
     def move(self, request_id: str, target: DecoderLink) -> Request:
-        """Takes a request from its decoder to another one, where it goes on; tokens under way come again there."""
+        """Moves a request to another decoder, where it goes on; tokens in flight are computed again there."""
         link, request = self._owners[request_id]
         if link is not None:
             link.core.cancel(request_id)
@@ -145,7 +145,7 @@ class Ledger:
                 self._log_prompts(events, choices, plan, result)
             if result.logprobs:
                 logprobs = StepLogprobs(plan, result)
-        # Whose token is all there is to log are done in one piece: this is the busiest place of the process.
+        # Events of a token alone are built in bulk: this is the busiest place of the process.
         payloads: list[Choice] = [s.payload for s in progress.sequences]
         prefixes = [choice.token_prefix for choice in payloads]
         for index in progress.endings:
@@ -182,7 +182,7 @@ class Ledger:
         progress: Progress,
         logprobs: StepLogprobs | None,
     ) -> None:
-        """A token with log-probabilities, or of a candidate, or an ending, or both."""
+        """A token with log-probabilities, or of a ranked output, or an ending, or both."""
         sequence, start, token, ending, sample = progress
         request: Request = sequence.payload.request
         record = b""
@@ -190,7 +190,7 @@ class Ledger:
             record = encode_tokens([token])
             if request.logprobs is not None and logprobs is not None:
                 record = logprobs.record(sample, token, request.logprobs)
-        if request.candidates is None:
+        if request.ranking is None:
             message = ending_message(ending, sequence.num_cached_tokens, request.queue_s)
             choice: Choice = sequence.payload
             events.append(choice.event(start, record, message))
@@ -198,14 +198,14 @@ class Ledger:
             if ending is not None:
                 self._leave(request, sequence)
             return
-        candidate = request.candidates[sequence.choice]
+        output = request.ranking[sequence.choice]
         if token is not None and logprobs is not None:
-            candidate.add(record, logprobs.own(sample))
+            output.add(record, logprobs.own(sample))
         if ending is not None:
-            candidate.ending = ending
-            self._end_candidate(events, choices, request, sequence, ending)
+            output.ending = ending
+            self._end_ranked(events, choices, request, sequence, ending)
 
-    def _end_candidate(
+    def _end_ranked(
         self,
         events: list[bytes],
         choices: list[Choice],
@@ -213,7 +213,7 @@ class Ledger:
         sequence: Sequence,
         ending: Ending,
     ) -> None:
-        """When the last candidate has ended, the best are logged; when one fails, so does the request."""
+        """When the last output has ended, the best are logged; when one fails, so does the request."""
         if not self.has(request.request_id):
             return
         if ending.reason is EndReason.ERROR:
@@ -222,9 +222,9 @@ class Ledger:
                 link.core.cancel(request.request_id)
             self._end_all(events, choices, request, ending)
             self._on_end()
-        elif self._leave(request, sequence) and request.candidates is not None:
+        elif self._leave(request, sequence) and request.ranking is not None:
             cached = sequence.num_cached_tokens
-            for number, best in enumerate(request.candidates.best()):
+            for number, best in enumerate(request.ranking.best()):
                 choice = request.choice(number)
                 message = ending_message(best.ending, cached, request.queue_s)
                 events.append(choice.event(0, bytes(best.records), message))
@@ -270,7 +270,7 @@ class Ledger:
         return True
 
     def _drop(self, request: Request) -> "DecoderLink | None":
-        """It has ended. Returns who ran it."""
+        """It has ended. Returns the link that ran it."""
         link, _ = self._owners.pop(request.request_id, (None, request))
         log.debug("ended", **request.names)
         self._forget_ended()
@@ -278,10 +278,10 @@ class Ledger:
         return link
 
     def _forget_ended(self) -> None:
-        horizon = self._clock() - _REMEMBERED_S
+        horizon = self._clock() - _KEPT_S
         while self._ended and self._ended[0][0] < horizon:
             _, request = self._ended.popleft()
-            request.let_go()
+            request.clear()
 
     def _end_all(
         self, events: list[bytes], choices: list[Choice], request: Request, ending: Ending
@@ -295,14 +295,14 @@ class Ledger:
             events.append(choice.event(start, b"", message))
             choices.append(choice)
 
-    # What others say of a request
+    # Events from outside
 
     def on_cancel(self, request_id: str) -> None:
-        """Its client wants it no more."""
+        """Its client has cancelled it."""
         self.end(request_id, Ending(EndReason.CANCELLED))
 
     def end(self, request_id: str, ending: Ending) -> None:
-        """Ends what has not ended of a request, for a reason that lies outside of it."""
+        """Ends all choices of a request that have not ended, for a reason outside of it."""
         if request_id not in self._owners:
             return
         _, request = self._owners[request_id]

@@ -1,4 +1,4 @@
-"""What is kept of candidates of which only the best are answered, until all have ended."""
+"""Outputs of which only the best are answered (`best_of`), kept until all have ended."""
 
 from dataclasses import dataclass, field
 
@@ -6,8 +6,8 @@ from services.scheduler.core.sequence import Ending
 
 
 @dataclass(slots=True)
-class Candidate:
-    """One output with its records; the score of sampled ones is the mean log-probability of a token, as with OpenAI."""
+class RankedOutput:
+    """One output with its records. As with OpenAI, the score is the mean log-probability of a token."""
 
     records: bytearray = field(default_factory=bytearray)
     logprob: float = 0.0  # of all tokens
@@ -15,7 +15,7 @@ class Candidate:
     ending: Ending | None = None
 
     def add(self, record: bytes, logprob: float) -> None:
-        """Takes a token."""
+        """Appends a token."""
         self.records += record
         self.logprob += logprob
         self.num_tokens += 1
@@ -26,17 +26,17 @@ class Candidate:
         return self.logprob / max(1, self.num_tokens)
 
 
-class Candidates:
-    """By the number of the sequence that makes each."""
+class Ranking:
+    """The outputs of a request by the number of the sequence that makes each."""
 
     def __init__(self, num_wanted: int) -> None:
         self._num_wanted = num_wanted
-        self._all: dict[int, Candidate] = {}
+        self._outputs: dict[int, RankedOutput] = {}
 
-    def __getitem__(self, number: int) -> Candidate:
-        return self._all.setdefault(number, Candidate())
+    def __getitem__(self, number: int) -> RankedOutput:
+        return self._outputs.setdefault(number, RankedOutput())
 
-    def best(self) -> list[Candidate]:
-        """The wanted number of them, best first; of equal ones the first."""
-        ranked = sorted(self._all.items(), key=lambda item: (-item[1].score, item[0]))
-        return [candidate for _, candidate in ranked[: self._num_wanted]]
+    def best(self) -> list[RankedOutput]:
+        """The wanted number of outputs, best first; of equal ones the first."""
+        ranked = sorted(self._outputs.items(), key=lambda item: (-item[1].score, item[0]))
+        return [output for _, output in ranked[: self._num_wanted]]

@@ -1,4 +1,4 @@
-"""A request in the hands of this scheduler: its sequences for the core, and what of them is logged."""
+"""A request that this scheduler owns: its sequences for the core, and the writers of its log."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from services.scheduler.core.sequence import (
 from services.scheduler.output.beam_stops import BeamStops
 from services.scheduler.output.choice import Choice
 from services.scheduler.output.logprobs import Floats, Ids
-from services.scheduler.output.ranking import Candidates
+from services.scheduler.output.ranking import Ranking
 from shared.queue import TakenRequest
 from shared.queue.beam_search import conflict_with_beams
 from shared.queue.log_event import PROMPT
@@ -28,10 +28,10 @@ from tessera.common.v1.sampling_pb2 import SamplingParams
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
 _MAX_LOGPROBS = 1024  # that a decoder reports for one sample
-_SUSPECT = 2  # lost decoders after which it runs alone ...
+_SUSPECT = 2  # lost decoders after which it is isolated ...
 # ... up to the place where it was when the last one was lost, which was two plans ahead of the log at the most, and a
 # little farther; to its end if it was past that place and another one was lost nevertheless.
-_ALONE_FOR = 4
+_ISOLATED_FOR = 4
 _TO_ITS_END = 1 << 40
 
 
@@ -44,8 +44,8 @@ class Unreadable:
 
 
 class Request:
-    """Where the choices are the sequences, each is logged as it comes. Where they are the best of more candidates, or
-    beams, nothing is logged until all have ended: `candidates` keeps them.
+    """Where the choices are the sequences, their tokens are logged as they come. With `best_of` or beams nothing is
+    logged until all have ended: `ranking` keeps the outputs, a `BeamSearch` the beams.
     """
 
     def __init__(self, taken: TakenRequest, table: TokenBytes) -> None:
@@ -60,11 +60,11 @@ class Request:
         self.deaths = taken.deaths  # decoders that were lost while they computed something of it
         # Seconds from admission to a decoder, once it has been there; None where an earlier owner would have to know.
         self.queue_s: float | None = None
-        self.taken_at = 0.0  # by the clock of whoever took it
+        self.taken_at = 0.0  # by the dispatcher's clock
         self._taken = taken
         self._table = table
         self.sampling = self._for_decoder(sampling)
-        self.candidates = Candidates(sampling.n) if self.collects else None
+        self.ranking = Ranking(sampling.n) if self.collects else None
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
         self._writers: dict[int, Choice] = {}
         self.over: dict[int, Ending] = {}  # choices whose log is complete but for its ending
@@ -94,7 +94,7 @@ class Request:
         if self.sampling.logprobs > _MAX_LOGPROBS:
             message = (
                 f"{self._search.num_beams} beams need the {self.sampling.logprobs} most probable tokens of each step"
-                f" and decoders tell {_MAX_LOGPROBS}; ask for fewer beams or stop ids"
+                f" and decoders report {_MAX_LOGPROBS}; ask for fewer beams or stop ids"
             )
             return Error("TOO_MANY_BEAMS", message, INVALID_ARGUMENT)
         return None
@@ -116,7 +116,7 @@ class Request:
 
     @property
     def names(self) -> dict[str, str]:
-        """What log lines call it."""
+        """Fields of a log line about it."""
         return names(self.request_id, self.spec.client_request_id)
 
     def begin(self, now: float) -> None:
@@ -140,9 +140,10 @@ class Request:
             self._open_numbers()
         )
 
-    def let_go(self) -> None:
-        """Nothing more comes of it. It knows its sequences and they know it: without this it would stay until the
-        garbage collector has looked everywhere. What is yet to be written of it can still be written."""
+    def clear(self) -> None:
+        """It has ended. Breaks the reference cycle with its sequences, which would else keep it until a full garbage
+        collection. Events that are yet to be written can still be written.
+        """
         for sequence in self._begun:
             sequence.payload = None
             if sequence.beams is not None:
@@ -151,7 +152,7 @@ class Request:
         self.sequences, self.fresh, self._writers, self.prompt_log = [], [], {}, None
 
     def again(self) -> "Request":
-        """The same to begin elsewhere, with all that has come of it; candidates and beams begin at the prompt."""
+        """The same request to go on at another decoder, with its logged tokens; ranked outputs and beams begin anew."""
         request = Request(self.taken, self._table)
         request.queue_s, request.taken_at = self.queue_s, self.taken_at
         return request
@@ -165,7 +166,7 @@ class Request:
         return writer
 
     def open_choices(self) -> Iterator[Choice]:
-        """Those whose logs have no ending yet, if none of the sequences given up has."""
+        """The choices without an ending in their log."""
         numbers = range(self.num_choices) if self.collects else (s.choice for s in self.sequences)
         return (self.choice(number) for number in numbers)
 
@@ -283,7 +284,7 @@ class Request:
             return 0
         if self.deaths > _SUSPECT or self.collects:  # of what is not logged yet no place is known
             return _TO_ITS_END
-        return known_tokens + _ALONE_FOR
+        return known_tokens + _ISOLATED_FOR
 
     def _beam_stops(self) -> BeamStops | None:
         stops = list(self.spec.sampling.stop)

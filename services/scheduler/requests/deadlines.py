@@ -1,4 +1,4 @@
-"""When requests in hand run out of time: the first token too late, or the whole answer."""
+"""When owned requests run out of time: the first token too late, or the whole answer."""
 
 import asyncio
 import heapq
@@ -27,7 +27,7 @@ class Deadlines:
     """Ends what is late. Times count from the arrival by the clock of Redis, and run on by this process's own: no
     service compares its clock with another's.
 
-    `end(request_id, ending)` is called once the time is over. Whoever has ended before is no matter to it.
+    `end(request_id, ending)` is called once the time is over. A request that has ended before is passed over.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Deadlines:
         self._find = find
         self._end = end
         self._heap: list[tuple[float, int, str, Ending]] = []
-        self._count = 0  # of equal times the first goes first
-        self._most = _SMALL  # entries, before those of ended requests are looked for
+        self._count = 0  # orders entries of equal times
+        self._max_entries = _SMALL  # entries, before those of ended requests are looked for
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class Deadlines:
 
     def watch(self, request: Request) -> Ending | None:
         """Watches a request that has just been taken. Returns an ending at once where it is too late already."""
-        if len(self._heap) > self._most:
+        if len(self._heap) > self._max_entries:
             self._forget_ended()
         now = asyncio.get_running_loop().time()
         for allowed_ms, ending in _limits(request):
@@ -58,7 +58,7 @@ class Deadlines:
         return None
 
     def close(self) -> None:
-        """Ends nobody any more."""
+        """Ends no request any more."""
         self._heap.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -67,7 +67,7 @@ class Deadlines:
     def _forget_ended(self) -> None:
         self._heap = [entry for entry in self._heap if self._find(entry[2]) is not None]
         heapq.heapify(self._heap)
-        self._most = max(_SMALL, 2 * len(self._heap))
+        self._max_entries = max(_SMALL, 2 * len(self._heap))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -1,22 +1,25 @@
-"""How much to take from the queue: taking is late, so that the queue's order holds and others get their share."""
+"""How much to take from the queue: late and little, so that the queue's order holds and other schedulers get theirs."""
 
 from collections.abc import Iterable, Mapping
 
 from services.scheduler.decoders.link import DecoderLink
 from shared.queue import TakenRequest
+from shared.queue.messages import cost_of
 
 _START_WITHIN_S = 2.0  # of work that waits at a decoder
-_READY_TO_START = 16  # requests that wait at a decoder for nothing but room
+_READY_TO_START = 16  # requests that wait at a decoder for nothing but slots, blocks or step budget
 _NO_LIMIT = 1 << 40
 _KEEP = 0.8  # of the estimate of a request's cost, at each new one
 
 
 class Intake:
-    """Knows the room at all decoders. Requests that wait for embeddings take none: text is not kept out by images."""
+    """How many requests the decoders could start. Those that wait for embeddings do not count as waiting: images do not
+    keep text out.
+    """
 
     def __init__(self, links: Mapping[str, DecoderLink]) -> None:
         self._links = links
-        self._cost_of_prompt_token = 1.0  # the queue counts the tokens of the answer as well
+        self._cost_of_prompt_token = 1.0  # the queue counts the tokens of the answers as well
         self.more_wait = True  # the last look at the queue did not see its end
 
     def room(self) -> int:
@@ -42,8 +45,7 @@ class Intake:
         self.more_wait = False
         for one in taken:
             self.more_wait = True
-            sampling, prompt = one.spec.sampling, max(1, len(one.spec.prompt) // 4)
-            cost = 1 + sampling.max_tokens * max(1, sampling.n) / prompt
+            cost = cost_of(one.spec) / max(1, len(one.spec.prompt) // 4)
             kept = self._cost_of_prompt_token
             self._cost_of_prompt_token = _KEEP * kept + (1 - _KEEP) * cost
 

@@ -31,7 +31,7 @@ class Ownership:
         tokens_per_s: Callable[[], float | None],
         on_others: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
-        """`on_others(ids)` hears after each renewal which other schedulers are alive."""
+        """`on_others(ids)` is called after each renewal with the other schedulers that are alive."""
         self._queue = queue
         self._scheduler_id = scheduler_id
         self._load = load

@@ -1,10 +1,10 @@
-"""After Redis has come back with its last writes lost maybe: what this scheduler knows is put back before all else."""
+"""After Redis may have lost its last writes: what this scheduler knows is restored before anything else."""
 
 import asyncio
 
 import structlog
 
-from services.scheduler.output.output_tracker import Ledger
+from services.scheduler.output.output_tracker import OutputTracker
 from services.scheduler.output.request import Request
 from shared.errors import Unavailable
 from shared.queue import Queue, RequestSnapshot
@@ -15,16 +15,16 @@ _RETRY_S = 0.1
 
 
 class Recovery:
-    """Restores all requests in hand, and those that have ended a short while ago.
+    """Restores all owned requests, and those that have ended a short while ago.
 
-    Until that is done Redis may say of a request that it is nobody's, or not there: what it answers then is not to be
-    acted on. `settled` waits for it.
+    Until that is done Redis may not know a request, or its owner: its answers must not be acted on. `settled` waits for
+    that.
     """
 
-    def __init__(self, queue: Queue, scheduler_id: str, ledger: Ledger) -> None:
+    def __init__(self, queue: Queue, scheduler_id: str, tracker: OutputTracker) -> None:
         self._queue = queue
         self._scheduler_id = scheduler_id
-        self._ledger = ledger
+        self._tracker = tracker
         self._restored = queue.restarts
         self._done = asyncio.Event()
 
@@ -46,7 +46,7 @@ class Recovery:
 
     async def _try_to_restore(self) -> None:
         restarts = self._queue.restarts
-        requests = self._ledger.requests
+        requests = self._tracker.requests
         try:
             answers = await self._queue.restore([_held(r) for r in requests], self._scheduler_id)
         except Unavailable as error:
@@ -55,7 +55,7 @@ class Recovery:
             return
         refused = [r for r, kept in zip(requests, answers, strict=True) if not kept]
         for request in refused:
-            self._ledger.on_refused(request.request_id)
+            self._tracker.on_refused(request.request_id)
         log.warning("restored", requests=len(requests), refused=len(refused))
         self._restored = restarts
         self._done.set()

@@ -1,4 +1,4 @@
-"""Requests that may be what ends decoders: how many deaths each is blamed for, and when that is enough."""
+"""Requests that are suspected of crashing decoders."""
 
 from collections.abc import Callable
 
@@ -9,36 +9,36 @@ from services.scheduler.output.request import Request
 
 log = structlog.get_logger(__name__)
 
-_MOST_DEATHS = 3
+_MAX_DEATHS = 3
 
 POISONED = Ending(
     EndReason.ERROR,
     error=Error(
         "POISONED",
-        f"{_MOST_DEATHS} decoders were lost while they ran this request, the last one while it ran nothing else; it is"
+        f"{_MAX_DEATHS} decoders were lost while they ran this request, the last one while it ran nothing else; it is"
         " not run again: change the request, and report it to whoever runs this service",
         INTERNAL,
     ),
 )
 
 
-class Blame:
-    """Counts decoders that were lost while they computed something of a request; see `Request.deaths`.
+class CrashSuspects:
+    """Counts the decoders that were lost while they computed something of a request (`Request.deaths`).
 
-    After the first nothing changes. After two the request runs alone for a while (`core/turns.py`), so that those who
-    were in the same step are not blamed with it: who gets past the place by itself goes on among others. A request
-    with which a third decoder is lost while it runs alone is ended.
+    After the first nothing changes. After two the request is isolated for a while (`core.sequence.Isolation`), so that
+    requests that were in the same step are not suspected with it; once it has got past that place it runs with others
+    again. A request with which a third decoder is lost while it runs alone is ended.
     """
 
     def __init__(self, end: Callable[[str, Ending], None]) -> None:
         """`end(request_id, ending)` ends a request."""
         self._end = end
 
-    def note(self, requests: list[Request], *, was_alone: bool) -> None:
+    def add_loss(self, requests: list[Request], *, was_alone: bool) -> None:
         """A decoder was lost whose last plans had rows of these, and of no others where it `was_alone`."""
         for request in requests:
             request.deaths += 1
             log.warning("lost with a decoder", **request.names, deaths=request.deaths)
-            if was_alone and request.deaths >= _MOST_DEATHS:
+            if was_alone and request.deaths >= _MAX_DEATHS:
                 log.error("poisoned", **request.names, deaths=request.deaths)
                 self._end(request.request_id, POISONED)
