@@ -16,49 +16,51 @@ from services.scheduler.core.budget import Capacity
 
 def main(arguments: list[str]) -> int:
     """Simulates once for each policy that is named. Returns 1 if a request did not end or anything was left behind."""
-    told = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     failed = False
     results = {}
-    for policy in told.policy:
-        outcome = _run(told, policy)
+    for policy in options.policy:
+        outcome = _run(options, policy)
         failed |= bool(outcome.leaks or outcome.lost)
-        print(f"\n{policy}: {told.decoders} decoders\n{outcome.table()}", flush=True)
-        if told.goal_s:
-            print(f"{'goal':<18} simulated in {told.goal_s:g} s")
+        print(f"\n{policy}: {options.decoders} decoders\n{outcome.table()}", flush=True)
+        if options.goal_s:
+            print(f"{'goal':<18} simulated in {options.goal_s:g} s")
         results[policy] = outcome.to_json()
-    if told.output:
-        told.output.write_text(json.dumps(results, indent=1) + "\n")
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
     return int(failed)
 
 
-def _run(told: argparse.Namespace, policy: str) -> Outcome:
-    options = ShardOptions(
-        decoders=told.decoders,
-        capacity=Capacity(told.blocks + 1, 16, told.slots, 16_384, told.batched_tokens),
-        timing=Timing(told.step_ms / 1000, told.token_us / 1e6, told.row_us / 1e6),
+def _run(options: argparse.Namespace, policy: str) -> Outcome:
+    shard_options = ShardOptions(
+        decoders=options.decoders,
+        capacity=Capacity(options.blocks + 1, 16, options.slots, 16_384, options.batched_tokens),
+        timing=Timing(options.step_ms / 1000, options.token_us / 1e6, options.row_us / 1e6),
         policy=policy,
-        encoders=told.encoders,
+        encoders=options.encoders,
     )
-    arrivals = trace.read(told.trace) if told.trace else trace.generated(_trace_options(told))
+    arrivals = (
+        trace.read(options.trace) if options.trace else trace.generated(_trace_options(options))
+    )
     began = time.perf_counter()
-    shards = simulate(counted(arrivals, told.say_every), options, told.processes)
+    shards = simulate(counted(arrivals, options.say_every), shard_options, options.processes)
     return Outcome(shards, time.perf_counter() - began)
 
 
-def _trace_options(told: argparse.Namespace) -> trace.TraceOptions:
+def _trace_options(options: argparse.Namespace) -> trace.TraceOptions:
     return trace.TraceOptions(
-        requests=told.requests,
-        rate=told.rate * told.decoders,
-        burstiness=told.burstiness,
-        surge=told.surge,
-        prefixes=told.prefixes,
-        zipf=told.zipf,
-        prefix_tokens=told.prefix_tokens,
-        own_tokens=told.own_tokens,
-        output_tokens=told.output_tokens,
-        with_picture=told.with_picture,
-        encode_s=told.encode_ms / 1000,
-        seed=told.seed,
+        requests=options.requests,
+        rate=options.rate * options.decoders,
+        burstiness=options.burstiness,
+        surge=options.surge,
+        prefixes=options.prefixes,
+        zipf=options.zipf,
+        prefix_tokens=options.prefix_tokens,
+        own_tokens=options.own_tokens,
+        output_tokens=options.output_tokens,
+        with_picture=options.with_picture,
+        encode_s=options.encode_ms / 1000,
+        seed=options.seed,
     )
 
 

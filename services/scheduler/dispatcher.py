@@ -9,11 +9,9 @@ from collections.abc import Sequence as Items
 import structlog
 
 from services.scheduler.core.plan import StepPlan, StepProgress
-from services.scheduler.core.scheduler import PreemptionMode
-from services.scheduler.core.sequence import Policy
 from services.scheduler.decoders.crash_suspects import CrashSuspects
 from services.scheduler.decoders.fleet import Fleet
-from services.scheduler.decoders.link import DecoderLink
+from services.scheduler.decoders.link import DecoderLink, LinkOptions
 from services.scheduler.decoders.relocation import Relocation, Returns
 from services.scheduler.decoders.throughput import Throughput
 from services.scheduler.encoders import Encoders
@@ -52,11 +50,7 @@ class Dispatcher:
         table: TokenBytes,
         scheduler_id: str,
         *,
-        lead_s: float,
-        encoder_budget: int | None,
-        step_target_s: float,
-        policy: Policy,
-        preemption_mode: PreemptionMode,
+        link_options: LinkOptions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` is finer than that of the event loop, which a simulation may give in its place."""
@@ -66,11 +60,7 @@ class Dispatcher:
         self._media_store = media_store
         self._table = table
         self._scheduler_id = scheduler_id
-        self._lead_s = lead_s
-        self._encoder_budget = encoder_budget
-        self._step_target_s = step_target_s
-        self._policy = policy
-        self._preemption_mode = preemption_mode
+        self._link_options = link_options
         self._clock = clock
         self._wake = asyncio.Event()
         self._taking = True
@@ -288,11 +278,7 @@ class Dispatcher:
             lease,
             self._scheduler_id,
             self._encoders,
-            lead_s=self._lead_s,
-            encoder_budget=self._encoder_budget,
-            step_target_s=self._step_target_s,
-            policy=self._policy,
-            preemption_mode=self._preemption_mode,
+            options=self._link_options,
             on_step=self._on_step,
             clock=self._clock,
         )

@@ -8,6 +8,7 @@ import structlog
 
 from services.scheduler.core.scheduler import PreemptionMode
 from services.scheduler.core.sequence import POLICIES
+from services.scheduler.decoders.link import LinkOptions
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.encoders import Encoders
 from services.scheduler.requests.ownership import Ownership
@@ -52,11 +53,13 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
             MediaStore(redis),
             table,
             scheduler_id,
-            lead_s=settings.lead_ms / 1000,
-            encoder_budget=settings.encoder_budget or None,
-            step_target_s=settings.step_target_ms / 1000,
-            policy=POLICIES[settings.scheduling_policy],
-            preemption_mode=PreemptionMode(settings.preemption_mode),
+            link_options=LinkOptions(
+                lead_s=settings.lead_ms / 1000,
+                encoder_budget=settings.encoder_budget or None,
+                step_target_s=settings.step_target_ms / 1000,
+                policy=POLICIES[settings.scheduling_policy],
+                preemption_mode=PreemptionMode(settings.preemption_mode),
+            ),
         )
         ownership = Ownership(
             queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s, dispatcher.note_others

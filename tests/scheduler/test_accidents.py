@@ -59,7 +59,7 @@ async def test_deadlines_of_those_who_have_ended_are_forgotten() -> None:
 async def test_ended_requests_do_not_wait_for_the_garbage_collector(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_tracker, "_REMEMBERED_S", 0.0)
+    monkeypatch.setattr(output_tracker, "_KEPT_S", 0.0)
     await bench.decoder()
     bench.scheduler()
     await bench.answer(await bench.ask(PROMPT))

@@ -13,19 +13,17 @@ import structlog
 
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.core.scheduler import PreemptionMode, Scheduler
-from services.scheduler.core.sequence import Error, MediaSpan, Policy
+from services.scheduler.core.sequence import Policy
 from services.scheduler.decoders import convert
+from services.scheduler.decoders.embedding_requests import EmbeddingRequests
 from services.scheduler.decoders.move_timer import MoveTimer
-from services.scheduler.decoders.step_durations import StepDurations
-from services.scheduler.decoders.step_tokens import StepTokens
-from services.scheduler.decoders.step_totals import StepTotals
+from services.scheduler.decoders.step_statistics import StepStatistics
 from services.scheduler.encoders import Encoders
-from shared.errors import Internal, ServingError, Superseded, Unavailable, status_number
+from shared.errors import ServingError, Superseded, Unavailable
 from shared.net import tasks
 from shared.net.channels import open_channel
 from shared.net.registry import Member
 from shared.net.rpc.errors import calling
-from shared.telemetry import request_names
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceStub
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
@@ -38,18 +36,28 @@ log = structlog.get_logger(__name__)
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 2.0
 _HELLO_S = 5.0
-_LOST_AGAIN_S = 2.0
-# Ends of a stream that say nothing against those who ran in it.
+# Ends of a stream that cast no suspicion on the requests that ran in it.
 _ORDERLY = ("DECODER_STOPS", "DECODER_EMPTIED", "SCHEDULER_GONE", "SCHEDULER_SILENT")
 
 
 @dataclass(slots=True)
-class _Sent:
-    """A plan under way."""
+class _SentPlan:
+    """A plan that was not answered yet."""
 
     plan: StepPlan
     sent: float
-    began: float  # when it was sent, or the plan before it was answered
+    began: float  # when it was sent or the plan before it was answered, whichever is later
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """How each decoder is scheduled."""
+
+    lead_s: float  # before the end of a step, when the next plan leaves
+    encoder_budget: int | None  # rows of embeddings that are asked for at a time
+    step_target_s: float  # that a step may take while sequences decode; 0 is any
+    policy: Policy
+    preemption_mode: PreemptionMode
 
 
 OnStep = Callable[[StepProgress, StepPlan | None, decoder_pb2.StepResult | None], None]
@@ -68,11 +76,7 @@ class DecoderLink:
         scheduler_id: str,
         encoders: Encoders,
         *,
-        lead_s: float,
-        encoder_budget: int | None,
-        step_target_s: float,
-        policy: Policy,
-        preemption_mode: PreemptionMode,
+        options: LinkOptions,
         on_step: OnStep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,32 +87,24 @@ class DecoderLink:
         self.was_lost = False  # it broke, or failed a whole step: neither side ended the stream in an orderly way
         self._scheduler_id = scheduler_id
         self._encoders = encoders
-        self._user = f"{member.instance_id}/{lease}"  # leases of two decoders may be equal
-        self._lead_s = lead_s
-        self._encoder_budget = encoder_budget
-        self._step_target_us = 1e6 * step_target_s
-        self._policy = policy
-        self._preemption_mode = preemption_mode
+        self._options = options
         self._on_step = on_step
         self._clock = clock
         self._channel = open_channel(member.address)
         self._call: Any = None
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
-        self._sent: deque[_Sent] = deque()
-        self._totals = StepTotals()
-        self._durations = StepDurations()
-        self._step_tokens = StepTokens()
+        self._sent: deque[_SentPlan] = deque()
+        self._statistics = StepStatistics()
         self._predicted_us = 0.0  # of the plan with rows that was sent last
         self._moves = MoveTimer()  # in microseconds
         self._wake: asyncio.TimerHandle | None = None
-        self._heard = 0.0
+        self._last_message = 0.0
         self._plans_in_flight = 1
-        self._encodes: dict[asyncio.Task[None], None] = {}
-        self._losses: dict[bytes, int] = {}
         self._stopped = False
         self._ended_because: Unavailable | None = None
         self.hello = decoder_pb2.Hello()
         self.core: Scheduler
+        self._media: EmbeddingRequests
 
     @property
     def draining(self) -> bool:
@@ -139,19 +135,24 @@ class DecoderLink:
             raise await self._reason()
         self.hello = first.hello
         self._plans_in_flight = max(1, self.hello.plans_in_flight)
+        options = self._options
         self.core = Scheduler(
             convert.capacity_of(self.hello),
-            self._encoder_budget,
-            self._policy,
-            self._preemption_mode,
-            self._step_target_us,
+            options.encoder_budget,
+            options.policy,
+            options.preemption_mode,
+            1e6 * options.step_target_s,
         )
         self.core.costs.announced(self.hello.step_us, self.hello.token_us)
         self.core.state.blocks.adopt(convert.sealed_of(self.hello))
+        user = f"{self.member.instance_id}/{self.lease}"  # leases of two decoders may be equal
+        self._media = EmbeddingRequests(
+            self.core, self._encoders, user, self._on_media_change, self._on_lost_again
+        )
 
     async def run(self) -> None:
         """Reads results until the stream breaks, then raises why."""
-        self._heard = self._clock()
+        self._last_message = self._clock()
         writer = self._helper(self._write())
         watch = self._helper(self._watch())
         try:
@@ -160,7 +161,7 @@ class DecoderLink:
                     response = await self._call.read()
                     if response is grpc.aio.EOF:
                         raise await self._reason()
-                    self._heard = self._clock()
+                    self._last_message = self._clock()
                     match response.WhichOneof("message"):
                         case "result":
                             self._on_result(response.result)
@@ -181,8 +182,8 @@ class DecoderLink:
             self._stopped = True
             if self._wake is not None:
                 self._wake.cancel()
-            await tasks.end(writer, watch, *self._encodes)
-            self._encoders.release_all(self._user)
+            await tasks.end(writer, watch)
+            await self._media.close()
 
     def _is_loss(self, error: ServingError) -> bool:
         orderly = isinstance(error, Superseded) or error.reason in _ORDERLY
@@ -213,13 +214,13 @@ class DecoderLink:
         """Sends the next plan if it is time, or arranges for it. Called after everything that may give work."""
         while not self._stopped and len(self.core.state.in_flight) < self._plans_in_flight:
             if self._sent and (wait := self._until_lead()) > 0:
-                # Later is better: who arrives or leaves until then does not wait for two long steps.
+                # Later is better: a request that arrives or ends until then does not wait for two long steps.
                 if self._wake is None:
                     self._wake = asyncio.get_running_loop().call_later(wait, self._on_wake)
                 break
             if not self._send_next():
                 break
-        self._care_for_media()
+        self._media.send()
 
     def load(self) -> DecoderLoad:
         """What it is doing."""
@@ -235,14 +236,14 @@ class DecoderLink:
             prefix_queries=state.blocks.queries,
             prefix_hits=state.blocks.hits,
             preemptions=state.preemptions,
-            totals=self._totals.message(),
-            step_target_us=self._step_target_us,
+            totals=self._statistics.totals(),
+            step_target_us=1e6 * self._options.step_target_s,
             step_predicted_us=self._predicted_us,
             prompt_budget=core.prompt_budget,
-            read_steps=self._durations.message(),
+            read_steps=self._statistics.durations(),
             block_size=core.capacity.block_size,
             host_blocks=core.capacity.num_host_blocks,
-            step_tokens=self._step_tokens.message(),
+            step_tokens=self._statistics.tokens(),
         )
 
     def predict(self, tokens: int) -> float:
@@ -264,13 +265,13 @@ class DecoderLink:
             return False
         self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.hello.block_size))
         now = self._clock()
-        self._sent.append(_Sent(plan, now, now))
+        self._sent.append(_SentPlan(plan, now, now))
         for _, sequence in plan.new:
             request: Request = sequence.payload.request
             request.begin(now)
         if plan.row_slot:
             self._predicted_us = self.core.costs.predict(plan.num_tokens, plan.num_pairs)
-        self._totals.plan_s += now - begin
+        self._statistics.plan_s += now - begin
         return True
 
     def _until_lead(self) -> float:
@@ -279,7 +280,7 @@ class DecoderLink:
             return 0.0
         plan = running.plan
         predicted = self.core.costs.predict(plan.num_tokens, plan.num_pairs) / 1e6
-        return running.began + predicted - self._lead_s - self._clock()
+        return running.began + predicted - self._options.lead_s - self._clock()
 
     def _on_wake(self) -> None:
         self._wake = None
@@ -293,87 +294,43 @@ class DecoderLink:
             answered = self._sent[0]
             plan, now = answered.plan, self._clock()
             self._learn(plan, now - answered.began, result.times)
-            if plan.row_slot:
-                self._step_tokens.add(plan.num_tokens)
-            self._totals.add(plan, now - answered.sent, now - answered.began, result.times)
+            self._statistics.add(plan, now - answered.sent, now - answered.began, result.times)
             progress = self.core.complete(convert.output_of(plan, result))
             self._sent.popleft()
             if self._sent:  # the next one began then
                 self._sent[0].began = now
-            self._totals.plan_s += self._clock() - now
+            self._statistics.plan_s += self._clock() - now
         for digest in result.artifacts_ready:
-            self._losses.pop(digest, None)
-            self.core.embeddings_ready(digest)
+            self._media.ready(digest)
         for digest in result.artifacts_lost:
-            self._lose(digest, progress)
+            progress.extend(self._media.lost(digest))
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
         self.pump()
         begin = self._clock()
         self._on_step(progress, plan, result)
-        self._totals.log_s += self._clock() - begin
+        self._statistics.log_s += self._clock() - begin
 
     def _learn(self, plan: StepPlan, seconds: float, times: decoder_pb2.StepTimes) -> None:
         """Keeps the estimates of what steps, tokens and moves of blocks take. A step is what a client waits for, by the
         clock here: what the decoder says of it lacks the way."""
         if plan.num_tokens:
             self.core.costs.learn(plan.num_tokens, plan.num_pairs, 1e6 * seconds)
-            if plan.has_decoding:
-                self._durations.add(seconds)
         if plan.num_swapped or self._moves.is_begun:
             self._moves.observe(plan.num_swapped, times.prepare_us)
             self.core.costs.of_block = self._moves.of_block
 
     # Media
 
-    def _lose(self, digest: bytes, progress: StepProgress) -> None:
-        """An item that is lost again is asked for a little later: encoder and decoder may be cut off for a moment."""
-        losses = self._losses[digest] = self._losses.get(digest, 0) + 1
-        if losses == 1:
-            progress.extend(self.core.embeddings_lost(digest))
-        else:
-            loop = asyncio.get_running_loop()
-            loop.call_later(_LOST_AGAIN_S * (losses - 1), self._lose_later, digest)
-
-    def _lose_later(self, digest: bytes) -> None:
-        if not self._stopped:
-            progress = self.core.embeddings_lost(digest)
-            self.pump()
+    def _on_media_change(self, progress: StepProgress | None) -> None:
+        self.pump()
+        if progress is not None:
             self._on_step(progress, None, None)
 
-    def _care_for_media(self) -> None:
-        for span in self.core.state.media.take_wanted():
-            task = asyncio.create_task(self._encode(span))
-            self._encodes[task] = None
-            task.add_done_callback(lambda done: self._encodes.pop(done, None))
-        released = self.core.state.media.take_released()
-        if released:
-            self._encoders.release(released, self._user)
-
-    async def _encode(self, span: MediaSpan) -> None:
-        user = self.core.state.media.first_user(span.digest)
-        if user is not None and user.payload is not None:
-            asking: Request = user.payload.request
-            request_names.bind(asking.request_id, asking.spec.client_request_id)
-        log.debug("asking for an encode", digest=span.digest.hex(), rows=span.rows)
-        try:
-            artifact = await self._encoders.encode(span.payload, self._user)
-        except ServingError as error:
-            self._encode_failed(span, error)
-        except Exception as error:  # whoever needs the item would wait for ever
-            log.exception("an item was not encoded", digest=span.digest.hex())
-            failure = Internal("ENCODE_FAILED", f"an item was not encoded: {type(error).__name__}")
-            self._encode_failed(span, failure)
-        else:
-            self.core.embeddings_encoded(span.digest, artifact)
-            self.pump()
-
-    def _encode_failed(self, span: MediaSpan, error: ServingError) -> None:
-        why = Error(error.reason, error.message, status_number(error.status))
-        failed = self.core.embeddings_failed(span.digest, why)
-        self.pump()
-        self._on_step(failed, None, None)
+    def _on_lost_again(self, digest: bytes) -> None:
+        if not self._stopped:
+            self._on_media_change(self.core.embeddings_lost(digest))
 
     # Stream
 
@@ -382,8 +339,8 @@ class DecoderLink:
             await self._call.write(await self._outbox.get())
 
     async def _watch(self) -> None:
-        """Says that this side is alive, and ends the stream when the other has been silent too long."""
-        while self._clock() - self._heard < _SILENCE_S:
+        """Sends heartbeats, and ends the stream when the decoder has been silent too long."""
+        while self._clock() - self._last_message < _SILENCE_S:
             self._outbox.put_nowait(
                 decoder_pb2.StepsRequest(heartbeat=decoder_pb2.Heartbeat(draining=False))
             )
@@ -391,7 +348,9 @@ class DecoderLink:
             await asyncio.sleep(_HEARTBEAT_S)
             now = self._clock()
             if now - before > _SILENCE_S / 2:
-                self._heard = now  # it was we who slept: what was sent meanwhile is still unread
+                self._last_message = (
+                    now  # this process slept: what was sent meanwhile is still unread
+                )
         self.finish("DECODER_SILENT", f"the decoder was silent for {_SILENCE_S:.0f} s")
 
     def _helper(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -400,7 +359,7 @@ class DecoderLink:
         return task
 
     def _on_helper_done(self, task: "asyncio.Task[None]") -> None:
-        """Nobody waits for these: a decoder whose plans are not sent, or that is not watched, would stand idle."""
+        """No caller awaits these: without the writer or the watch the decoder would stand idle."""
         if task.cancelled() or self._stopped or self._call.done():
             return  # the reader says why
         error = task.exception()

@@ -26,6 +26,28 @@ log = structlog.get_logger(__name__)
 _KEPT_S = 10.0  # an ended request, in case Redis loses its last writes
 
 
+class _Batch:
+    """Events of the token log, each with the choice that it belongs to."""
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.choices: list[Choice] = []
+
+    def add(
+        self,
+        choice: Choice,
+        start: int,
+        records: bytes,
+        ending: Ending | None = None,
+        cached_tokens: int = 0,
+        queue_s: float | None = None,
+    ) -> None:
+        """Records of a choice from index `start` on, and its ending."""
+        message = ending_message(ending, cached_tokens, queue_s)
+        self.events.append(choice.event(start, records, message))
+        self.choices.append(choice)
+
+
 class OutputTracker:
     """Turns what steps give into events of the token log. `on_end` is called when a request leaves."""
 
@@ -124,10 +146,11 @@ class OutputTracker:
         """Ends a request that cannot even be read."""
         owner = Unreadable(taken.spec.request_id)
         error = Error("BAD_REQUEST", f"the request cannot be read: {why}", INVALID_ARGUMENT)
-        message = ending_message(Ending(EndReason.ERROR, error=error), 0)
-        numbers = [c for c, ending in enumerate(taken.endings) if ending is None]
-        choices = [Choice(owner, number, None) for number in numbers]
-        self._writer.submit(b"".join(c.event(0, b"", message) for c in choices), choices)
+        batch = _Batch()
+        for number, ending in enumerate(taken.endings):
+            if ending is None:
+                batch.add(Choice(owner, number, None), 0, b"", Ending(EndReason.ERROR, error=error))
+        self._submit(batch)
 
     def on_step(
         self,
@@ -136,13 +159,12 @@ class OutputTracker:
         result: decoder_pb2.StepResult | None = None,
     ) -> None:
         """Logs what a step gave, in one piece. Without a plan it is endings alone."""
-        events: list[bytes] = []
-        choices: list[Choice] = []
+        batch = _Batch()
         raw, logprobs = b"", None
         if plan is not None and result is not None:
             raw = result.tokens
             if result.prompt_logprobs:
-                self._log_prompts(events, choices, plan, result)
+                self._log_prompts(batch, plan, result)
             if result.logprobs:
                 logprobs = StepLogprobs(plan, result)
         # Events of a token alone are built in bulk: this is the busiest place of the process.
@@ -152,33 +174,25 @@ class OutputTracker:
             prefixes[index] = b""
         tokens = [raw[4 * i : 4 * i + 4] for i in compress(progress.samples, prefixes)]
         middles = map(token_middle, compress(progress.starts, prefixes))
-        events += chain.from_iterable(
+        batch.events += chain.from_iterable(
             zip(compress(prefixes, prefixes), middles, tokens, strict=True)
         )
-        choices += compress(payloads, prefixes)
+        batch.choices += compress(payloads, prefixes)
         if len(tokens) < len(prefixes):
-            self._log_others(events, choices, progress, prefixes, logprobs)
+            for prefix, one in zip(prefixes, progress, strict=True):
+                if not prefix:
+                    self._log_one(batch, one, logprobs)
         for search in progress.beams:
-            self._log_beams(events, choices, search)
+            self._log_beams(batch, search)
         self.num_tokens += len(progress) - progress.tokens.count(None)
-        self._writer.submit(b"".join(events), choices)
+        self._submit(batch)
 
-    def _log_others(
-        self,
-        events: list[bytes],
-        choices: list[Choice],
-        progress: StepProgress,
-        prefixes: list[bytes],
-        logprobs: StepLogprobs | None,
-    ) -> None:
-        for prefix, p in zip(prefixes, progress, strict=True):
-            if not prefix:
-                self._log_one(events, choices, p, logprobs)
+    def _submit(self, batch: _Batch) -> None:
+        self._writer.submit(b"".join(batch.events), batch.choices)
 
     def _log_one(
         self,
-        events: list[bytes],
-        choices: list[Choice],
+        batch: _Batch,
         progress: Progress,
         logprobs: StepLogprobs | None,
     ) -> None:
@@ -191,10 +205,8 @@ class OutputTracker:
             if request.logprobs is not None and logprobs is not None:
                 record = logprobs.record(sample, token, request.logprobs)
         if request.ranking is None:
-            message = ending_message(ending, sequence.num_cached_tokens, request.queue_s)
-            choice: Choice = sequence.payload
-            events.append(choice.event(start, record, message))
-            choices.append(choice)
+            cached = sequence.num_cached_tokens
+            batch.add(sequence.payload, start, record, ending, cached, request.queue_s)
             if ending is not None:
                 self._leave(request, sequence)
             return
@@ -203,12 +215,11 @@ class OutputTracker:
             output.add(record, logprobs.own(sample))
         if ending is not None:
             output.ending = ending
-            self._end_ranked(events, choices, request, sequence, ending)
+            self._end_ranked(batch, request, sequence, ending)
 
     def _end_ranked(
         self,
-        events: list[bytes],
-        choices: list[Choice],
+        batch: _Batch,
         request: Request,
         sequence: Sequence,
         ending: Ending,
@@ -220,34 +231,28 @@ class OutputTracker:
             link = self._drop(request)
             if link is not None:
                 link.core.cancel(request.request_id)
-            self._end_all(events, choices, request, ending)
+            self._end_all(batch, request, ending)
             self._on_end()
         elif self._leave(request, sequence) and request.ranking is not None:
             cached = sequence.num_cached_tokens
             for number, best in enumerate(request.ranking.best()):
-                choice = request.choice(number)
-                message = ending_message(best.ending, cached, request.queue_s)
-                events.append(choice.event(0, bytes(best.records), message))
-                choices.append(choice)
+                choice, records = request.choice(number), bytes(best.records)
+                batch.add(choice, 0, records, best.ending, cached, request.queue_s)
 
-    def _log_beams(self, events: list[bytes], choices: list[Choice], search: BeamSearch) -> None:
+    def _log_beams(self, batch: _Batch, search: BeamSearch) -> None:
         """A search has ended: its best hypotheses are logged at once."""
         first = search.live[0]
         request: Request = first.payload.request
         self._drop(request)
         cached = first.num_cached_tokens
         for number in range(request.num_choices):
-            choice = request.choice(number)
             records, ending = request.hypothesis(search, number)
-            message = ending_message(ending, cached, request.queue_s)
-            events.append(choice.event(0, records, message))
-            choices.append(choice)
+            batch.add(request.choice(number), 0, records, ending, cached, request.queue_s)
         self._on_end()
 
     def _log_prompts(
         self,
-        events: list[bytes],
-        choices: list[Choice],
+        batch: _Batch,
         plan: StepPlan,
         result: decoder_pb2.StepResult,
     ) -> None:
@@ -257,8 +262,7 @@ class OutputTracker:
             request: Request | None = sequence.payload and sequence.payload.request
             if request is not None and request.prompt_log is not None:
                 records = request.prompt_records(first, own, ids, values)
-                events.append(request.prompt_log.event(first - 1, records))
-                choices.append(request.prompt_log)
+                batch.add(request.prompt_log, first - 1, records)
 
     def _leave(self, request: Request, sequence: Sequence) -> bool:
         """One of its sequences has ended. Returns whether it was the last."""
@@ -283,17 +287,13 @@ class OutputTracker:
             _, request = self._ended.popleft()
             request.clear()
 
-    def _end_all(
-        self, events: list[bytes], choices: list[Choice], request: Request, ending: Ending
-    ) -> None:
+    def _end_all(self, batch: _Batch, request: Request, ending: Ending) -> None:
         for choice in request.open_choices():
-            cached = choice.sequence.num_cached_tokens if choice.sequence is not None else 0
-            start = 0
+            start = cached = 0
             if choice.sequence is not None:
                 start = choice.sequence.num_output_tokens
-            message = ending_message(ending, cached, request.queue_s)
-            events.append(choice.event(start, b"", message))
-            choices.append(choice)
+                cached = choice.sequence.num_cached_tokens
+            batch.add(choice, start, b"", ending, cached, request.queue_s)
 
     # Events from outside
 
@@ -307,10 +307,9 @@ class OutputTracker:
             return
         _, request = self._owners[request_id]
         link = self._drop(request)
-        events: list[bytes] = []
-        choices: list[Choice] = []
-        self._end_all(events, choices, request, ending)
-        self._writer.submit(b"".join(events), choices)
+        batch = _Batch()
+        self._end_all(batch, request, ending)
+        self._submit(batch)
         if link is not None:
             link.core.cancel(request_id)
             link.pump()

@@ -5,29 +5,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.scheduler.core.beams import BeamSearch, Step
+from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.sequence import (
-    INVALID_ARGUMENT,
     Ending,
-    EndReason,
     Error,
     MediaSpan,
     Sequence,
 )
-from services.scheduler.output.beam_stops import BeamStops
+from services.scheduler.output import beams
 from services.scheduler.output.choice import Choice
 from services.scheduler.output.logprobs import Floats, Ids
 from services.scheduler.output.ranking import Ranking
+from services.scheduler.output.stop_strings import stop_finder
 from shared.queue import TakenRequest
-from shared.queue.beam_search import conflict_with_beams
 from shared.queue.log_event import PROMPT
-from shared.queue.token_log import encode_records, encode_tokens
+from shared.queue.token_log import encode_records
 from shared.telemetry.request_names import names
-from shared.text.text_fold import StopFinder, TokenBytes
+from shared.text.text_fold import TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
-_MAX_LOGPROBS = 1024  # that a decoder reports for one sample
 _SUSPECT = 2  # lost decoders after which it is isolated ...
 # ... up to the place where it was when the last one was lost, which was two plans ahead of the log at the most, and a
 # little farther; to its end if it was past that place and another one was lost nevertheless.
@@ -63,6 +60,7 @@ class Request:
         self.taken_at = 0.0  # by the dispatcher's clock
         self._taken = taken
         self._table = table
+        self._search = beams.search_of(spec, table) if sampling.use_beam_search else None
         self.sampling = self._for_decoder(sampling)
         self.ranking = Ranking(sampling.n) if self.collects else None
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
@@ -82,22 +80,7 @@ class Request:
     @property
     def error(self) -> Error | None:
         """Why it cannot be run, if it cannot."""
-        sampling = self.spec.sampling
-        if not sampling.use_beam_search:
-            return None
-        if sampling.stop and sampling.min_tokens:
-            message = "stop and min_tokens cannot both be combined with beam search: leave one out"
-            return Error("UNSUPPORTED_WITH_BEAM_SEARCH", message, INVALID_ARGUMENT)
-        if (conflict := conflict_with_beams(sampling)) is not None:
-            message = f"{conflict} cannot be combined with beam search: leave it out"
-            return Error("UNSUPPORTED_WITH_BEAM_SEARCH", message, INVALID_ARGUMENT)
-        if self.sampling.logprobs > _MAX_LOGPROBS:
-            message = (
-                f"{self._search.num_beams} beams need the {self.sampling.logprobs} most probable tokens of each step"
-                f" and decoders report {_MAX_LOGPROBS}; ask for fewer beams or stop ids"
-            )
-            return Error("TOO_MANY_BEAMS", message, INVALID_ARGUMENT)
-        return None
+        return beams.refusal(self.spec.sampling, self._search) if self._search else None
 
     @property
     def taken(self) -> TakenRequest:
@@ -171,32 +154,8 @@ class Request:
         return (self.choice(number) for number in numbers)
 
     def hypothesis(self, search: BeamSearch, number: int) -> tuple[bytes, Ending]:
-        """Log and ending of one of the best that a search has found."""
-        if number >= len(search.finished):
-            message = f"beam search found {len(search.finished)} outputs only; ask for fewer"
-            return b"", Ending(EndReason.ERROR, error=Error("TOO_FEW_HYPOTHESES", message))
-        found = search.finished[number]
-        steps = found.steps()
-        if found.has_stop_string:
-            return self._records(steps), self._ending_by_string(steps)
-        reason = EndReason.LENGTH if found.stop_token_id is None else EndReason.STOP
-        return self._records(steps), Ending(reason, stop_token_id=found.stop_token_id)
-
-    def _ending_by_string(self, steps: list[Step]) -> Ending:
-        search = self._stop_search([step.token for step in steps[:-1]])
-        match = search.push(steps[-1].token) if search is not None else None
-        if match is None:
-            raise ValueError("a beam ended with a stop string that is not in its text")
-        return Ending(EndReason.STOP, stop=match.stop, cut=match.cut_bytes)
-
-    def _records(self, steps: list[Step]) -> bytes:
-        tokens = [step.token for step in steps]
-        if self.logprobs is None:
-            return encode_tokens(tokens)
-        own = np.array([step.logprob for step in steps], "<f4")
-        ids = np.array([[token for token, _ in step.top] for step in steps], "<i4")
-        values = np.array([[value for _, value in step.top] for step in steps], "<f4")
-        return encode_records(tokens, own, ids, values, self.logprobs)
+        """Log records and ending of one of the hypotheses that a search has found, best first."""
+        return beams.result_of(search, number, self.spec, self._table)
 
     def prompt_records(self, first: int, own: Floats, ids: Ids, values: Floats) -> bytes:
         """The log of prompt tokens from index `first` on."""
@@ -226,21 +185,10 @@ class Request:
         changed = SamplingParams()
         changed.CopyFrom(sampling)
         changed.logprobs = self.logprobs or 0
-        if sampling.use_beam_search:
+        if self._search is not None:
             # The decoder reports the most probable tokens; which of them is taken is decided here.
             changed.use_beam_search = False
             changed.temperature = 0.0
-            self._search = BeamSearch(
-                num_beams=max(sampling.best_of, sampling.n),
-                max_tokens=sampling.max_tokens,
-                stop_token_ids=frozenset(sampling.stop_token_ids),
-                min_tokens=sampling.min_tokens,
-                length_penalty=sampling.length_penalty,
-                early_stopping=sampling.early_stopping,
-                exhaustive=sampling.early_stopping_never,
-                completes_stop_string=self._beam_stops(),
-                num_kept_top=self.logprobs or 0,
-            )
             changed.logprobs = max(changed.logprobs, self._search.num_top)
             changed.min_tokens = 0
         return changed
@@ -258,7 +206,7 @@ class Request:
             choice=number,
             stop_token_ids=frozenset(sampling.stop_token_ids),
             min_tokens=sampling.min_tokens,
-            stop_search=None if sampling.use_beam_search else self._stop_search(generated[:-1]),
+            stop_search=None if self._search else stop_finder(self._table, spec, generated[:-1]),
             media=tuple(
                 MediaSpan(item.digest, item.offset, item.length, item.rows, payload=item)
                 for item in spec.media
@@ -269,7 +217,7 @@ class Request:
             arrival=self._taken.arrived_ms,
             isolated_until=self._isolated_until(len(self._prompt) + len(generated)),
             num_logprobs=self.sampling.logprobs if self.sampling.HasField("logprobs") else -1,
-            beams=self._search if sampling.use_beam_search else None,
+            beams=self._search,
         )
         writer = Choice(self, number, self.logprobs) if self.collects else self.choice(number)
         writer.sequence = sequence
@@ -285,22 +233,3 @@ class Request:
         if self.deaths > _SUSPECT or self.collects:  # of what is not logged yet no place is known
             return _TO_ITS_END
         return known_tokens + _ISOLATED_FOR
-
-    def _beam_stops(self) -> BeamStops | None:
-        stops = list(self.spec.sampling.stop)
-        skip = self.spec.reply.skip_special_tokens
-        return BeamStops(self._table, stops, skip_special_tokens=skip) if stops else None
-
-    def _stop_search(self, generated: list[int]) -> StopFinder | None:
-        sampling = self.spec.sampling
-        if not sampling.stop:
-            return None
-        search = StopFinder(
-            self._table,
-            list(sampling.stop),
-            include_stop=sampling.include_stop_str_in_output,
-            skip_special_tokens=self.spec.reply.skip_special_tokens,
-        )
-        for token in generated:
-            search.push(token)
-        return search

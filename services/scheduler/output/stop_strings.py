@@ -1,9 +1,28 @@
-"""Stop strings in beam search: a beam ends with the token that completes one."""
+"""Stop strings of a request, found in the bytes of its tokens."""
 
 from collections.abc import Sequence
 
 from services.scheduler.core.beams import Step
-from shared.text.text_fold import ByteStream, TokenBytes
+from shared.text.text_fold import ByteStream, StopFinder, TokenBytes
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+
+def stop_finder(
+    table: TokenBytes, spec: RequestSpec, generated: Sequence[int]
+) -> StopFinder | None:
+    """Searches the output of one choice, of which these tokens are generated; None without stop strings."""
+    sampling = spec.sampling
+    if not sampling.stop:
+        return None
+    finder = StopFinder(
+        table,
+        list(sampling.stop),
+        include_stop=sampling.include_stop_str_in_output,
+        skip_special_tokens=spec.reply.skip_special_tokens,
+    )
+    for token in generated:
+        finder.push(token)
+    return finder
 
 
 class BeamStops:

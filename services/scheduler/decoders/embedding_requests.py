@@ -1,0 +1,101 @@
+"""Has the media items encoded that the sequences of one decoder need."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from services.scheduler.core.plan import StepProgress
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.sequence import Error, MediaSpan
+from services.scheduler.encoders import Encoders
+from shared.errors import Internal, ServingError, status_number
+from shared.net import tasks
+from shared.telemetry import request_names
+
+if TYPE_CHECKING:
+    from services.scheduler.output.request import Request
+
+log = structlog.get_logger(__name__)
+
+_LOST_AGAIN_S = 2.0
+
+
+class EmbeddingRequests:
+    """Calls the encoders for what the core wants, and releases there what the decoder has.
+
+    `on_change(progress)` is called when the core may plan on: with what ended where an item cannot be encoded, else
+    with None. `on_lost_again(digest)` is called when an item that was lost repeatedly is to be asked for again.
+    """
+
+    def __init__(
+        self,
+        core: Scheduler,
+        encoders: Encoders,
+        user: str,
+        on_change: Callable[[StepProgress | None], None],
+        on_lost_again: Callable[[bytes], None],
+    ) -> None:
+        """`user` is the decoder's name at the encoders."""
+        self._core = core
+        self._encoders = encoders
+        self._user = user
+        self._on_change = on_change
+        self._on_lost_again = on_lost_again
+        self._calls: dict[asyncio.Task[None], None] = {}
+        self._losses: dict[bytes, int] = {}
+
+    def send(self) -> None:
+        """Asks for items that are wanted now and releases those that the decoder has."""
+        media = self._core.state.media
+        for span in media.take_wanted():
+            task = asyncio.create_task(self._encode(span))
+            self._calls[task] = None
+            task.add_done_callback(lambda done: self._calls.pop(done, None))
+        released = media.take_released()
+        if released:
+            self._encoders.release(released, self._user)
+
+    def ready(self, digest: bytes) -> None:
+        """The decoder has an item's embeddings."""
+        self._losses.pop(digest, None)
+        self._core.embeddings_ready(digest)
+
+    def lost(self, digest: bytes) -> StepProgress:
+        """The decoder could not fetch an item. One that is lost again is asked for a little later: encoder and decoder
+        may be cut off for a moment.
+        """
+        losses = self._losses[digest] = self._losses.get(digest, 0) + 1
+        if losses == 1:
+            return self._core.embeddings_lost(digest)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_LOST_AGAIN_S * (losses - 1), self._on_lost_again, digest)
+        return StepProgress()
+
+    async def close(self) -> None:
+        """Ends all calls and releases everything at the encoders."""
+        await tasks.end(*self._calls)
+        self._encoders.release_all(self._user)
+
+    async def _encode(self, span: MediaSpan) -> None:
+        user = self._core.state.media.first_user(span.digest)
+        if user is not None and user.payload is not None:
+            asking: Request = user.payload.request
+            request_names.bind(asking.request_id, asking.spec.client_request_id)
+        log.debug("asking for an encode", digest=span.digest.hex(), rows=span.rows)
+        try:
+            artifact = await self._encoders.encode(span.payload, self._user)
+        except ServingError as error:
+            self._fail(span, error)
+        except Exception as error:  # sequences that need the item would wait for ever
+            log.exception("an item was not encoded", digest=span.digest.hex())
+            failure = Internal("ENCODE_FAILED", f"an item was not encoded: {type(error).__name__}")
+            self._fail(span, failure)
+        else:
+            self._core.embeddings_encoded(span.digest, artifact)
+            self._on_change(None)
+
+    def _fail(self, span: MediaSpan, error: ServingError) -> None:
+        why = Error(error.reason, error.message, status_number(error.status))
+        self._on_change(self._core.embeddings_failed(span.digest, why))
