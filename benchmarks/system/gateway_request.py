@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--roots", type=Path, nargs="+", default=[here], help="checkouts")
     parser.add_argument("--requests", type=int, default=300, help="in each round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="workloads whose names hold this")
     parser.add_argument("--clients", type=int, default=8, help="requests at once")
     told = parser.parse_args(arguments)
     asyncio.run(_measure(told))
@@ -77,6 +78,8 @@ async def _measure(told: argparse.Namespace) -> None:
             await stack.enter_async_context(_gateway(root, redis.url, model)) for root in told.roots
         ]
         for name, (body, tokens) in WORKLOADS.items():
+            if told.only not in name:
+                continue
             found: list[list[float]] = [[] for _ in gateways]
             for turn in range(told.rounds + 1):
                 for index, (process, client) in enumerate(gateways):

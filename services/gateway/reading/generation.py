@@ -13,7 +13,7 @@ from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.unsupported import refuse_unsupported
 from shared.queue.token_log import encode_tokens, stride
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
+from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 
 _LONGEST_USER = 512
@@ -32,10 +32,9 @@ class Prompt:
     text: Callable[[], str] = str
 
 
-def conversation_prompt(conversation: Conversation, model: ServedModel) -> Prompt:
+def conversation_prompt(prepare: PrepareRequest, model: ServedModel) -> Prompt:
     """A chat's prompt."""
-    bound = conversation_bound(conversation, model)
-    return Prompt(PrepareRequest(conversation=conversation), bound)
+    return Prompt(prepare, conversation_bound(prepare.conversation, model))
 
 
 def text_prompt(prompt: str) -> Prompt:

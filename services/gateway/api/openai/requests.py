@@ -28,7 +28,7 @@ from services.gateway.reading.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
 from services.gateway.reading.media import read_image_url, read_video_url
 from services.gateway.reading.unsupported import unsupported
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message, Part, Video
+from tessera.preprocess.v1.preprocess_pb2 import Media, Message, Part, PrepareRequest, Video
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 _DETAILS = (None, "", "auto", "low", "high")
@@ -63,30 +63,32 @@ def media_urls(body: ChatRequest) -> Iterator[str]:
                     yield url
 
 
-def read_conversation(body: ChatRequest | TokenizeRequest) -> Conversation:
-    """The messages and template settings. Raises InvalidRequest naming the field."""
+def read_conversation(body: ChatRequest | TokenizeRequest) -> PrepareRequest:
+    """The messages and template settings, to be prepared. Raises InvalidRequest naming the field."""
     listed = body.messages or ()
     check_sizes([len(m.content) if isinstance(m.content, list) else 0 for m in listed])
-    return Conversation(
-        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(listed)],
-        chat_template_kwargs_json=_template_kwargs(body.chat_template_kwargs),
-        add_generation_prompt=body.add_generation_prompt is not False,
-    )
+    prepare = PrepareRequest()
+    # Filled in place: protobuf copies what is assigned.
+    conversation = prepare.conversation
+    conversation.chat_template_kwargs_json = _template_kwargs(body.chat_template_kwargs)
+    conversation.add_generation_prompt = body.add_generation_prompt is not False
+    for index, message in enumerate(listed):
+        _read_message(message, f"messages[{index}]", conversation.messages.add())
+    return prepare
 
 
-def _message(message: ChatMessage, path: str) -> Message:
-    role = read_role(message.role, path)
+def _read_message(message: ChatMessage, path: str, into: Message) -> None:
+    into.role = read_role(message.role, path)
     if message.tool_calls and bytes(message.tool_calls) not in (b"null", b"[]"):
         raise unsupported(f"{path}.tool_calls")
-    content = message.content
-    if isinstance(content, str):
-        parts = [Part(text=content)]
-    elif content:
-        parts = [_part(part, f"{path}.content[{i}]") for i, part in enumerate(content)]
+    into.name = text(f"{path}.name", message.name, _LONGEST_NAME)
+    if isinstance(message.content, str):
+        into.content.add(text=message.content)
+    elif message.content:
+        for index, part in enumerate(message.content):
+            into.content.append(_part(part, f"{path}.content[{index}]"))
     else:
         raise wrong(f"{path}.content", "must be a string or a list of at least one part")
-    name = text(f"{path}.name", message.name, _LONGEST_NAME)
-    return Message(role=role, content=parts, name=name)
 
 
 def _part(part: ContentPart, path: str) -> Part:

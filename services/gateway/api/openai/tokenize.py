@@ -74,7 +74,7 @@ class Tokenizing:
         check_model(content.model, self._model)
         if content.messages is not None:
             refuse_unsupported(content)
-            return PrepareRequest(conversation=read_conversation(content))
+            return read_conversation(content)
         if content.prompt is None:
             raise wrong("prompt", "is missing")
         return PrepareRequest(text=content.prompt)

@@ -26,7 +26,7 @@ from services.gateway.reading.media import (
 from services.gateway.reading.options import GenerationOptions
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, Video
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest, Video
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 
@@ -37,7 +37,7 @@ def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedMod
     conversation = Conversation(messages=messages, add_generation_prompt=True)
     asked = _given(request.options, "logprobs")
     logprobs = chat_logprobs(asked is not None, asked, model.max_logprobs)
-    prompt = conversation_prompt(conversation, model)
+    prompt = conversation_prompt(PrepareRequest(conversation=conversation), model)
     return read_generation(options, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
 
 
