@@ -20,7 +20,7 @@ from services.gateway.api.openai.models import Models
 from services.gateway.api.openai.tokenize import Tokenizing
 from services.gateway.api.tessera.endpoint import TesseraEndpoint
 from services.gateway.api.tessera.grpc_chat import ChatServicer
-from services.gateway.api.tessera.grpc_limits import Gate
+from services.gateway.api.tessera.grpc_limits import CallLimits
 from services.gateway.api.tessera.information import Information
 from services.gateway.api.tessera.requests import Requests
 from services.gateway.api.writers import make_writer
@@ -99,7 +99,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         heartbeat=settings.heartbeat,
         max_message_bytes=limit,
         limits=_grpc_limits(settings),
-        gate=Gate(_SERVICE, api_keys, limit, budget),
+        gate=CallLimits(_SERVICE, api_keys, limit, budget),
         grace_s=0.5,
         public=True,
     )
@@ -205,7 +205,7 @@ def _api_keys(settings: GatewaySettings) -> ApiKeys:
 
 
 async def _until_told(stop: asyncio.Event, http_server: HttpServer) -> None:
-    """Waits for `stop`. Raises Unavailable if the REST door dies before."""
+    """Waits for `stop`. Raises Unavailable if the REST server stops before."""
     stopping = asyncio.create_task(stop.wait())
     serving = asyncio.create_task(http_server.served())
     try:
@@ -227,7 +227,7 @@ def _http_limits(settings: GatewaySettings) -> HttpLimits:
 
 
 def _grpc_limits(settings: GatewaySettings) -> list[tuple[str, int]]:
-    """What a peer may do before anybody has seen its key."""
+    """Limits on peers whose keys have not been checked."""
     return [
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),

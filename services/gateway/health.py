@@ -18,9 +18,7 @@ _REDIS_LATELY_S = 10.0
 
 
 class Health:
-    """Readiness. Liveness is no question of it: a process that answers is alive, whatever Redis
-    does.
-    """
+    """Readiness. A process that is not ready is still alive."""
 
     def __init__(self, queue: Queue, services: Mapping[str, Directory]) -> None:
         """`services`: those that requests need, by the names that people read."""

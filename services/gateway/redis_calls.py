@@ -13,7 +13,7 @@ from shared.queue import Queue
 
 _SETTLE_S = 10.0
 _RETRY_S = 0.1
-# A little longer than Redis holds on after it has come back.
+# A little longer than the queue pauses after Redis has come back.
 _RECOVERY_S = 4.0
 _RECOVERED_YET_S = 0.2
 
@@ -30,8 +30,8 @@ async def until_recovered(queue: Queue) -> None:
 
 
 async def within(call: Coroutine[Any, Any, _T], seconds: float) -> _T:
-    """Awaits a call to Redis, which goes on behind us where it takes longer or we are cancelled. Raises
-    Unavailable when it takes longer: a frozen Redis must not freeze its clients.
+    """Awaits a call to Redis for at most so long; the call itself is never cancelled. Raises Unavailable
+    when it takes longer: a frozen Redis must not freeze its clients.
     """
     task = asyncio.ensure_future(call)
     task.add_done_callback(lambda done: None if done.cancelled() else done.exception())

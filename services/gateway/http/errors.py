@@ -4,7 +4,7 @@ import json
 
 from shared.errors import Expired, InvalidRequest, NotFound, ServingError
 
-# What was away is mostly back within seconds.
+# A service that is away is mostly back within seconds.
 _RETRY_S = b"2"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
 
@@ -34,7 +34,7 @@ class HeadTooLarge(InvalidRequest):
 
 
 class InvalidHttp(InvalidRequest):
-    """What the HTTP parser does not understand, or is not to go on with."""
+    """A request that the HTTP parser cannot read, or that breaks a limit."""
 
 
 class TooSlow(Expired):
@@ -44,7 +44,7 @@ class TooSlow(Expired):
 
 
 class Forbidden(InvalidRequest):
-    """Who asks may not, whatever the key."""
+    """The caller may not do this, whatever its key."""
 
     http_status = 403
 

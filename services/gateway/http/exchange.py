@@ -67,7 +67,7 @@ class Exchange:
         # Whether it asks for tokens; whether it was accepted, so that its answer logs its end.
         self.generates = False
         self.accepted = False
-        # Who asks, once that is known.
+        # The tenant, once it is known.
         self.tenant = ""
         # An error as JSON in the form of the API that was called.
         self.error: Callable[[ServingError], bytes] = error_body
@@ -281,7 +281,7 @@ class Exchange:
                 raise
             raise Cancelled("CLIENT_GONE", "the client left") from None
         finally:
-            gone = True  # what is said from now on comes too late
+            gone = True  # from here on the client's leaving changes nothing
             timer.cancel()
             closed.cancel()
 

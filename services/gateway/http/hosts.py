@@ -53,7 +53,7 @@ class Hosts:
 
 @functools.lru_cache(maxsize=256)
 def _is_own(name: str) -> bool:
-    """Whether a name or an address in a request is this machine's own, whatever a name server says."""
+    """Whether a name or an address in a request is this machine's own, without asking a name server."""
     return name.endswith(".localhost") or is_loopback(name)
 
 

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with limits on what a peer may do before anybody has seen its key: size and number of
+"""uvicorn's HTTP/1.1 protocol with limits on what a peer may do before its key has been checked: size and number of
 headers, time for them, time for reading what it is sent, connections in all.
 """
 
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 # A line break and the separator of name and value.
 _FIELD_EXTRA = 4
 _MOST_PIPELINED = 16
-# After its end a connection waits so long for a peer that takes nothing of what was sent.
+# How long a connection that is being closed waits for a peer that does not read.
 _LINGER_S = 30.0
 _DISCARD_S = 1.0
 

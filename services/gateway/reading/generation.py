@@ -56,7 +56,7 @@ def ids_prompt(ids: list[float] | list[int], model: ServedModel, field: str = "p
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
-    """Raises NotFound for the name of another model. Who names none means this one."""
+    """Raises NotFound for the name of another model. None means this one."""
     if name is not None and name not in _NO_MODEL:
         model.check_name(name)
 

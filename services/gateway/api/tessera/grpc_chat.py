@@ -100,7 +100,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
             yield event
 
     async def GetRequest(self, request: GetRequestRequest, context: Any) -> RequestStatus:
-        """What has become of a request."""
+        """The state of a request."""
         tenant = self._tenant(request.user, context)
         return status_message(await self._resumption.find(request.request_id, tenant))
 
@@ -157,7 +157,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
 
 async def _events(answer: Answer, context: Context) -> AsyncIterator[ChatEvent]:
-    # gRPC may drop this generator between two events without a word to it.
+    # gRPC may drop this generator between two events without closing it.
     context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]
     try:
         async for event in events(answer):

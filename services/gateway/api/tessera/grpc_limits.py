@@ -31,12 +31,12 @@ _MOST_REFLECTIONS = 4
 Handler = Any  # grpc.RpcMethodHandler, whose type does not have its fields
 
 
-class Gate(grpc.aio.ServerInterceptor):
+class CallLimits(grpc.aio.ServerInterceptor):
     """The innermost interceptor: its errors reach the caller as those of the methods do."""
 
     def __init__(self, service: str, keys: ApiKeys, most_bytes: int, budget: BodyBudget) -> None:
         """Methods of `service` need a key where there are `keys`; the others are health and reflection.
-        `most_bytes` may a message have.
+        A message may have `most_bytes`.
         """
         self._service = f"/{service}/"
         self._keys = keys
@@ -51,7 +51,7 @@ class Gate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The method's handler behind this gate."""
+        """The method's handler, behind the limits."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -76,7 +76,7 @@ class Gate(grpc.aio.ServerInterceptor):
                 if not handler.response_streaming:
                     yield await handler.unary_unary(request, context)
                 elif inspect.isasyncgenfunction(handler.unary_stream):
-                    # A caller that leaves closes this generator, and with it the inner one: at once, not some day.
+                    # A caller that leaves closes this generator; the inner one must be closed with it, at once.
                     async with contextlib.aclosing(
                         handler.unary_stream(request, context)
                     ) as responses:

@@ -1,4 +1,4 @@
-"""/v1/requests/{id}: what has become of a request, going on with its stream, and its end."""
+"""/v1/requests/{id}: the state of a request, the rest of its stream, and its cancellation."""
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.api.endpoint import MakeWriter
@@ -49,7 +49,7 @@ def _name(exchange: Exchange) -> str:
 
 
 def _tenant(exchange: Exchange, caller: Caller) -> str:
-    """Whose requests are meant: without API keys, `user` is given again where the request had one."""
+    """The tenant whose requests are meant: without API keys, callers repeat the `user` of the request."""
     user = exchange.query("user")
     if len(user) > 512:
         raise InvalidRequest(
