@@ -1,4 +1,4 @@
-"""A client whose streams go on when a gateway dies: at another gateway, behind the last token that came."""
+"""A client whose streams continue when a gateway ends: at another gateway, after the last token that was received."""
 
 from shared.client.blocking import BlockingClient
 from shared.client.errors import ClientError, Failed, GaveUp, Refused

@@ -11,7 +11,7 @@ from shared.client.resuming import Client
 
 
 class BlockingClient:
-    """A Client and a loop of its own, which runs while an event is waited for. One thread, one stream at a time."""
+    """A `Client` with its own event loop, which runs while an event is awaited. One thread, one stream at a time."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class BlockingClient:
         tries: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """As `Client`."""
+        """The arguments are those of `Client`."""
         self._client = Client(urls, api_key=api_key, patience_s=patience_s, tries=tries, tls=tls)
         self._runner = asyncio.Runner()
 

@@ -1,12 +1,12 @@
-"""What a client cannot mend by itself."""
+"""Errors that the client raises."""
 
 
 class ClientError(Exception):
-    """No answer, or no complete one. Every error of this package is one; its text is a sentence for people."""
+    """No answer, or no complete one. The base class of all errors here; the message is for users."""
 
 
 class Refused(ClientError):
-    """The server will not answer this request, whoever asks again: HTTP status and its own words."""
+    """The server refuses the request, and would again: HTTP status and its message."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"{reason} (HTTP {status})")
@@ -15,7 +15,7 @@ class Refused(ClientError):
 
 
 class Failed(ClientError):
-    """The answer ended with an error after it had begun; `code` is the server's name for it."""
+    """The answer ended with an error after it had begun; `code` is the server's code of the error."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -23,4 +23,4 @@ class Failed(ClientError):
 
 
 class GaveUp(ClientError):
-    """No gateway went on with the answer for as long as a request is kept."""
+    """No gateway continued the answer for as long as a request is kept."""

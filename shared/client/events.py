@@ -1,4 +1,4 @@
-"""Server-sent events, taken from a body that comes in pieces. Source: HTML Living Standard, 9.2.6."""
+"""Server-sent events, parsed from a body that arrives in pieces. Source: HTML Living Standard, 9.2.6."""
 
 import json
 import time
@@ -18,7 +18,7 @@ class Event:
 
 
 class EventParser:
-    """Takes the body of a stream piece by piece. An event that has not ended is none: a broken stream has no halves."""
+    """Parses a body piece by piece. An event that is not complete at the end of the stream is dropped."""
 
     def __init__(self) -> None:
         self.is_done = False  # [DONE] has come

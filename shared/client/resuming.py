@@ -1,8 +1,8 @@
-"""Streams that outlive their connections: from another gateway, or from the same one restarted, at the next token.
+"""Streams that continue on another connection: at another gateway, or at the same one restarted, with the next token.
 
-Every request carries an `Idempotency-Key`, so that asking again before the first event joins the request instead of
+Every request carries an `Idempotency-Key`, so that a repetition before the first event joins the request instead of
 making a second one, and `X-Tessera-Resume`, so that it is not cancelled when the connection breaks. After an event the
-stream goes on behind it: `GET /v1/requests/{id}/stream?after={event id}`.
+stream continues after it: `GET /v1/requests/{id}/stream?after={event id}`.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ from shared.client.http import HttpClient, HttpError, HttpRefusal
 from shared.net.backoff import Backoff
 
 _BACKOFF = Backoff(first_s=0.1, longest_s=1.0)
-_SILENCE_S = 25.0  # a gateway says something every ten seconds
-_UNTIL_FIRST_BYTE_S = 120.0  # media are fetched and prepared before anything is said
-_FORGOTTEN_S = 5.0  # a queue that has just come back learns from its gateways what it lost
+_SILENCE_S = 25.0  # a gateway sends something every ten seconds
+_UNTIL_FIRST_BYTE_S = 120.0  # media are fetched and prepared before anything is sent
+_UNKNOWN_S = 5.0  # a restarted queue is told by its gateways which requests it has lost
 _LEAVE_WITHIN_S = 2.0
-_GOING = "shutting_down"  # the last event of a gateway that ends
+_SHUTTING_DOWN = "shutting_down"  # code of the last event of a gateway that ends
 _BUSY = (429, 503)
-_BAD_GATEWAY = 502  # a proxy's word for a gateway that is away
+_BAD_GATEWAY = 502  # a proxy's answer where the gateway cannot be reached
 _NOT_FOUND = 404
 
 
 class Client:
-    """Asks any of several gateways of one system. One event loop; any number of streams."""
+    """A client of several gateways of one system. One event loop; any number of streams."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class Client:
         tries: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`urls` are roots of gateways, with or without /v1; the first is asked first.
+        """`urls` are base URLs of gateways, with or without /v1; the first is preferred.
 
-        A stream gives up after `patience_s` seconds (1 to 600) without an event or a sign that waiting helps; as long
-        the server keeps its request. `tries` bounds the attempts in a row; 0 does not. `tls` is for https, that of
+        A stream gives up after `patience_s` seconds (1 to 600) without an event or a reason to wait; the server keeps
+        its request as long. `tries` bounds the attempts in a row; 0 does not. `tls` is for https, that of
         the system unless given. Raises ValueError for bad URLs.
         """
         if not urls:
@@ -83,7 +83,7 @@ class Client:
             await answer.leave()
 
     def close(self) -> None:
-        """Ends the connections that are open."""
+        """Closes the idle connections."""
         for server in self._servers:
             server.close()
 
@@ -91,8 +91,8 @@ class Client:
         """The gateway that answered last."""
         return self._servers[self._preferred]
 
-    def turn_away(self, server: HttpClient) -> None:
-        """Asks the next gateway from now on, unless another stream has turned away already."""
+    def avoid(self, server: HttpClient) -> None:
+        """Prefers the next gateway from now on, unless another stream has changed it already."""
         if self.server() is server:
             self._preferred = (self._preferred + 1) % len(self._servers)
 
@@ -101,20 +101,20 @@ class Client:
 
 
 class _Answer:
-    """One request and what has come of its stream."""
+    """One request, and how far its stream has been read."""
 
     def __init__(self, client: Client, path: str, body: Mapping[str, Any]) -> None:
         self._client = client
         self._path = path
         self._body = json.dumps({**body, "stream": True}).encode()
-        # Without API keys `user` says whose request it is, also later.
+        # Without API keys `user` identifies the owner of the request, also in later calls.
         self._user = str(body.get("user") or "")
         self._key = secrets.token_urlsafe(16)
         self._last_id = ""
         self._is_over = False
         self._has_usage = False
         self._has_begun = False
-        self._is_one = True  # several prompts in one body are as many requests
+        self._is_one = True  # each of several prompts in a body is a request
         self._failures = 0  # in a row
         self._heard_at = time.monotonic()
 
@@ -132,12 +132,12 @@ class _Answer:
                 raise HttpError("the stream broke off")
             except HttpError as error:
                 pause = self._pause_after(error)
-                self._client.turn_away(server)
+                self._client.avoid(server)
             await asyncio.sleep(pause)
             self._client.reconnects += 1
 
     async def leave(self) -> None:
-        """Cancels the request if it has not ended: nobody is going to read the rest."""
+        """Cancels the request if it has not ended."""
         if self._is_over or not self._last_id:
             return
         self._is_over = True
@@ -151,7 +151,7 @@ class _Answer:
         return self._last_id.partition("/")[0]
 
     async def _attempt(self, server: HttpClient) -> AsyncGenerator[Event, None]:
-        """What one connection brings. Raises HttpError, also when it falls silent."""
+        """The events of one connection. Raises HttpError, also when nothing is received for too long."""
         inbox: asyncio.Queue[list[Event] | None] = asyncio.Queue()
         parser = EventParser()
         method, path, body, headers = self._request()
@@ -170,7 +170,7 @@ class _Answer:
                     yield event
             self._is_over = parser.is_done
             if not self._is_over:
-                await exchange  # raises what broke it
+                await exchange  # raises its error
         finally:
             exchange.cancel()
             await asyncio.gather(exchange, return_exceptions=True)
@@ -188,14 +188,14 @@ class _Answer:
         return "GET", path, b"", f"{keep}Last-Event-ID: {self._last_id}\r\n"
 
     def _note(self, event: Event) -> None:
-        """Raises Failed for an event that is an error, HttpError where only the gateway ends and the answer goes on."""
+        """Raises Failed for an event that is an error, HttpError if only the gateway ends and the answer continues."""
         error = event.data.get("error")
         if error:
-            told = error if isinstance(error, dict) else {"message": error}
-            if told.get("code") == _GOING:
+            content = error if isinstance(error, dict) else {"message": error}
+            if content.get("code") == _SHUTTING_DOWN:
                 raise HttpError("the gateway is shutting down")
             self._is_over = True
-            raise Failed(str(told.get("message", told)), str(told.get("code") or ""))
+            raise Failed(str(content.get("message", content)), str(content.get("code") or ""))
         self._failures = 0
         self._has_begun = True
         if event.id:
@@ -232,7 +232,7 @@ class _Answer:
 
     def _may_pass(self, status: int, waited: float) -> bool:
         if status == _NOT_FOUND:
-            return bool(self._last_id) and waited < _FORGOTTEN_S
+            return bool(self._last_id) and waited < _UNKNOWN_S
         return status == _BAD_GATEWAY
 
     def _backoff(self) -> float:
