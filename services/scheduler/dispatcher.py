@@ -219,7 +219,7 @@ class Dispatcher:
     async def _follow_control(self) -> None:
         said = ""
         while True:
-            self._wake.set()  # work may have come while nobody listened
+            self._wake.set()  # work may have come while the channel was away
             try:
                 async for cancelled in self._control.messages():
                     said = ""

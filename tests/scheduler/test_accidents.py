@@ -1,4 +1,4 @@
-"""What nobody thought of, in the middle of the scheduler: the decoder is bound again, and nothing piles up."""
+"""Unexpected failures inside the scheduler: the decoder is bound again, and nothing piles up."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ async def test_an_answer_that_cannot_be_read_costs_the_link_and_not_the_decoder(
     assert await bench.redis.hget(bench.keys.request(rid), "deaths") == b"1"
 
 
-async def test_deadlines_of_those_who_have_ended_are_forgotten() -> None:
+async def test_deadlines_of_ended_requests_are_forgotten() -> None:
     known: dict[str, Any] = {}
     deadlines = Deadlines(known.get, lambda *_: None)
     for number in range(5_000):

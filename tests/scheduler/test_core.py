@@ -1,4 +1,4 @@
-"""The core against a decoder played by arithmetic: what it plans is what the real one would have to obey."""
+"""The core against an arithmetic decoder, which checks every plan against the contract."""
 
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
@@ -26,7 +26,7 @@ def test_a_prompt_longer_than_a_step_is_computed_in_chunks() -> None:
     assert drive.outputs["long"] == generate(prompt, 5)
 
 
-def test_generating_sequences_go_on_while_a_long_prompt_is_computed() -> None:
+def test_sequences_decode_while_a_long_prompt_is_computed() -> None:
     drive = Drive(Scheduler(capacity(max_batched_tokens=8)))
     drive.scheduler.add(sequence("short", [1, 2, 3], 40, arrival=0))
     drive.send()
@@ -39,7 +39,7 @@ def test_generating_sequences_go_on_while_a_long_prompt_is_computed() -> None:
         assert len(drive.outputs["short"]) == before + 1
 
 
-def test_a_prompt_alone_may_be_a_little_longer_than_beside_somebody_who_reads() -> None:
+def test_a_prompt_alone_may_be_a_little_longer_than_beside_sequences_that_decode() -> None:
     drive = Drive(Scheduler(capacity(max_batched_tokens=34)))
     drive.scheduler.add(sequence("alone", list(range(1, 35)), 40, arrival=0))
     drive.scheduler.add(sequence("waiting", list(range(51, 85)), 2, arrival=1))
@@ -79,7 +79,7 @@ def test_a_repeated_prompt_is_computed_from_its_last_block_on() -> None:
     assert drive.outputs["again"] == drive.outputs["first"]
 
 
-def test_an_answer_that_has_been_written_is_found_to_its_last_block() -> None:
+def test_an_ended_output_is_cached_to_its_last_full_block() -> None:
     drive = Drive(Scheduler(capacity()))
     prompt = list(range(1, 11))
     drive.scheduler.add(sequence("question", prompt, 27))
@@ -93,7 +93,7 @@ def test_an_answer_that_has_been_written_is_found_to_its_last_block() -> None:
     assert drive.outputs["next question"] == generate([*talk, 5, 6], 4)
 
 
-def test_what_a_preempted_sequence_has_generated_is_named_before_it_is_given_up() -> None:
+def test_blocks_of_generated_tokens_are_cached_before_preemption() -> None:
     drive = Drive(Scheduler(capacity(num_blocks=14)))
     drive.scheduler.add(sequence("first", [1] * 4, 40, arrival=0))
     drive.scheduler.add(sequence("second", [2] * 4, 40, arrival=1))
@@ -157,7 +157,7 @@ def test_text_before_an_image_is_computed_while_it_is_encoded() -> None:
     assert plan.samples == []
 
 
-def test_who_waits_for_an_image_keeps_no_text_out() -> None:
+def test_a_sequence_that_waits_for_an_image_keeps_no_text_out() -> None:
     scheduler = Scheduler(capacity())
     for i in range(6):
         span = MediaSpan(bytes([i]) * 16, 0, 8, 8)
@@ -170,8 +170,8 @@ def test_who_waits_for_an_image_keeps_no_text_out() -> None:
     assert [row.sequence.request_id for row in plan.rows] == ["text"]
 
 
-def test_who_holds_the_slots_is_not_kept_waiting_by_who_holds_the_budget() -> None:
-    """Two pictures fill the budget, and those who have begun their text hold all slots: they need a third one."""
+def test_sequences_with_all_slots_get_embeddings_beyond_the_encoder_budget() -> None:
+    """Two images fill the budget, and sequences that have begun their text hold all slots: they need a third one."""
     scheduler = Scheduler(capacity(max_slots=2), encoder_budget=12)
     drive = Drive(scheduler)
     expected = {}
@@ -214,7 +214,7 @@ def test_out_of_blocks_the_youngest_is_computed_again_and_nothing_changes() -> N
         assert drive.outputs[name] == generate(prompt, 30)
 
 
-def test_who_has_no_room_to_finish_its_prompt_does_not_begin_it_over_and_over() -> None:
+def test_a_prompt_without_blocks_for_all_of_it_is_not_begun_over_and_over() -> None:
     drive = Drive(Scheduler(capacity(num_blocks=14, max_batched_tokens=4)))
     span = MediaSpan(b"i" * 16, 16, 6, 6)
     waits = sequence("picture", [1] * 16 + [99] * 6 + [2], 2, 0, media=(span,))
@@ -261,7 +261,7 @@ def test_a_prompt_that_never_fits_is_refused_with_both_numbers() -> None:
     assert "16 tokens" in ending.error[1]
 
 
-def test_of_several_that_run_alone_none_waits_for_the_end_of_another() -> None:
+def test_of_several_isolated_requests_none_waits_for_the_end_of_another() -> None:
     drive = Drive(Scheduler(capacity()))
     for arrival, (name, alone) in enumerate({"long": 1000, "short": 12, "other": 0}.items()):
         one = sequence(name, [arrival + 1] * 8, 60 if name == "long" else 6, arrival)
@@ -284,7 +284,7 @@ def test_an_answer_is_not_cut_to_what_a_decoder_holds() -> None:
     assert core.add(sequence("whole", [1] * 16, 24)) is None
 
 
-def test_who_shares_a_block_of_a_failed_row_computes_it_itself() -> None:
+def test_a_sequence_that_shares_a_block_of_a_failed_row_computes_it_again() -> None:
     drive = Drive(Scheduler(capacity(max_batched_tokens=64)))
     prefix = list(range(1, 33))
     for i in range(3):
@@ -305,7 +305,7 @@ def test_who_shares_a_block_of_a_failed_row_computes_it_itself() -> None:
         assert drive.outputs[f"r{i}"] == generate([*prefix, 50 + i], 4)
 
 
-def test_what_a_cancelled_sharer_of_a_failed_row_has_computed_is_not_found_again() -> None:
+def test_blocks_of_a_cancelled_sequence_that_shared_a_failed_row_leave_the_cache() -> None:
     drive = Drive(Scheduler(capacity(max_batched_tokens=64)))
     prefix = list(range(1, 9))
     longer = [*prefix, *range(21, 34)]
@@ -363,7 +363,7 @@ def test_sealed_blocks_are_full_committed_and_findable() -> None:
     assert fresh.outputs["again"] == drive.outputs["r"]
 
 
-def test_who_waits_for_slots_does_not_keep_out_who_holds_them() -> None:
+def test_a_sequence_that_waits_for_slots_does_not_keep_out_those_that_hold_them() -> None:
     """Preempted choices keep their slots, and a request of higher priority wants all that there are."""
     limits = capacity(num_blocks=10, max_slots=4)
     drive = Drive(Scheduler(limits, policy=by_priority))

@@ -1,4 +1,4 @@
-"""The scheduler's calls of encoders that are full, gone, or not wanted any more. Real gRPC; encoders are played."""
+"""The scheduler's calls of encoders that are full, gone, or not needed any more. Real gRPC, simulated encoders."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ async def encoders(bench: Bench) -> AsyncIterator[Encoders]:
         yield made
 
 
-async def test_one_that_dies_is_passed_over(bench: Bench, encoders: Encoders) -> None:
+async def test_an_encoder_that_dies_is_passed_over(bench: Bench, encoders: Encoders) -> None:
     async with started(bench) as one, started(bench) as other:
         one.failure = Unavailable("GONE", "it was killed")
         other.failure = NotFound("ARTIFACT_GONE", "no pixels")
@@ -84,7 +84,9 @@ async def test_one_that_dies_is_passed_over(bench: Bench, encoders: Encoders) ->
         assert (await call).digest == ITEM.digest
 
 
-async def test_one_whose_results_get_lost_is_asked_last(bench: Bench, encoders: Encoders) -> None:
+async def test_an_encoder_whose_results_get_lost_is_asked_last(
+    bench: Bench, encoders: Encoders
+) -> None:
     async with started(bench) as one, started(bench) as other:
         while len(encoders._directory.members) < 2:
             await encoders._directory.changed()
@@ -94,7 +96,7 @@ async def test_one_whose_results_get_lost_is_asked_last(bench: Bench, encoders: 
         assert one.calls == other.calls == 1
 
 
-async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(bench: Bench) -> None:
+async def test_a_full_encoder_is_waited_for_longer_than_an_absent_one(bench: Bench) -> None:
     async with started(bench) as played, opened(bench, patience_s=2.0) as encoders:
         played.failure = Overloaded("ENCODER_CACHE_FULL", "full", retry_after_s="1")
         call = asyncio.create_task(encoders.encode(ITEM, "1"))
@@ -104,16 +106,14 @@ async def test_a_full_one_is_waited_for_longer_than_one_that_is_away(bench: Benc
         assert await call
 
 
-async def test_when_none_comes_it_says_so(bench: Bench) -> None:
+async def test_without_any_encoder_the_error_says_so(bench: Bench) -> None:
     async with opened(bench, patience_s=0.2) as encoders:
         with pytest.raises(Unavailable) as caught:
             await encoders.encode(ITEM, "1")
     assert caught.value.reason == "NO_VISION_ENCODER"
 
 
-async def test_bytes_that_nobody_has_any_more_end_it_at_once(
-    bench: Bench, encoders: Encoders
-) -> None:
+async def test_expired_media_fail_at_once(bench: Bench, encoders: Encoders) -> None:
     async with started(bench) as played:
         played.failure = NotFound("MEDIA_EXPIRED", "send it again")
         with pytest.raises(NotFound):
@@ -121,7 +121,7 @@ async def test_bytes_that_nobody_has_any_more_end_it_at_once(
         assert played.calls == 1
 
 
-async def test_an_item_is_held_until_its_last_user_lets_go(
+async def test_an_item_is_held_until_its_last_user_releases_it(
     bench: Bench, encoders: Encoders
 ) -> None:
     async with started(bench) as played:
@@ -135,9 +135,7 @@ async def test_an_item_is_held_until_its_last_user_lets_go(
             await asyncio.sleep(0.01)
 
 
-async def test_what_nobody_waits_for_is_not_tried_any_more(
-    bench: Bench, encoders: Encoders
-) -> None:
+async def test_an_item_without_users_is_not_tried_again(bench: Bench, encoders: Encoders) -> None:
     async with started(bench) as played:
         played.failure = Overloaded("ENCODER_CACHE_FULL", "full", retry_after_s="1")
         call = asyncio.create_task(encoders.encode(ITEM, "1"))

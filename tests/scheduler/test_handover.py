@@ -79,7 +79,7 @@ async def test_a_scheduler_without_a_decoder_is_given_one(bench: Bench) -> None:
     assert sorted((await held_by(bench)).values()) == [1, 1], "it must not go to and fro"
 
 
-async def test_a_spare_takes_over_the_only_decoder(bench: Bench) -> None:
+async def test_a_spare_scheduler_takes_over_the_only_decoder(bench: Bench) -> None:
     decoder, _ = await bench.decoder(delay_s=0.01)
     _, task = bench.scheduler()
     rids = [await bench.ask([*PROMPT, i], max_tokens=200) for i in range(4)]

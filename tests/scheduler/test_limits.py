@@ -1,4 +1,4 @@
-"""What keeps a request from running on, or from being begun: time, followers, cancels, embeddings that do not come."""
+"""What ends a request early or keeps it from starting: deadlines, followers, cancels, missing embeddings."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ async def test_the_total_time_ends_a_request_that_runs(bench: Bench) -> None:
     await emptied(decoder)
 
 
-async def test_time_goes_on_from_one_owner_to_the_next(bench: Bench) -> None:
+async def test_the_time_limit_counts_across_owners(bench: Bench) -> None:
     decoder, _ = await bench.decoder(delay_s=0.05)
     stop, task = bench.scheduler()
     await bench.answer(await bench.ask(PROMPT, max_tokens=1))  # all is bound
@@ -56,14 +56,14 @@ async def test_the_first_token_must_come_in_time(bench: Bench) -> None:
     await emptied(decoder)
 
 
-async def test_nobody_follows_it_any_more(bench: Bench) -> None:
+async def test_a_request_without_followers_is_cancelled(bench: Bench) -> None:
     decoder, _ = await bench.decoder(delay_s=0.02)
     bench.scheduler()
     rid = await bench.ask(PROMPT, max_tokens=250)
     while not decoder.slots:
         await asyncio.sleep(0.01)
     await bench.redis.hset(bench.keys.request(rid), "fol_until", 1)
-    # A Redis that is new to everybody lets followers have their time to come back.
+    # After a restart of Redis followers have time to come back.
     await bench.redis.hset(bench.keys.meta, "up_since_ms", 1)
     _, ending = await bench.answer(rid)
     assert ending.reason == ending_pb2.FINISH_REASON_CANCELLED
@@ -76,7 +76,7 @@ def with_picture(number: int) -> dict[str, Any]:
     return {"media": [item]}
 
 
-async def test_text_is_not_stuck_behind_pictures_that_nobody_encodes(bench: Bench) -> None:
+async def test_text_is_not_stuck_behind_images_without_an_encoder(bench: Bench) -> None:
     decoder, _ = await bench.decoder()
     bench.scheduler()
     pictures = [

@@ -1,4 +1,4 @@
-"""What is logged of several choices, of log-probabilities and of candidates, with a played decoder."""
+"""What is logged of several choices, of log-probabilities and of best_of, with a simulated decoder."""
 
 import asyncio
 
@@ -64,7 +64,9 @@ async def test_a_cancelled_request_ends_all_its_choices(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("k", [0, 2])
-async def test_log_probabilities_are_in_the_records_and_in_the_news(bench: Bench, k: int) -> None:
+async def test_log_probabilities_are_in_the_records_and_in_the_published_deltas(
+    bench: Bench, k: int
+) -> None:
     await bench.decoder()
     async with listening(bench.redis, bench.keys) as heard:
         bench.scheduler()
@@ -153,7 +155,7 @@ async def test_a_log_that_lost_its_end_is_written_again_with_everything(bench: B
     assert (await bench.answer(plain))[0] == generate([4, 5, 6], 60)
 
 
-async def test_of_many_candidates_the_best_are_logged_at_once(bench: Bench) -> None:
+async def test_of_best_of_outputs_the_best_are_logged_at_once(bench: Bench) -> None:
     decoder, _ = await bench.decoder(delay_s=0.005)
     bench.scheduler()
     rid = await bench.ask([1, 2, 3], n=2, best_of=5, max_tokens=20, logprobs=1)
@@ -168,7 +170,7 @@ async def test_of_many_candidates_the_best_are_logged_at_once(bench: Bench) -> N
     assert [p[0][0] for p in pairs(answers[0][0], 1)] == outputs[0]
 
 
-async def test_what_cannot_be_read_is_refused_and_takes_nobody_along(bench: Bench) -> None:
+async def test_an_unreadable_request_is_refused_and_others_run(bench: Bench) -> None:
     await bench.decoder()
     bad = await bench.ask([1, 2, 3], n=2, stop=[""])
     good = await bench.ask([1, 2, 3])
@@ -178,7 +180,7 @@ async def test_what_cannot_be_read_is_refused_and_takes_nobody_along(bench: Benc
     assert (await bench.answer(good))[0] == generate([1, 2, 3], 10)
 
 
-async def test_what_can_never_run_is_refused_with_a_reason(bench: Bench) -> None:
+async def test_a_request_that_can_never_run_is_refused_with_a_reason(bench: Bench) -> None:
     await bench.decoder()
     bench.scheduler()
     cases = [

@@ -1,4 +1,4 @@
-"""Who gives up its blocks, by which policy, and how it gets them back."""
+"""Preemption: which sequence loses its blocks, by which policy, and how it gets them back."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def crowd(drive: Drive, number: int = 4, count: int = 30) -> dict[str, list[int]
 
 
 @pytest.mark.parametrize("mode", list(PreemptionMode))
-def test_however_they_come_back_nothing_changes(mode: PreemptionMode) -> None:
+def test_outputs_are_the_same_with_every_preemption_mode(mode: PreemptionMode) -> None:
     many = capacity(num_blocks=16, max_batched_tokens=16, num_host_blocks=24)
     drive = Drive(Scheduler(many, preemption_mode=mode))
     prompts = crowd(drive)
@@ -29,7 +29,7 @@ def test_however_they_come_back_nothing_changes(mode: PreemptionMode) -> None:
     assert drive.scheduler.state.blocks.num_used == 0
 
 
-def test_the_cheaper_way_is_taken() -> None:
+def test_auto_takes_the_cheaper_of_swap_and_recompute() -> None:
     for of_token, of_block, swaps in ((10.0, 1.0, True), (1.0, 100.0, False)):
         drive = Drive(Scheduler(capacity(num_blocks=16, num_host_blocks=24)))
         drive.scheduler.costs.of_token, drive.scheduler.costs.of_block = of_token, of_block

@@ -83,9 +83,7 @@ async def test_a_scheduler_that_wakes_from_a_freeze_finds_itself_replaced(
             await check(bench, rids)
 
 
-async def test_one_that_is_killed_and_one_that_is_told_to_go_lose_nothing(
-    bench: Bench, short_tmp: Path
-) -> None:
+async def test_a_killed_and_a_stopped_scheduler_lose_nothing(bench: Bench, short_tmp: Path) -> None:
     decoder, _ = await bench.decoder(delay_s=0.03)
     async with contextlib.AsyncExitStack() as stack:
         current = await stack.enter_async_context(scheduler(bench, short_tmp / "0"))

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: blocks are counted, budgets kept, everybody served and every token right."""
+"""Events in any order: blocks are counted, budgets kept, every sequence ends and every token is right."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,7 +25,7 @@ ALONE = st.sampled_from([0, 0, 0, 1, 4, 1000])  # tokens for which a sequence ru
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A scheduler with plans ahead, and everything that may happen to it."""
+    """A scheduler with plans in flight, and all events that it may get."""
 
     @initialize(
         blocks=st.integers(14, 40),
@@ -183,7 +183,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.drive.send():
             self.no_row_is_past_missing_embeddings()
             self.no_span_is_split()
-            self.who_is_alone_computes_alone()
+            self.isolated_requests_compute_alone()
 
     @precondition(lambda self: self.drive.in_flight)
     @rule()
@@ -193,7 +193,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.drive.in_flight and self.drive.in_flight[0].row_slot)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        """A row comes out wrong: all who sample from it fail, and what it wrote is not to be used."""
+        """A row fails, and with it all sequences that sample from it; what it wrote must not be used."""
         plan = self.drive.in_flight[0]
         row = data.draw(st.sampled_from(range(len(plan.row_slot))))
         if plan.row_sequence[row].ended or plan.row_sequence[row] in self.drive.restarted():
@@ -232,7 +232,7 @@ class AnyOrder(RuleBasedStateMachine):
             for span in row.sequence.media:
                 assert not span.offset < row.start + row.count < span.end
 
-    def who_is_alone_computes_alone(self) -> None:
+    def isolated_requests_compute_alone(self) -> None:
         rows = [s for plan in self.drive.in_flight for s in plan.row_sequence]
         if any(len(s.tokens) < s.isolated_until for s in rows):
             assert len({s.request_id for s in rows}) == 1

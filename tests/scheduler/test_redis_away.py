@@ -71,7 +71,7 @@ async def test_decoders_go_on_while_redis_is_away(
 
 
 @pytest.mark.parametrize("lost", ["tokens", "take", "everything"])
-async def test_what_redis_has_lost_is_put_back_by_the_owner(
+async def test_lost_writes_of_redis_are_restored_by_the_owner(
     bench: Bench, private_redis: EmbeddedRedis, lost: str
 ) -> None:
     decoder, _ = await bench.decoder(delay_s=0.01)

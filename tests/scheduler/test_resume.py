@@ -93,7 +93,7 @@ async def logged(bench: Bench, rids: dict[str, str]) -> int:
 
 
 async def crash(bench: Bench, task: "asyncio.Task[int]") -> None:
-    """Ends a scheduler without a word to anybody, and lets its lease run out."""
+    """Ends a scheduler without any message, and lets its lease run out."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -123,7 +123,7 @@ async def with_stops(
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_every_kind_of_request_goes_on_as_if_nothing_had_been(
+async def test_every_kind_of_request_resumes_with_equal_output(
     bench: Bench, folder: Path, short_tmp: Path, seed: int
 ) -> None:
     drawn = random.Random(seed)

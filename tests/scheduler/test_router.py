@@ -122,11 +122,11 @@ def test_a_holder_is_passed_over_when_its_line_costs_more_than_it_saves() -> Non
     chosen = [two.send(text(1, 400) + text(n, 20), max_tokens=60) for n in range(10, 30)]
     assert chosen[:2] == [home, home]
     other = next(link for link in two.links if link is not home)
-    # When the line has eaten up what the prefix saves, both take turns.
+    # When waiting costs as much as the prefix saves, both are chosen in turn.
     assert 3 <= chosen.count(other) <= 14
 
 
-def test_a_hot_prefix_spreads_and_nobody_starves() -> None:
+def test_a_hot_prefix_spreads_over_decoders() -> None:
     many = fleet(20)
     for number in range(400):
         many.send(text(1, 40) + text(100 + number, 10), max_tokens=20)
@@ -177,14 +177,14 @@ def test_draining_and_gone_decoders_get_nothing(count: int) -> None:
     many.work()
     for link in many.links:
         link.draining = True
-    assert many.send(text(1, 40)) in many.links  # somebody must take it
+    assert many.send(text(1, 40)) in many.links  # one of them must take it
     many.router.remove(home)
     many.router.remove(home)
     assert all(many.send(text(1, 40)) is not home for _ in range(5))
 
 
 @pytest.mark.parametrize("count", [2, 12])  # all are looked at, or some by chance
-def test_a_sequence_goes_where_it_can_be_as_long_as_it_may(count: int) -> None:
+def test_a_sequence_goes_to_a_decoder_that_holds_its_longest_output(count: int) -> None:
     short = [Link(Scheduler(capacity(max_model_len=100))) for _ in range(count - 1)]
     long = Link(Scheduler(capacity(max_model_len=200)))
     mixed = Fleet(*short, long)
@@ -198,7 +198,7 @@ def test_a_sequence_goes_where_it_can_be_as_long_as_it_may(count: int) -> None:
     assert refused.error.reason == "CONTEXT_LENGTH_EXCEEDED"
 
 
-def test_what_was_cancelled_leaves_the_line() -> None:
+def test_a_cancelled_sequence_no_longer_counts() -> None:
     two = fleet(2)
     home = two.send(text(1, 100))
     home.core.cancel("r1")

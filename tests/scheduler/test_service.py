@@ -30,7 +30,7 @@ async def test_requests_are_taken_run_and_logged(bench: Bench) -> None:
     assert await bench.queue.depth() == (0, 0)
 
 
-async def test_the_token_channel_tells_what_the_log_holds(bench: Bench) -> None:
+async def test_the_token_channel_carries_what_the_log_holds(bench: Bench) -> None:
     await bench.decoder()
     async with listening(bench.redis, bench.keys) as heard:
         bench.scheduler()
@@ -102,7 +102,7 @@ async def test_a_frozen_decoder_is_given_up_after_two_seconds(bench: Bench) -> N
     assert tokens == generate([1, 2, 3], 80)
 
 
-async def test_a_scheduler_that_stood_still_keeps_its_decoder(bench: Bench) -> None:
+async def test_a_scheduler_that_was_frozen_keeps_its_decoder(bench: Bench) -> None:
     decoder, _ = await bench.decoder()
     bench.scheduler()
     await bench.answer(await bench.ask([1, 2, 3]))
@@ -128,7 +128,7 @@ async def test_a_stopped_scheduler_gives_back_and_the_next_goes_on(bench: Bench)
     assert tokens == generate([1, 2, 3], 100)
 
 
-async def test_a_scheduler_that_dies_without_a_word_is_fenced_off(bench: Bench) -> None:
+async def test_a_scheduler_that_dies_is_fenced_off(bench: Bench) -> None:
     decoder, _ = await bench.decoder(delay_s=0.01)
     dead = new_instance_id()
     await bench.queue.renew(dead, GetLoadResponse(), register=True, tokens_per_s=None)

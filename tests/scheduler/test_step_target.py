@@ -1,4 +1,4 @@
-"""A step's length is bounded in time while somebody reads along: the core against a decoder whose times are known."""
+"""A step's length is bounded in time while sequences decode: the core against a decoder whose times are known."""
 
 import pytest
 
@@ -72,7 +72,7 @@ class SlowDrive(Drive):
         return [count for plan in self.plans if (count := self.prompt_tokens(plan))]
 
 
-def test_a_long_prompt_does_not_hold_up_those_who_read_along() -> None:
+def test_a_long_prompt_does_not_delay_sequences_that_decode() -> None:
     drive = SlowDrive()
     drive.add_streams()
     counts = drive.compute_long_prompt(700)
@@ -134,7 +134,7 @@ def test_a_wrong_announcement_is_corrected_by_what_is_seen() -> None:
         assert min(map(drive.prompt_tokens, late[:-1])) >= 3 * BLOCK
 
 
-def test_beams_read_along_also_in_the_steps_that_they_sit_out() -> None:
+def test_beams_bound_steps_also_while_their_answer_is_in_flight() -> None:
     drive = SlowDrive()
     search = BeamSearch(num_beams=2, max_tokens=6)
     drive.scheduler.add(sequence("beams", [5, 6, 7], 6, 0, beams=search))
@@ -183,7 +183,7 @@ def test_a_span_that_can_never_be_computed_whole_is_refused() -> None:
 
 
 @pytest.mark.parametrize("of_step", [20_000.0, 2_000.0])
-def test_steps_of_generated_tokens_alone_do_not_wear_away_what_a_prompt_costs(
+def test_steps_that_only_decode_leave_the_cost_of_prompts(
     of_step: float,
 ) -> None:
     costs = Costs()
@@ -204,7 +204,7 @@ def test_one_step_that_took_far_too_long_is_soon_forgotten() -> None:
     assert costs.predict(100) == pytest.approx(120_000, rel=0.05)
 
 
-def test_where_nothing_was_announced_the_first_step_tells() -> None:
+def test_without_announced_costs_the_first_step_gives_them() -> None:
     costs = Costs()
     assert costs.predict(100) == 0
     costs.learn(64, 0, 500_000)

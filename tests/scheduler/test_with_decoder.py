@@ -191,7 +191,7 @@ async def test_sampled_choices_are_those_of_requests_alone(
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-async def test_preempted_sequences_go_on_as_if_nothing_had_been(
+async def test_preempted_sequences_give_equal_output(
     bench: Bench, folder: Path, reference: PreTrainedModel, short_tmp: Path, mode: str
 ) -> None:
     decoder = await bench.real_decoder(

@@ -1,1 +1,1 @@
-"""The deciding half of Tessera: plain Python without I/O, clocks or tensors. Events in, plans out."""
+"""The pure core of the scheduler: events in, plans out; no I/O, no clocks, no tensors."""
