@@ -1,5 +1,7 @@
 """Checkpoints and decoders that several tests share."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,6 +14,6 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def llama_folder(tmp_path_factory: pytest.TempPathFactory):
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with grouped queries."""
     return make_checkpoint(tmp_path_factory.mktemp("llama"), "llama")

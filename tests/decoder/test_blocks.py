@@ -32,7 +32,8 @@ def size(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def prompt(size: int) -> list[int]:
     """Two full blocks and a partly filled one."""
-    return np.random.default_rng(3).integers(0, 400, 2 * size + 5).tolist()
+    numbers = np.random.default_rng(3).integers(0, 400, 2 * size + 5)
+    return [int(number) for number in numbers]
 
 
 @pytest.fixture

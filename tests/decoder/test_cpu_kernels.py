@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,9 @@ def test_every_instruction_set_computes_the_same(
     kernels: binding.Kernels, dtype: torch.dtype
 ) -> None:
     ops, plain = cpu.CpuOps(dtype, kernels), BaseOps(CPU, dtype)
-    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}
+    close: dict[str, Any] = (
+        {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}
+    )
     torch.manual_seed(0)
     weight, bias, x = torch.randn(100, 70) / 8, torch.randn(100), torch.randn(29, 70).to(dtype)
     for function in ("linear", "gate_up_swiglu"):

@@ -1,5 +1,7 @@
 """What every device gives: transfers, memory, sizes of blocks."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -37,7 +39,7 @@ def test_every_known_device_has_a_class() -> None:
 
 
 def test_arrays_arrive_as_they_are(device: Device) -> None:
-    arrays = [
+    arrays: list[np.ndarray[Any, Any]] = [
         np.arange(7, dtype=np.int64),
         np.arange(12, dtype=np.int32).reshape(3, 4),
         np.arange(20, dtype=np.int32).reshape(4, 5)[:, 1:3],

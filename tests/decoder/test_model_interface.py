@@ -15,7 +15,7 @@ from services.decoder.models.step import Step
 from services.decoder.settings import DecoderSettings
 from shared.artifacts.store import ArtifactStore
 from shared.errors import InvalidRequest
-from tessera.common.v1.media_pb2 import EmbedRun, MediaItem
+from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.support.checkpoints import make_checkpoint
 from tests.support.step_stream import (
     NaiveScheduler,
@@ -38,7 +38,9 @@ async def test_a_step_says_whose_rows_run_and_which_tokens_take_an_embedding(
     )
     # Tokens 2 and 4 of the span keep their own embedding.
     runs = [EmbedRun(start=0, length=2), EmbedRun(start=3, length=1)]
-    media = MediaItem(digest=DIGEST, modality=1, offset=2, length=5, rows=3, embed_runs=runs)
+    media = MediaItem(
+        digest=DIGEST, modality=Modality.MODALITY_IMAGE, offset=2, length=5, rows=3, embed_runs=runs
+    )
     seen: list[Step] = []
     forward = Llama.forward
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -175,10 +176,12 @@ def test_linear_layers_are_those_of_the_reference(
 ) -> None:
     torch.manual_seed(0)
     weight, shift = torch.randn(sizes[1], sizes[0]) / sizes[0] ** 0.5, torch.randn(sizes[1])
-    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
+    close: dict[str, Any] = (
+        {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.02}
+    )
     for rows in (1, 7, 12, 13, 150):
         x = torch.randn(rows, sizes[0]).to(dtype)
-        found, expected = [], []
+        found, expected = list[torch.Tensor](), list[torch.Tensor]()
         for ops, results in ((own(CPU, dtype), found), (BaseOps(CPU, dtype), expected)):
             packed = ops.pack(in_memory(weight, shift if bias else None))
             gates = ops.pack_gate_up(in_memory(weight, shift if bias else None))
@@ -220,10 +223,12 @@ def test_small_ops_are_bit_equal_in_any_batch_and_right(
     x, weight = torch.randn(200, 193).to(dtype), torch.randn(193).to(dtype)
     gate_up = (torch.randn(200, 2 * inner) * 4).to(dtype)
     rows = torch.randn(200, 8, heads.size).to(dtype)
-    norms = HeadNorms(*torch.randn(2, heads.size).to(dtype), 1e-6)
+    norms = HeadNorms(torch.randn(heads.size).to(dtype), torch.randn(heads.size).to(dtype), 1e-6)
     angles = torch.randn(200, 1, heads.size)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}
+    close: dict[str, Any] = (
+        {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.03, "atol": 0.03}
+    )
     for function, reference, arguments in (
         (lambda a: ops.head_norms(a, heads, norms),
          lambda a: plain.head_norms(a, heads, norms), (rows,)),
@@ -286,7 +291,8 @@ def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool, size:
 
 def test_what_lies_behind_the_mask_does_not_matter() -> None:
     heads = Heads(4, 2, 16)
-    for kind in (*OWN, TorchCpuOps, CudaOps):
+    kinds: list[Kind] = [*OWN, TorchCpuOps, CudaOps]
+    for kind in kinds:
         ops = kind(CPU, torch.float32)
         cache = Cache(ops, heads, [ops.block_size + 4, 40])
         rows = [Row(0, ops.block_size + 4, 1), Row(1, 40, 1)]

@@ -1,5 +1,7 @@
 """What the sampler promises, on logits made here."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ def params(**changes: object) -> SamplingParams:
     return SamplingParams(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def draw(logits: list[float], count: int, first: int = 0, **changes: object) -> list[int]:
+def draw(logits: list[float], count: int, first: int = 0, **changes: Any) -> list[int]:
     """Tokens at `count` output positions from the same logits."""
     sampler = Sampler(1, len(logits))
     sampler.introduce(0, 0, params(seed=7, **changes), NONE, NONE)
@@ -109,7 +111,7 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
         ({"top_k": 1}, {3}),
     ],
 )
-def test_truncation_keeps_exactly(settings: dict[str, float], kept: set[int]) -> None:
+def test_truncation_keeps_exactly(settings: dict[str, Any], kept: set[int]) -> None:
     logits = np.log([0.1, 0.3 - 1e-9, 0.2 + 1e-4, 0.4]).tolist()
     assert set(draw(logits, 3000, **settings)) == kept
 
@@ -200,7 +202,7 @@ def test_bias_allowed_and_bad_ids_and_min_tokens() -> None:
     assert draw(logits, 1, temperature=0.0, logit_bias={3: 10.0}) == [3]
     assert draw(logits, 1, temperature=0.0, bad_token_ids=[1]) == [2]
     assert draw(logits, 1, temperature=0.0, allowed_token_ids=[0, 3]) == [0]
-    stops = {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": [1, 77]}
+    stops: dict[str, Any] = {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": [1, 77]}
     assert draw(logits, 3, **stops) == [2, 2, 1]
 
 

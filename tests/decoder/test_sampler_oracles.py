@@ -50,7 +50,9 @@ def reference(logits: np.ndarray, **settings: float) -> np.ndarray:
         steps.append(TopPLogitsWarper(settings["top_p"]))
     if "min_p" in settings:
         steps.append(MinPLogitsWarper(settings["min_p"]))
-    changed = steps(torch.zeros(1, 1, dtype=torch.long), torch.tensor(logits[None].astype(float)))
+    changed: torch.Tensor = steps(
+        torch.zeros(1, 1, dtype=torch.long), torch.tensor(logits[None].astype(float))
+    )
     return changed.softmax(-1)[0].numpy()
 
 

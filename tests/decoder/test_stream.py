@@ -133,9 +133,9 @@ async def test_full_blocks_are_named_when_the_scheduler_is_lost(decoder: Decoder
     size = decoder.loaded.device.block_size
     prompt = [3 + i % 50 for i in range(2 * size + 8)]
     async with StepStream.open(decoder.address, lease=1) as stream:
-        for slot, more in ((0, {}), (1, {"root_name": root}), (2, {"root_name": root})):
+        for slot, name in ((0, b""), (1, root), (2, root)):
             new = introduce(Text(slot, prompt[slot:], greedy()))
-            new.MergeFrom(NewSequence(**more))
+            new.MergeFrom(NewSequence(root_name=name))
             plan = first_plan(slot, new=[new], row_count=[len(prompt) - slot])
             plan |= {"edit_len": [3], "edit_blocks": [1 + 3 * slot, 2 + 3 * slot, 3 + 3 * slot]}
             await stream.run(make_plan(**plan))
@@ -176,7 +176,7 @@ async def test_an_empty_plan_has_a_result(decoder: Decoder) -> None:
 
 async def test_silence_ends_the_stream(decoder: Decoder) -> None:
     async with StepStream.open(decoder.address) as stream:
-        stream._beat_task.cancel()
+        stream.beating.cancel()
         with pytest.raises(Unavailable) as caught:
             await stream.result()
     assert caught.value.reason == "SCHEDULER_SILENT"
@@ -256,9 +256,11 @@ async def test_a_third_unanswered_plan_ends_the_stream(decoder: Decoder) -> None
     async with StepStream.open(decoder.address) as stream:
         gate = asyncio.Event()
         loop = asyncio.get_running_loop()
-        decoder.servicer._executor.submit(
-            lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
-        )
+
+        def wait_for_gate() -> None:
+            asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
+
+        decoder.servicer._executor.submit(wait_for_gate)
         for _ in range(3):
             await stream.send(make_plan())
         with pytest.raises(InvalidRequest, match="unanswered"):

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -69,12 +70,16 @@ class GrpcTarget:
             for _ in range(draw.choice([0, 0, 0, 1, 2]))
         ]
         most = draw.choice([1, _MOST_EVENTS, _MOST_EVENTS])
+        call: Any
         if method.client_streaming:
-            call = self._channel.stream_stream(path)(_stream(messages), metadata=metadata)
+            call = self._channel.stream_stream(path)
+            call = call(_stream(messages), metadata=metadata)
         elif method.server_streaming:
-            call = self._channel.unary_stream(path)(messages[0], metadata=metadata)
+            call = self._channel.unary_stream(path)
+            call = call(messages[0], metadata=metadata)
         else:
-            await self._channel.unary_unary(path)(messages[0], metadata=metadata)
+            call = self._channel.unary_unary(path)
+            await call(messages[0], metadata=metadata)
             return
         try:
             read = 0

@@ -29,7 +29,8 @@ def random_message(draw: random.Random, descriptor: Descriptor) -> bytes:
 
 
 def _fill(draw: random.Random, message: Message, deepest: int) -> None:
-    for field in message.DESCRIPTOR.fields:
+    fields: list[Any] = list(message.DESCRIPTOR.fields)
+    for field in fields:
         if draw.random() > _KEPT:
             continue
         if field.type == FieldDescriptor.TYPE_MESSAGE:

@@ -23,7 +23,7 @@ async def test_an_answer_that_cannot_be_read_costs_the_link_and_not_the_decoder(
     bench: Bench,
 ) -> None:
     decoder, _ = await bench.decoder()
-    step, torn = decoder.step, []
+    step, torn = decoder.step, list[int]()
 
     def tear_the_second(plan: decoder_pb2.StepPlan) -> decoder_pb2.StepResult:
         result = step(plan)

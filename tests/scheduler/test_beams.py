@@ -1,5 +1,7 @@
 """Beam search in the core: whatever the schedule, the hypotheses are those of a search that is alone."""
 
+from typing import Any
+
 import pytest
 
 from services.scheduler.core.beams import BeamSearch
@@ -49,7 +51,7 @@ def test_the_hypotheses_are_those_of_a_search_alone(
     assert drive.decoder.tokens == {}
 
 
-def tokens(found: list) -> list[list[int]]:
+def tokens(found: list[Any]) -> list[list[int]]:
     return [[step.token for step in h.steps()] for h in found]
 
 

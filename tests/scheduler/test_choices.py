@@ -1,12 +1,14 @@
 """Several choices of one prompt: computed once, forked, and then each on its own."""
 
+from typing import Any
+
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Error, Sequence
 from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
 
 
-def choices(name: str, prompt: list[int], count: int, n: int, **more: object) -> list[Sequence]:
+def choices(name: str, prompt: list[int], count: int, n: int, **more: Any) -> list[Sequence]:
     return [sequence(name, prompt, count, choice=c, **more) for c in range(n)]
 
 

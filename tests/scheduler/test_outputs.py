@@ -1,6 +1,7 @@
 """What is logged of several choices, of log-probabilities and of best_of, with a simulated decoder."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ async def test_log_probabilities_are_in_the_records_and_in_the_published_deltas(
         tokens = generate([1, 2, 3], 9, c)
         assert decode_tokens(records, stride(k)) == tokens
         for token, found in zip(tokens, pairs(records, k), strict=True):
-            best = [(token + r, pytest.approx(logprob_of(token, r))) for r in range(k)]
+            best: list[Any] = [(token + r, pytest.approx(logprob_of(token, r))) for r in range(k)]
             assert found == [(token, pytest.approx(logprob_of(token, 0))), *best]
         told = [e for e in events if e.choice == c]
         assert b"".join(e.records for e in told) == records
@@ -99,7 +100,7 @@ async def test_prompt_log_probabilities_come_in_pieces_before_any_output(bench: 
     log = await bench.prompt_log(rid)
     assert decode_tokens(log, stride(2)) == prompt[1:]
     for i, found in enumerate(pairs(log, 2), 1):
-        best = [(i + r, pytest.approx(logprob_of(i, r))) for r in range(2)]
+        best: list[Any] = [(i + r, pytest.approx(logprob_of(i, r))) for r in range(2)]
         assert found == [(prompt[i], pytest.approx(logprob_of(prompt[i], 0))), *best]
     pieces = [e for e in told if e.choice == -1]
     assert len(pieces) > 1 and told[: len(pieces)] == pieces
@@ -143,15 +144,14 @@ async def test_a_log_that_lost_its_end_is_written_again_with_everything(bench: B
         (bench.keys.log(rid, 1), 0),
         (bench.keys.log(plain, 0), 4),
     ):
-        log = await bench.redis.get(key)
+        log: Any = await bench.redis.get(key)
         assert len(log) > kept
         await bench.redis.set(key, log[:kept])
     for c, (records, _) in enumerate(await bench.answers(rid, 2, stride(1))):
         tokens = generate([1, 2, 3], 60, c)
         assert decode_tokens(records, stride(1)) == tokens
-        assert [p[0] for p in pairs(records, 1)] == [
-            (t, pytest.approx(logprob_of(t, 0))) for t in tokens
-        ]
+        expected: list[Any] = [(t, pytest.approx(logprob_of(t, 0))) for t in tokens]
+        assert [p[0] for p in pairs(records, 1)] == expected
     assert (await bench.answer(plain))[0] == generate([4, 5, 6], 60)
 
 
@@ -183,7 +183,7 @@ async def test_an_unreadable_request_is_refused_and_others_run(bench: Bench) -> 
 async def test_a_request_that_can_never_run_is_refused_with_a_reason(bench: Bench) -> None:
     await bench.decoder()
     bench.scheduler()
-    cases = [
+    cases: list[tuple[dict[str, Any], int, str]] = [
         ({"n": 17}, 17, "TOO_MANY_CHOICES"),
         ({"best_of": 17}, 1, "TOO_MANY_CHOICES"),
         ({"use_beam_search": True, "best_of": 17}, 1, "TOO_MANY_CHOICES"),

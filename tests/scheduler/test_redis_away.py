@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,8 @@ async def test_a_take_whose_answer_was_lost_goes_back(bench: Bench) -> None:
     await bench.decoder()
     bench.scheduler()
     await bench.answer(await bench.ask(PROMPT))
-    (sid,) = await bench.redis.zrange(f"{bench.keys.prefix}:scheds", 0, -1)
+    found: list[Any] = await bench.redis.zrange(f"{bench.keys.prefix}:scheds", 0, -1)
+    (sid,) = found
     rid = ""
     while not rid:
         waiting = await bench.ask(PROMPT, max_tokens=7)

@@ -97,7 +97,8 @@ async def crash(bench: Bench, task: "asyncio.Task[int]") -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    for sid in await bench.redis.zrange(f"{bench.keys.prefix}:scheds", 0, -1):
+    found: list[Any] = await bench.redis.zrange(f"{bench.keys.prefix}:scheds", 0, -1)
+    for sid in found:
         await bench.redis.zadd(f"{bench.keys.prefix}:scheds", {sid: 1})
 
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,12 @@ BLOCK = 4
 
 
 def capacity(**changes: int) -> Capacity:
-    values = {"num_blocks": 1025, "block_size": BLOCK, "max_slots": 8, "max_model_len": 4000}
+    values: dict[str, Any] = {
+        "num_blocks": 1025,
+        "block_size": BLOCK,
+        "max_slots": 8,
+        "max_model_len": 4000,
+    }
     return Capacity(**{**values, "max_batched_tokens": 64, **changes})
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -162,7 +163,7 @@ async def test_it_answers_health_reflection_and_load(bench: Bench, short_tmp: Pa
         assert load.prompt_budget == 64 - 64 // 17 - 1  # beside the only stream, in no time
         assert sum(load.read_steps.counts) == 9 and load.read_steps.total_s > 0
         assert totals.plan_us > 0 and totals.log_us > 0 and totals.step_us >= totals.steps
-        call = opened.unary_unary("/tessera.scheduler.v1.SchedulerService/Nothing")
+        call: Any = opened.unary_unary("/tessera.scheduler.v1.SchedulerService/Nothing")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

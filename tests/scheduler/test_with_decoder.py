@@ -36,13 +36,14 @@ async def beam_reference(
 
     def generate() -> torch.Tensor:
         with torch.no_grad():
-            return model.generate(
+            found: torch.Tensor = model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 do_sample=False,
                 pad_token_id=-1 if options.get("eos_token_id") is None else 0,
                 **options,
             )
+        return found
 
     found = await asyncio.to_thread(generate)
     outputs = []
@@ -79,7 +80,10 @@ async def test_beam_search_is_that_of_transformers(
                 logits = reference(torch.tensor([prompt])).logits[0, -1]
             stop_ids = logits.topk(3 * stops + 1).indices.tolist()[1::3][:stops]
             options = {"length_penalty": penalty, "early_stopping": early}
-            ours = {"early_stopping": early is True, "early_stopping_never": early == "never"}
+            ours: dict[str, Any] = {
+                "early_stopping": early is True,
+                "early_stopping_never": early == "never",
+            }
             rid = await bench.ask(
                 prompt,
                 n=2,

@@ -107,6 +107,7 @@ class StepStream:
         self.draining = False
         self.ready: list[bytes] = []  # artifacts reported so far, in results of any kind
         self.lost: list[bytes] = []
+        self.beating: asyncio.Task[None]  # the heartbeats; a test cancels it to be silent
         self._step = 0
         self._writing = asyncio.Lock()  # a call takes one message at a time
 
@@ -123,12 +124,12 @@ class StepStream:
                 await call.write(StepsRequest(open=opening))
                 first = await _read(call)
             stream = cls(call, first.hello, lease)
-            beating = asyncio.create_task(stream._beat())
+            stream.beating = asyncio.create_task(stream._beat())
             try:
                 yield stream
             finally:
-                beating.cancel()
-                await asyncio.gather(beating, return_exceptions=True)
+                stream.beating.cancel()
+                await asyncio.gather(stream.beating, return_exceptions=True)
                 call.cancel()
 
     async def send(self, plan: StepPlan) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -89,7 +90,7 @@ async def test_a_gateway_reads_keys_from_a_file_and_warns_if_others_can(
     ],
 )
 async def test_an_address_that_others_reach_needs_a_key(
-    redis_url: str, model_folder: Path, changes: dict[str, object], starts: bool
+    redis_url: str, model_folder: Path, changes: dict[str, Any], starts: bool
 ) -> None:
     settings = GatewaySettings(
         model=model_folder, redis_url=redis_url, port=0, grpc_port=0, shutdown_timeout=0, **changes

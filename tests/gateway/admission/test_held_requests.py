@@ -1,6 +1,7 @@
 """What a gateway reports to Redis of requests whose clients have left."""
 
 import asyncio
+from typing import Any
 
 from services.gateway.admission.held_requests import HeldRequest, HeldRequests
 from services.gateway.following.cancels import Cancels
@@ -14,7 +15,7 @@ PAUSE_MS = 3000
 
 
 async def lives_until(client: QueueClient, rid: str) -> int:
-    value = await client.redis.hget(client.keys.request(rid), "fol_until")  # type: ignore[misc]
+    value: Any = await client.redis.hget(client.keys.request(rid), "fol_until")
     return int(value)
 
 
@@ -36,7 +37,7 @@ async def test_a_request_that_is_left_again_during_a_report_is_reported_again(
 
         async with held:
             # What is written waits; the gateway's round begins meanwhile, and waits with it.
-            await client.redis.execute_command("CLIENT", "PAUSE", PAUSE_MS, "WRITE")  # type: ignore[no-untyped-call]
+            await client.redis.execute_command("CLIENT", "PAUSE", PAUSE_MS, "WRITE")
             comes_and_leaves(60)
             await asyncio.sleep(PAUSE_MS / 2000)
             comes_and_leaves(600)

@@ -49,7 +49,7 @@ async def reading(gateway: Gateway, path: str = "", **headers: str) -> AsyncIter
 
 async def field(stage: Stage, rid: str, name: str) -> int:
     redis = connect(stage.settings.redis_url)
-    value = await redis.hget(Keys(MODEL).request(rid), name)  # type: ignore[misc]
+    value = await redis.hget(Keys(MODEL).request(rid), name)
     await redis.aclose()
     return int(value or 0)
 

@@ -133,7 +133,7 @@ async def test_what_redis_lost_is_put_back_by_the_gateway(
 async def test_a_request_whose_admission_was_not_answered_is_asked_for_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue, lost = stage.gateway.admission._queue, []
+    queue, lost = stage.gateway.admission._queue, list[Any]()
     admit = queue.admit
 
     async def deaf(*args: Any, **named: Any) -> int:

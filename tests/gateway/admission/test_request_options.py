@@ -72,7 +72,7 @@ def test_classes_come_from_the_tier_or_the_header() -> None:
         ({}, {"x_tessera_request_timeout": "later"}, "X-Tessera-Request-Timeout"),
     ],
 )
-def test_what_is_wrong_is_named(body: dict[str, Any], headers: dict[str, str], field: str) -> None:
+def test_what_is_wrong_is_named(body: dict[str, Any], headers: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         options(body, **headers)
     assert caught.value.metadata["field"] == field

@@ -1,5 +1,7 @@
 """Shares of tenants: from the gateway's flag to what the queue reads when it chooses."""
 
+from typing import Any
+
 import pytest
 
 from services.gateway.admission.caller import Caller, tenant_of
@@ -18,7 +20,7 @@ async def test_the_queue_hears_the_weights(stage: Stage) -> None:
     redis = connect(stage.settings.redis_url)
     try:
         async with open_gateway(stage.settings.model_copy(update=told)):
-            found: dict[bytes, bytes] = {}
+            found: dict[Any, Any] = {}
             while not found:
                 found = await redis.hgetall(Keys(MODEL).weights)
         assert {name.decode(): float(weight) for name, weight in found.items()} == {

@@ -11,6 +11,7 @@ from shared.queue import connect
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tests.support.gateway_stage import MODEL, Stage
 from tests.support.sse import event_ids, events, texts_of
+from tests.support.tokenizers import token_id
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
 TEXTS = ["The red circle", "a blue square 🦊", "", "two small dogs and a cat"]
@@ -18,7 +19,7 @@ TEXTS = ["The red circle", "a blue square 🦊", "", "two small dogs and a cat"]
 
 def says_texts(stage: Stage, texts: list[str]) -> list[list[int]]:
     """Lets choice c answer with text c and the end-of-sequence token; the ids of each."""
-    eos = stage.tokenizer.token_to_id("<|im_end|>")
+    eos = token_id(stage.tokenizer, "<|im_end|>")
     ids: list[list[int]] = [[*stage.tokenizer.encode(text).ids, eos] for text in texts]
 
     def answer(spec: RequestSpec, choice: int) -> list[list[int]]:

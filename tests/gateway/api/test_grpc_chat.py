@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -129,7 +130,7 @@ async def test_choices_and_log_probabilities(stage: Stage, channel: grpc.aio.Cha
 
 
 async def test_every_option_reaches_the_scheduler(stage: Stage, channel: grpc.aio.Channel) -> None:
-    options = {
+    options: dict[str, Any] = {
         "min_p": 0.5, "repetition_penalty": 1.5, "presence_penalty": 1.0,
         "frequency_penalty": -1.0, "logit_bias": {3: -5.0}, "allowed_token_ids": [3, 4],
         "bad_token_ids": [9], "bad_words": ["red"], "min_tokens": 2, "n": 2, "best_of": 3,
@@ -238,10 +239,10 @@ async def test_cancelling_before_admission_leaves_nothing(
 
 async def test_health_reflection_and_models(stage: Stage, channel: grpc.aio.Channel) -> None:
     name = "tessera.gateway.v1.ChatService"
-    health = health_pb2_grpc.HealthStub(channel)
+    health: Any = health_pb2_grpc.HealthStub(channel)
     answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    listed = await health.List(health_pb2.HealthListRequest())
+    listed = await health.List(health_pb2.HealthListRequest())  # type: ignore[attr-defined]
     assert {listed.statuses[name].status, listed.statuses[""].status} == {answer.status}
     models = await ChatServiceStub(channel).ListModels(ListModelsRequest())
     assert [(m.id, m.max_model_len) for m in models.models] == [(MODEL, 512)]
@@ -286,7 +287,8 @@ async def test_keys_and_limits_hold_here_too(
         key = (("authorization", "Bearer secret"),)
         stage.scheduler.taking = False
         waiting = stub.Chat(question(), metadata=key)
-        assert (await waiting.read()).WhichOneof("event") == "accepted"
+        event = await waiting.read()
+        assert isinstance(event, ChatEvent) and event.WhichOneof("event") == "accepted"
         with pytest.raises(Overloaded) as caught, calling("gateway"):
             await stub.Chat(question(), metadata=key).read()
         assert int(caught.value.metadata["retry_after_s"]) >= 1

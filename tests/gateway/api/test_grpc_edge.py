@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -41,8 +42,9 @@ def question(**options: object) -> ChatRequest:
 
 async def refused(channel: grpc.aio.Channel, method: str, message: bytes) -> ServingError:
     """The error of a call with these bytes."""
+    call: Any = channel.unary_stream(method)
     with pytest.raises(ServingError) as caught, calling("gateway"):
-        async for _ in channel.unary_stream(method)(message):
+        async for _ in call(message):
             pass
     error: ServingError = caught.value
     return error
@@ -94,7 +96,7 @@ async def test_messages_are_received_within_the_budget(
         await asyncio.sleep(1)
         assert sum(call.sent for call in calls) < 4 << 20
         async with open_channel(stage.gateway.grpc_address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
+            health: Any = health_pb2_grpc.HealthStub(channel)
             answer = await health.Check(health_pb2.HealthCheckRequest())
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             with pytest.raises(Unavailable, match="max-body-bytes-in-flight"), calling("it"):

@@ -205,7 +205,7 @@ async def test_a_prompt_of_one_token_has_nothing_to_wait_for(stage: Stage) -> No
 
 def test_a_token_that_the_tokenizer_put_in_front_takes_no_room() -> None:
     table = TokenBytes([b"<s>", b" The", b" red"], special_ids=[0], leading_spaces_stripped=1)
-    scores = [(-1.0, []), (-2.0, [])]
+    scores: list[Any] = [(-1.0, []), (-2.0, [])]
     entries = prompt_entries(table, [0, 1, 2], "The red", scores)
     assert [entry.offset for entry in entries] == [0, 0, 3]
     assert [entry.data for entry in entries] == [b"", b"The", b" red"]

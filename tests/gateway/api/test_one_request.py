@@ -69,7 +69,7 @@ def test_a_completion_is_the_same_request_over_both(prompt: Any) -> None:
     request = chat_pb2.CompleteRequest(
         echo=True,
         options=chat_pb2.GenerationOptions(logprobs=1, seed=3, max_tokens=0),
-        **given,  # type: ignore[arg-type]
+        **given,
     )
     read = grpc_requests.read_options("", request.options, echo=True)
     assert rest == grpc_requests.read_complete(request, read, model())

@@ -215,7 +215,12 @@ def test_what_is_not_offered_is_refused_by_name(change: Mapping[str, Any]) -> No
 
 
 def test_a_refused_tool_says_what_to_leave_out() -> None:
-    for change in ({"tools": [{}]}, {"tool_choice": "required"}, {"functions": [{}]}):
+    changes: list[dict[str, Any]] = [
+        {"tools": [{}]},
+        {"tool_choice": "required"},
+        {"functions": [{}]},
+    ]
+    for change in changes:
         message = f"tool calling is not supported yet: leave `{next(iter(change))}` out"
         with pytest.raises(InvalidRequest, match=message):
             read_chat(chat(**change), model())

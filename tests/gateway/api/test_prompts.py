@@ -13,13 +13,14 @@ from shared.queue.token_log import decode_tokens
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tests.support.gateway_stage import MODEL, Stage, open_stage
 from tests.support.sse import events, texts_of
+from tests.support.tokenizers import token_id
 
 PROMPTS = ["The red circle", "A blue square is", "Two"]
 
 
 def repeats_prompts(stage: Stage) -> None:
     """Lets choice j of a prompt answer with the prompt's own tokens but its first j."""
-    eos = stage.tokenizer.token_to_id("<|im_end|>")
+    eos = token_id(stage.tokenizer, "<|im_end|>")
 
     def answer(spec: RequestSpec, choice: int) -> list[list[int]]:
         return [[token] for token in [*decode_tokens(spec.prompt)[choice:], eos]]
@@ -51,7 +52,8 @@ async def test_the_openai_client_gets_every_choice_of_every_prompt(
     )
     assert [choice.index for choice in reply.choices] == list(range(6))
     assert [choice.text for choice in reply.choices] == expected_texts(stage, 2)
-    assert [c.prompt_token_ids for c in reply.choices] == [i for i in ids for _ in range(2)]
+    choices: list[Any] = list(reply.choices)
+    assert [c.prompt_token_ids for c in choices] == [i for i in ids for _ in range(2)]
     assert reply.usage is not None
     assert reply.usage.prompt_tokens == sum(map(len, ids))
     # Two choices of each prompt, of which the second has a token less; each with its end.

@@ -48,7 +48,10 @@ class Bench:
 
     async def begin(self, n: int = 1, layout: LogLayout | None = None) -> Follow:
         spec = RequestSpec(
-            request_id=self.rid, model=MODEL, prompt=encode_tokens([1]), sampling={"n": n}
+            request_id=self.rid,
+            model=MODEL,
+            prompt=encode_tokens([1]),
+            sampling=SamplingParams(n=n),
         )
         layout = layout or LogLayout(choices=n)
         follow = self.follower.follow(self.rid, new=True, layout=layout)

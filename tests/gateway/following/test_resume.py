@@ -27,6 +27,7 @@ from tessera.gateway.v1.chat_pb2 import (
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway_stage import ANSWER, Stage
 from tests.support.sse import ASK_FOR_IDS, event_ids, events, merged, with_ids
+from tests.support.tokenizers import token_id
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "What is there?"}]
@@ -61,7 +62,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 def speak_differently(stage: Stage) -> None:
     """Each choice has an answer of its own, in steps of one to three tokens."""
-    eos = stage.tokenizer.token_to_id("<|im_end|>")
+    eos = token_id(stage.tokenizer, "<|im_end|>")
 
     def answer(spec: Any, choice: int) -> list[list[int]]:
         ids = [*stage.tokenizer.encode(ANSWER[3 * choice :]).ids, eos]

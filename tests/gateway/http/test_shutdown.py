@@ -46,7 +46,7 @@ async def test_what_outlasts_the_timeout_ends_with_a_marked_error(stage: Stage) 
     assert '"code": "shutting_down"' in text.split("\n\n")[-2]
     assert "[DONE]" not in text
     redis = connect(stage.settings.redis_url)
-    flag = await redis.hget(Keys(MODEL).request(played.spec.request_id), "cancel")  # type: ignore[misc]
+    flag = await redis.hget(Keys(MODEL).request(played.spec.request_id), "cancel")
     assert flag == b"0", "other gateways go on with it"
     await redis.aclose()
 

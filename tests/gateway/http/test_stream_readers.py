@@ -10,6 +10,7 @@ import pytest
 from shared.errors import InvalidRequest
 from tests.support.gateway_stage import ANSWER, MODEL, Stage
 from tests.support.sse import ASK_FOR_IDS, event_ids, events, texts_of
+from tests.support.tokenizers import token_id
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
@@ -117,7 +118,7 @@ async def test_a_reader_that_strips_pieces_loses_nothing_to_silence(
 
 
 async def test_such_a_reader_sees_the_error_behind_silence(halting: Stage) -> None:
-    special = halting.tokenizer.token_to_id("<|im_start|>")  # an event has nothing to tell of it
+    special = token_id(halting.tokenizer, "<|im_start|>")  # an event has nothing to tell of it
     halting.scheduler.answer = lambda spec: [[special]]
     halting.scheduler.failure = InvalidRequest("BAD_LUCK", "it broke").to_failure()
     reader, found = StrippingReader(), list[str]()

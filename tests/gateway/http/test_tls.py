@@ -128,6 +128,8 @@ def test_files_that_do_not_go_together_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(certificates.server.parent)
-    given = {name: Path(v) if isinstance(v, str) else v for name, v in flags.items()}
+    given: dict[str, Any] = {
+        name: Path(v) if isinstance(v, str) else v for name, v in flags.items()
+    }
     with pytest.raises(InvalidRequest, match=said):
         ServerTls.of(GatewaySettings(**given))

@@ -27,7 +27,7 @@ _NAME = {"x-request-id": "client-17"}
 def lines() -> Iterator[Lines]:
     """All lines, of every level, with what stands in their context."""
     before, capture = structlog.get_config(), LogCapture()
-    processors = [structlog.contextvars.merge_contextvars, capture]
+    processors: list[Any] = [structlog.contextvars.merge_contextvars, capture]
     structlog.configure(processors=processors, cache_logger_on_first_use=False)
     yield capture.entries
     structlog.configure(**before)
