@@ -1,4 +1,4 @@
-"""Who may ask: the keys that a door was given, and whether it may stand open without any."""
+"""API keys: reading those that were given, and refusing an address that others can reach without any."""
 
 import ipaddress
 import re
@@ -58,7 +58,7 @@ def warn_of_open_key_file(file: Path | None) -> None:
 def require_keys_or_loopback(
     keys: Iterable[str], address: str, *, allow_unauthenticated: bool
 ) -> None:
-    """Raises InvalidRequest where a door at `address` would be open to other machines without a key."""
+    """Raises InvalidRequest where other machines could reach an API at `address` without a key."""
     if any(keys) or allow_unauthenticated or is_loopback(address):
         return
     raise InvalidRequest(
@@ -71,8 +71,8 @@ def require_keys_or_loopback(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this machine alone reaches what listens there. An empty host is every address; of names `localhost`
-    alone is known to be one.
+    """Whether only this machine can reach what listens on the address. An empty host is every address; of names only
+    `localhost` counts.
     """
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
@@ -81,5 +81,5 @@ def is_loopback(host: str) -> bool:
 
 
 def parts(listed: str) -> tuple[str, ...]:
-    """What stands between commas, trimmed, without empty pieces."""
+    """The pieces between commas, trimmed, without empty ones."""
     return tuple(part for piece in listed.split(",") if (part := piece.strip()))

@@ -38,10 +38,12 @@ class Containers:
             raise BenchError(
                 "a disk is only filled for a system of its own: --launch, not --compose"
             )
-        ids = [await self._drawn(room, draw) for room in victim.rooms]
+        ids = [await self._drawn(service, draw) for service in victim.services]
         started = {container: await _started(container) for container in ids}
         others = {i: await _started(i) for i in await self._ids() if i not in started}
-        strike = Strike(victim, [f"{r} {i[:12]}" for r, i in zip(victim.rooms, ids, strict=True)])
+        strike = Strike(
+            victim, [f"{r} {i[:12]}" for r, i in zip(victim.services, ids, strict=True)]
+        )
         for container in ids:
             if victim.freezes:
                 await _docker("pause", container)
@@ -70,13 +72,13 @@ class Containers:
         strike.bystanders = [i[:12] for i, before in others.items() if await _started(i) != before]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
-    async def _drawn(self, room: str, draw: Random) -> str:
-        service = room.replace("_", "-")
-        ids = await self._ids(service)
+    async def _drawn(self, service: str, draw: Random) -> str:
+        compose_name = service.replace("_", "-")
+        ids = await self._ids(compose_name)
         if not ids:
-            raise BenchError(f"this project has no {service} that could be killed")
+            raise BenchError(f"this project has no {compose_name} that could be killed")
         return draw.choice(sorted(ids))
 
     async def _ids(self, *service: str) -> list[str]:

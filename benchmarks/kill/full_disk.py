@@ -20,7 +20,7 @@ class FullDisk:
         self._filler = state / _FILLER
 
     def fill(self) -> None:
-        """Writes until there is no room for another byte."""
+        """Writes until not one more byte fits."""
         with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             size = _PIECE_BYTES
             while size:

@@ -1,4 +1,4 @@
-"""Loads that no client should make, on the REST door of a gateway, while others read their streams.
+"""Loads that no client should make, on the REST API of a gateway, while others read their streams.
 
 None of them may cost a request that was accepted, or a process: a busy gateway is not a dead one.
 """

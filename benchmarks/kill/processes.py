@@ -41,8 +41,8 @@ class Processes:
         self._deaths: dict[int, dict[str, int]] = {}  # of each process, before a strike
 
     async def strike(self, victim: Victim, draw: Random) -> Strike:
-        """Signals one process of each room. What a load does begins with `follow`."""
-        entries = [self._drawn(room, draw) for room in victim.rooms]
+        """Signals one process of each service. What a load does begins with `follow`."""
+        entries = [self._drawn(service, draw) for service in victim.services]
         hit = [(e, await self._registers.instance(e.service, e.name)) for e in entries]
         number = _SIGNALS.get(victim.how, signal.SIGKILL)
         deaths = {entry.name: entry.deaths for entry in self._read().entries.values()}
@@ -92,10 +92,10 @@ class Processes:
         except Unavailable as error:
             raise BenchError(f"{error.message}: give --state-dir, --port or --launch") from None
 
-    def _drawn(self, room: str, draw: Random) -> Entry:
-        ready = [entry for entry in self._read().of_service(room) if entry.state == "ready"]
+    def _drawn(self, service: str, draw: Random) -> Entry:
+        ready = [entry for entry in self._read().of_service(service) if entry.state == "ready"]
         if not ready:
-            raise BenchError(f"this system has no {room} that could be killed")
+            raise BenchError(f"this system has no {service} that could be killed")
         return draw.choice(ready)
 
     async def _replaced(self, hit: list[tuple[Entry, str]]) -> bool:

@@ -1,4 +1,4 @@
-"""What the rooms of a system know of each other, read from Redis: when a death has been noticed there."""
+"""The registers of a system's services in Redis: whether they still contain a process that was killed."""
 
 import contextlib
 from typing import Any
@@ -11,21 +11,21 @@ from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
 
 class Registers:
-    """Reads only. Rooms that nobody keeps watch on (their callers see a broken call at once) are never missed."""
+    """Only reads. Services without a lease (their callers see a broken call at once) are never reported as missing."""
 
     def __init__(self, redis_url: str, model: str) -> None:
         self._redis: Any = connect(redis_url)  # the library's types leave open whether it decodes
         self._keys = Keys(model)
 
-    async def instance(self, room: str, name: str) -> str:
+    async def instance(self, service: str, name: str) -> str:
         """The incarnation behind a process's unix socket; empty if it is not known."""
-        if room not in ("decoder", "scheduler"):
+        if service not in ("decoder", "scheduler"):
             return ""
         with contextlib.suppress(RedisError):
-            addresses = await self._redis.hgetall(f"{self._keys.prefix}:addresses:{room}")
+            addresses = await self._redis.hgetall(f"{self._keys.prefix}:addresses:{service}")
             scores = dict(
                 await self._redis.zrange(
-                    f"{self._keys.prefix}:instances:{room}", 0, -1, withscores=True
+                    f"{self._keys.prefix}:instances:{service}", 0, -1, withscores=True
                 )
             )
             found = [
@@ -37,12 +37,12 @@ class Registers:
             return found[-1].decode() if found else ""
         return ""
 
-    async def misses(self, room: str, instance: str) -> bool:
+    async def misses(self, service: str, instance: str) -> bool:
         """Whether its neighbours have noticed that it is gone: no scheduler has the decoder, or the scheduler's lease
         has been taken away.
         """
         with contextlib.suppress(RedisError):
-            if room == "scheduler":
+            if service == "scheduler":
                 score = await self._redis.zscore(f"{self._keys.prefix}:scheds", instance)
                 return score is None
             loads = await self._redis.hgetall(self._keys.load)

@@ -23,7 +23,7 @@ class KillSettings(TlsClientSettings):
     victims: str = Field(
         ",".join(EVERY_ROOM),
         validation_alias=AliasChoices("victims", "kill"),
-        description="Rooms, separated by commas: gateway, preprocess, encoder, scheduler, decoder, redis; "
+        description="Services, separated by commas: gateway, preprocess, encoder, scheduler, decoder, redis; "
         "decoder:stop is frozen instead of killed, decoder:term is drained, decoder:full-disk is killed while the "
         "state folder's disk is full, decoder+scheduler are killed together; or loads that no client should make: "
         f"{', '.join(OVERLOADS)}.",

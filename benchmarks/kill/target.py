@@ -1,4 +1,4 @@
-"""A live system, as the one who kills parts of it sees it."""
+"""A running system whose processes can be killed."""
 
 import asyncio
 import time
@@ -16,10 +16,10 @@ POLL_S = 0.02
 
 @dataclass(slots=True)
 class Strike:
-    """One fault: who was hit, when (`time.perf_counter`), and seconds until that was noticed.
+    """One fault: the processes that it hit, when (`time.perf_counter`), and the seconds until it was noticed.
 
-    `noticed_s` is by whoever starts the process again, `missed_s` by the rooms that work with it (in their registers in
-    Redis: a decoder by its scheduler, a scheduler by the others); None where that is not known.
+    `noticed_s`: by what starts the process again. `missed_s`: by the services that work with it, in their registers in
+    Redis (a decoder by its scheduler, a scheduler by the others). None where that is not known.
     """
 
     victim: Victim
@@ -38,7 +38,7 @@ class Target(Protocol):
     urls: list[str]
 
     async def strike(self, victim: Victim, draw: Random) -> Strike:
-        """Kills, or freezes, one drawn process of each of the victim's rooms, or begins its load. Returns at once.
+        """Kills, or freezes, one drawn process of each of the victim's services, or begins its load. Returns at once.
         Raises BenchError.
         """
         ...
@@ -52,7 +52,7 @@ class Target(Protocol):
         ...
 
     async def close(self) -> None:
-        """Lets go of what is held."""
+        """Closes connections and files."""
         ...
 
 

@@ -7,8 +7,8 @@ from typing import Self
 
 from benchmarks.kill.overload import OVERLOADS
 
-# What users say -> room.
-ROOMS = {
+# What users say -> service.
+SERVICES = {
     "gateway": "gateway",
     "preprocess": "preprocess",
     "encoder": "vision_encoder",
@@ -22,18 +22,18 @@ _HOW = ("kill", "stop", "term", "full-disk")
 EVERY_ROOM = ("gateway", "decoder", "scheduler", "encoder", "preprocess", "redis")
 _LATEST = 0.8  # of a round's time without kills
 # These work on a request for a moment after it has come, and then not again.
-_EARLY_ROOMS = {"preprocess", "vision_encoder"}
+_EARLY_SERVICES = {"preprocess", "vision_encoder"}
 _EARLY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """One fault: a process of each of these rooms, at the same time killed, frozen (stop), asked to end (term), or
+    """One fault: a process of each of these services, at the same time killed, frozen (stop), asked to end (term), or
     killed while the disk of the state folder is full; or no process, but a load that no client should make.
     """
 
     text: str  # as it was asked for
-    rooms: tuple[str, ...]
+    services: tuple[str, ...]
     how: str = "kill"
 
     @property
@@ -44,7 +44,7 @@ class Victim:
     @property
     def overload(self) -> str:
         """Which load it is; empty for a fault of processes."""
-        return "" if self.rooms else self.text
+        return "" if self.services else self.text
 
     @property
     def needs_full_disk(self) -> bool:
@@ -64,13 +64,13 @@ class Victim:
                 f"{text!r}: a victim is killed, frozen with :stop, drained with :term or killed on a full disk with "
                 ":full-disk"
             )
-        rooms = []
+        services = []
         for name in names.split("+"):
-            if name not in ROOMS:
+            if name not in SERVICES:
                 known = ", ".join((*EVERY_ROOM, *OVERLOADS))
-                raise ValueError(f"there is no room or load {name!r}: {known}")
-            rooms.append(ROOMS[name])
-        return cls(text, tuple(rooms), how or "kill")
+                raise ValueError(f"there is no service or load {name!r}: {known}")
+            services.append(SERVICES[name])
+        return cls(text, tuple(services), how or "kill")
 
     @classmethod
     def parse_all(cls, text: str) -> list[Self]:
@@ -83,7 +83,7 @@ class Victim:
     def moment(self, draw: random.Random, round_s: float) -> float:
         """Seconds from the first request of a round, which takes `round_s` without kills."""
         latest = _LATEST * round_s
-        if self.rooms and _EARLY_ROOMS.issuperset(self.rooms):
+        if self.services and _EARLY_SERVICES.issuperset(self.services):
             latest = min(latest, _EARLY_S)
         return draw.uniform(0.0, latest)
 

@@ -73,10 +73,10 @@ class Load:
         await asyncio.gather(*(lane() for _ in range(lanes)))
 
     async def _open_loop(self, began: float) -> None:
-        room = asyncio.Semaphore(self._pacing.concurrency or self.total)
+        slots = asyncio.Semaphore(self._pacing.concurrency or self.total)
 
         async def one(body: bytes) -> None:
-            async with room:
+            async with slots:
                 await self._one(body)
 
         async with asyncio.TaskGroup() as group:

@@ -100,7 +100,7 @@ def _served(copy: Path, model: Path, variant: str) -> Iterator[System]:
 
 
 async def _measure(system: System, streams: int, tokens: int) -> tuple[float, float]:
-    """Tokens a second, and microseconds of processor time for each token in all rooms."""
+    """Tokens a second, and microseconds of processor time for each token in all services."""
     await _run(system.port, streams, 20)
     before = sum(processor_seconds(system).values())
     began = time.perf_counter()

@@ -126,13 +126,15 @@ async def _look(system: System, folder: Path, clients: Clients) -> dict[str, Loo
     await clients.run(_NUDGES, 1)
     await asyncio.sleep(_SETTLE_S)
     found = {}
-    for room, pids in system.pids().items():
+    for service, pids in system.pids().items():
         for pid in pids:
             process = psutil.Process(pid)
             for child in process.children(recursive=True):
-                found[f"{room} worker {child.pid}"] = _from_outside(child)
-            is_ours = room != "redis"
-            found[f"{room} {pid}"] = await _ask(folder, pid) if is_ours else _from_outside(process)
+                found[f"{service} worker {child.pid}"] = _from_outside(child)
+            is_ours = service != "redis"
+            found[f"{service} {pid}"] = (
+                await _ask(folder, pid) if is_ours else _from_outside(process)
+            )
     launcher = psutil.Process(system.pid)
     found[f"launcher {system.pid}"] = _from_outside(launcher)
     return found

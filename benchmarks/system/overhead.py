@@ -1,4 +1,4 @@
-"""What the path through all rooms adds to the model: one stream, against the same model called in process."""
+"""What the path through all services adds to the model: one stream, against the same model called in process."""
 
 import argparse
 import asyncio

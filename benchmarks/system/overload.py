@@ -1,6 +1,6 @@
-"""Four times what a system can do: who is refused and how fast, and whether those let in notice.
+"""Four times the capacity of a system: how fast requests are refused, and whether admitted ones become slower.
 
-Capacity is measured first: as many requests at a time as the door lets in, each lane asking again when it is answered.
+Capacity is measured first: as many requests at a time as the gateway admits, the next one sent when one is answered.
 Then such requests come at several times that rate, whether or not any has been answered. Every one must end: with a
 whole answer, or with a 429 that says when to come back.
 """
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     """Prints both phases. Returns 1 if a request was dropped or a goal is missed."""
     parser = argparse.ArgumentParser(prog="overload", description=__doc__)
     parser.add_argument("--model", type=Path, help="checkpoint folder; a toy unless given")
-    parser.add_argument("--limit", type=int, default=32, help="requests that the door lets in")
+    parser.add_argument("--limit", type=int, default=32, help="requests that the gateway admits")
     parser.add_argument("--times", type=float, default=4.0, help="how many times capacity")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--prompt", type=int, default=64, help="tokens")

@@ -41,7 +41,9 @@ def main(arguments: list[str]) -> int:
             _run(name, [*settings, "--scale", str(told.scale * _WARM_UP)])
             before, steps_before = processor_seconds(system), step_totals(system)
             result = _run(name, [*settings, "--scale", str(told.scale)])
-            spent = {room: s - before[room] for room, s in processor_seconds(system).items()}
+            spent = {
+                service: s - before[service] for service, s in processor_seconds(system).items()
+            }
             spent["(client)"] = result.client_cpu_s
             print(f"\n{compare.row(name, result)}  {result.requests_per_s:.1f} requests/s")
             print(table(spent, result))
@@ -53,14 +55,14 @@ def main(arguments: list[str]) -> int:
 def table(spent: dict[str, float], result: Result) -> str:
     """Microseconds for each token and request, and how much of a core each process had."""
     lines = [f"  {'process':<16}{'us a token':>12}{'us a request':>14}{'of a core':>11}"]
-    for room, seconds in [
+    for service, seconds in [
         *sorted(spent.items(), key=lambda item: -item[1]),
         ("all", sum(spent.values())),
     ]:
         of_token = 1e6 * seconds / max(1, result.output_tokens)
         of_request = 1e6 * seconds / max(1, result.completed)
         share = seconds / result.duration_s
-        lines.append(f"  {room:<16}{of_token:>12.1f}{of_request:>14.0f}{share:>11.2f}")
+        lines.append(f"  {service:<16}{of_token:>12.1f}{of_request:>14.0f}{share:>11.2f}")
     return "\n".join(lines)
 
 
@@ -83,12 +85,12 @@ def step_line(before: StepTotals, after: StepTotals) -> str:
 
 
 def processor_seconds(system: System) -> dict[str, float]:
-    """User and system time of each room so far, its children's included."""
+    """User and system time of each service so far, with the processes that it has started."""
     found = {}
-    for room, pids in system.pids().items():
+    for service, pids in system.pids().items():
         processes = [p for pid in pids for p in _with_children(pid)]
         times = [process.cpu_times() for process in processes]
-        found[room] = sum(t.user + t.system for t in times)
+        found[service] = sum(t.user + t.system for t in times)
     return found
 
 

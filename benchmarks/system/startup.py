@@ -1,4 +1,4 @@
-"""From `tessera serve` to ready: seconds, and the processor time that each room has taken by then."""
+"""From `tessera serve` to ready: seconds, and the processor time that each service has taken by then."""
 
 import argparse
 import statistics
@@ -13,7 +13,7 @@ _LAUNCHER = "launcher"
 
 
 def main(arguments: list[str]) -> None:
-    """Prints each start, then for each room the median of its processor seconds."""
+    """Prints each start, then for each service the median of its processor seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="the demo model unless given")
     parser.add_argument("--repeats", type=int, default=3)
@@ -26,16 +26,16 @@ def main(arguments: list[str]) -> None:
             used.append(_processor_seconds(system))
         print(f"ready after {seconds[-1]:.1f} s; processors {sum(used[-1].values()):.1f} s")
     print(f"best {min(seconds):.1f} s; processor seconds, medians:")
-    for room in used[0]:
-        median = statistics.median(start.get(room, 0.0) for start in used)
-        print(f"  {room:<15} {median:6.2f}")
+    for service in used[0]:
+        median = statistics.median(start.get(service, 0.0) for start in used)
+        print(f"  {service:<15} {median:6.2f}")
 
 
 def _processor_seconds(system: System) -> dict[str, float]:
-    """User and system time of each room, with the processes that it has started."""
+    """User and system time of each service, with the processes that it has started."""
     used = {_LAUNCHER: _alone(psutil.Process(system.pid))}
-    for room, pids in system.pids().items():
-        used[room] = sum(map(_family, map(psutil.Process, pids)))
+    for service, pids in system.pids().items():
+        used[service] = sum(map(_family, map(psutil.Process, pids)))
     return used
 
 

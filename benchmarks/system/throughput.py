@@ -56,9 +56,9 @@ async def _run(port: int, streams: int, prompt: int, tokens: int) -> list[Stream
 
 def _processor_seconds(system: System) -> dict[str, float]:
     found = {}
-    for room, pids in system.pids().items():
+    for service, pids in system.pids().items():
         times = [psutil.Process(pid).cpu_times() for pid in pids]
-        found[room] = sum(t.user + t.system for t in times)
+        found[service] = sum(t.user + t.system for t in times)
     own = resource.getrusage(resource.RUSAGE_SELF)
     found["(this client)"] = own.ru_utime + own.ru_stime
     return found

@@ -1,4 +1,4 @@
-"""`tessera bench kill`: how it counts, and that a system whose every room is killed loses nothing."""
+"""`tessera bench kill`: how it counts, and that a system whose every service is killed loses nothing."""
 
 import json
 from dataclasses import replace
@@ -141,13 +141,13 @@ def test_a_poison_request_has_to_end_alone() -> None:
 
 def test_victims_are_read_as_users_write_them() -> None:
     one, two, three, four = Victim.parse_all("encoder, decoder:stop,decoder+scheduler,redis:term")
-    assert (one.rooms, one.how, one.freezes) == (("vision_encoder",), "kill", False)
-    assert (two.rooms, two.freezes) == (("decoder",), True)
-    assert (four.rooms, four.how) == (("redis",), "term")
-    assert three.rooms == ("decoder", "scheduler")
+    assert (one.services, one.how, one.freezes) == (("vision_encoder",), "kill", False)
+    assert (two.services, two.freezes) == (("decoder",), True)
+    assert (four.services, four.how) == (("redis",), "term")
+    assert three.services == ("decoder", "scheduler")
     full, load = Victim.parse_all("decoder:full-disk,burst")
-    assert full.needs_full_disk and full.rooms == ("decoder",)
-    assert (load.rooms, load.overload, full.overload) == ((), "burst", "")
+    assert full.needs_full_disk and full.services == ("decoder",)
+    assert (load.services, load.overload, full.overload) == ((), "burst", "")
     kills = order_of_kills([one, two], times=3, seed=1)
     assert sorted(kill.text for kill in kills) == ["decoder:stop"] * 3 + ["encoder"] * 3
     assert kills == order_of_kills([one, two], times=3, seed=1)
