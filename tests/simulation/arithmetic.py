@@ -202,7 +202,9 @@ class ArithmeticWorker:
             self._check(length == end, f"slot {slot}: a sample at {end} of {length} tokens")
             tokens.append(MODEL.next_token(state, int(slots.choice[slot])))
             owner = np.asarray([slot])
-            slots.append(owner, np.asarray(tokens[-1:], np.int32), np.asarray([end], np.int32))
+            place = np.asarray([end], np.int32)
+            slots.extend(owner, place)
+            slots.fill_in(owner, place, np.asarray(tokens[-1:], np.int32))
         return tokens
 
     def _row(

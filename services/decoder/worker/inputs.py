@@ -9,7 +9,7 @@ from torch import Tensor
 from services.decoder.devices.base.device import Device
 from services.decoder.models.step import Step
 from services.decoder.worker.media_spans import MediaSpan, contiguous_runs
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots import PENDING, SlotTable
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Longs = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -56,8 +56,11 @@ def order_rows(rows: Rows) -> Rows:
     return rows.select(np.argsort(rows.count != 1, kind="stable"))
 
 
-def build_batch(rows: Rows, slots: SlotTable, device: Device, read: ReadRows) -> Batch:
-    """Builds the batch of `order_rows(...)`; every row fits its history and its block table."""
+def build_batch(
+    rows: Rows, slots: SlotTable, device: Device, read: ReadRows, last_token: Tensor
+) -> Batch:
+    """Builds the batch of `order_rows(...)`; every row fits its history and its block table. Ids that are PENDING are
+    taken from `last_token` [slots] on the device."""
     counts = rows.count
     token_rows = np.repeat(np.arange(len(counts)), counts)
     ends = np.cumsum(counts)
@@ -86,7 +89,7 @@ def build_batch(rows: Rows, slots: SlotTable, device: Device, read: ReadRows) ->
     return Batch(
         rows=rows,
         step=Step(
-            ids=sent[0],
+            ids=_with_pending(sent[0], ids, owners, device, last_token),
             positions=sent[1],
             meta=meta,
             slots=rows.slot.tolist(),
@@ -98,6 +101,17 @@ def build_batch(rows: Rows, slots: SlotTable, device: Device, read: ReadRows) ->
         token_rows=token_rows,
         blocks=blocks,
     )
+
+
+def _with_pending(
+    sent: Tensor, ids: Longs, owners: Longs, device: Device, last_token: Tensor
+) -> Tensor:
+    """The ids on the device, with those that the host does not know yet."""
+    pending = np.flatnonzero(ids == PENDING)
+    if not len(pending):
+        return sent
+    places, slots = device.upload(pending, owners[pending])
+    return sent.index_copy(0, places, last_token[slots])
 
 
 def _takes_embedding(tokens: int, runs: Sequence[tuple[int, int]]) -> Flags:

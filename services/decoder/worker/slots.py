@@ -13,6 +13,8 @@ Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 # `computed` of a sequence whose next row says where it starts: after `new`, or a fresh table.
 ANY_START = -1
+# A token that is being sampled: its id is known on the device alone.
+PENDING = -1
 
 
 class SlotTable:
@@ -170,12 +172,18 @@ class SlotTable:
             if index == 0 or self.table_len[slot] * self.block_size < self.computed[slot]:
                 self.computed[slot] = ANY_START
 
-    def append(self, slots: Slots, tokens: Ints, computed: Ints) -> None:
-        """Adds one sampled token to each sequence; `computed` of its tokens are in the cache."""
+    def extend(self, slots: Slots, computed: Ints) -> None:
+        """Makes a place for one token of each sequence, which is being sampled; `computed` tokens before it are in the
+        cache, or will be when it is known."""
         lengths = self.length[slots]
-        self.tokens[slots, lengths] = tokens
+        self.tokens[slots, lengths] = PENDING
         self.length[slots] = lengths + 1
         self.computed[slots] = computed
+
+    def fill_in(self, slots: Slots, places: Ints, tokens: Ints) -> None:
+        """Puts a sampled token in each sequence's place; takes the place away again where the token is -1."""
+        self.tokens[slots, places] = tokens
+        self.length[slots[tokens < 0]] -= 1
 
     def _check_lengths(self, sequence: NewSequence, count: int) -> None:
         if not 1 <= sequence.prompt_len <= count:

@@ -14,7 +14,14 @@ from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
 from services.decoder.sampling.sampler import nan_logits
 from services.decoder.worker.embeddings import Embeddings
-from services.decoder.worker.inputs import Batch, Rows, build_batch, order_rows, spans_of
+from services.decoder.worker.inputs import (
+    Batch,
+    Longs,
+    Rows,
+    build_batch,
+    order_rows,
+    spans_of,
+)
 from services.decoder.worker.media_spans import MediaSpan
 from services.decoder.worker.moves import apply_moves
 from services.decoder.worker.plan import Limits, Plan
@@ -28,20 +35,28 @@ from tessera.decoder.v1.decoder_pb2 import FailedRow, NewSequence, StepResult, S
 
 log = structlog.get_logger(__name__)
 
+_NONE: Longs = np.zeros(0, np.int64)
+Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
 Deliver = Callable[[StepResult], None]
 
 
 @dataclass
-class _Step:
-    """What becomes of one plan."""
+class LaunchedStep:
+    """A plan that is being computed, from `Worker.launch` to `Worker.collect`. Its tensors are on the device."""
 
     plan: Plan
     result: StepResult
+    watch: Stopwatch
+    times: StepTimes
     failed: dict[int, ServingError] = field(default_factory=dict)  # by row of the plan
-    tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]" = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tokens = np.full(len(self.plan.sample_row), -1, np.int32)
+    batch: Batch | None = None  # None if no row runs
+    hidden: Tensor | None = None  # [T, H]
+    sums: Tensor | None = None  # float32 [T]: finite where the hidden row is
+    samples: Longs = field(default_factory=lambda: _NONE)  # of the plan, that are computed
+    owners: Longs = field(default_factory=lambda: _NONE)  # the slot of each
+    # Of each sample: its largest logit's token and value, or all its logits where that is not enough.
+    largest: tuple[Tensor, Tensor] | None = None
+    logits: Tensor | None = None
 
 
 class Worker:
@@ -68,6 +83,8 @@ class Worker:
         )
         self.sealed = SealedBlocks(limits.num_blocks)
         self._sampler = device.make_sampler(limits.max_slots, vocabulary)
+        # The token that each slot sampled last, where it was chosen on the device.
+        self._last_token = torch.zeros(limits.max_slots, dtype=torch.int64, device=ops.device)
         self._prompt_logprobs = PromptLogprobs(model, self.slots)
         self._has_failed = False  # some row, since the last reset
 
@@ -86,32 +103,55 @@ class Worker:
         self.embeddings.forget_sequences()
 
     def step(self, plan: Plan, deliver: Deliver, queue_us: int = 0) -> None:
-        """Applies a plan and hands over its result before the bookkeeping that it leaves.
+        """Launches a plan, collects it and hands over its result."""
+        deliver(self.collect(self.launch(plan, queue_us)))
 
-        Raises InvalidRequest for a plan that contradicts the decoder's state; the stream is then
-        of no use any more.
+    def launch(self, plan: Plan, queue_us: int = 0) -> LaunchedStep:
+        """Applies a plan and submits its computation; waits for nothing on the device.
+
+        Histories are as long afterwards as they will be, the new tokens PENDING. The next plan may be launched before
+        this one is collected if all its sequences stay and take their largest logit: their tokens are then read on the
+        device. Raises InvalidRequest for a plan that contradicts the decoder's state; the stream is then of no use any
+        more.
         """
-        watch = Stopwatch()
-        step = _Step(plan, StepResult(lease=plan.lease, step=plan.step))
+        step = LaunchedStep(
+            plan,
+            StepResult(lease=plan.lease, step=plan.step),
+            Stopwatch(),
+            StepTimes(queue_us=queue_us),
+        )
         self._apply(plan)
         rows = self._runnable(step)
-        times = StepTimes(queue_us=queue_us)
         if len(rows.slot):
             with torch.inference_mode():
-                rows = self._run(step, rows, times, watch)
+                self._compute(step, rows)
+            self.slots.computed[rows.slot] = rows.end
+            row = plan.sample_row[step.samples]
+            self.slots.extend(step.owners, plan.row_start[row] + plan.row_count[row])
+        return step
+
+    def collect(self, step: LaunchedStep) -> StepResult:
+        """Waits for a step, the oldest that was launched, and completes the histories of its sequences."""
+        plan, result = step.plan, step.result
+        tokens = np.full(len(plan.sample_row), -1, np.int32)
+        if step.batch is not None:
+            with torch.inference_mode():
+                self._fail_not_finite(step)
+                self._report_prompt(step)
+                self._sample(step, tokens)
+            self._complete(step, tokens[step.samples])
         self._has_failed = self._has_failed or bool(step.failed)
         for row, error in sorted(step.failed.items()):
-            step.result.failed.append(FailedRow(row=row, failure=error.to_failure()))
+            result.failed.append(FailedRow(row=row, failure=error.to_failure()))
             who = self.slots.names.get(int(plan.row_slot[row]), {})
             log.warning("row failed", **who, step=plan.step, reason=error.reason)
-        step.result.tokens = step.tokens.astype("<i4").tobytes()
+        result.tokens = tokens.astype("<i4").tobytes()
         ready, lost = self.embeddings.report()
-        step.result.artifacts_ready.extend(ready)
-        step.result.artifacts_lost.extend(lost)
-        times.sample_us = watch.lap_us()
-        step.result.times.CopyFrom(times)
-        deliver(step.result)
-        self._keep_books(step, rows)
+        result.artifacts_ready.extend(ready)
+        result.artifacts_lost.extend(lost)
+        step.times.sample_us = step.watch.lap_us()
+        result.times.CopyFrom(step.times)
+        return result
 
     def _apply(self, plan: Plan) -> None:
         slots = self.slots
@@ -176,7 +216,7 @@ class Worker:
         if media:
             self.embeddings.unuse(span.digest for span in media)
 
-    def _runnable(self, step: _Step) -> Rows:
+    def _runnable(self, step: LaunchedStep) -> Rows:
         """The rows that agree with what is known here; fails the others."""
         plan, slots = step.plan, self.slots
         rows = Rows(
@@ -204,7 +244,7 @@ class Worker:
                 good[row] = self._has_media(step, rows, row)
         return rows if good.all() else rows.select(np.flatnonzero(good))
 
-    def _refuse(self, step: _Step, rows: Rows, row: int) -> None:
+    def _refuse(self, step: LaunchedStep, rows: Rows, row: int) -> None:
         slot, slots = int(rows.slot[row]), self.slots
         if not slots.known[slot]:
             step.failed[row] = Precondition("UNKNOWN_SLOT", f"slot {slot} holds no sequence")
@@ -222,7 +262,7 @@ class Worker:
             f" {slots.table_len[slot]} blocks are known",
         )
 
-    def _has_media(self, step: _Step, rows: Rows, row: int) -> bool:
+    def _has_media(self, step: LaunchedStep, rows: Rows, row: int) -> bool:
         slot = int(rows.slot[row])
         try:
             for found in spans_of(self.slots, slot, int(rows.start[row]), int(rows.end[row])):
@@ -238,91 +278,105 @@ class Worker:
             span.digest, first, last, len(span.positions), self._model.config.hidden_size
         )
 
-    def _run(self, step: _Step, rows: Rows, times: StepTimes, watch: Stopwatch) -> Rows:
-        """Runs the rows and samples; returns those that came out finite."""
-        batch = build_batch(order_rows(rows), self.slots, self._device, self._read)
+    def _compute(self, step: LaunchedStep, rows: Rows) -> None:
+        """Submits the rows, and what the sampler needs of their last tokens."""
+        batch = build_batch(
+            order_rows(rows), self.slots, self._device, self._read, self._last_token
+        )
         self.sealed.overwrite(batch.blocks)
-        times.prepare_us = watch.lap_us()
+        step.times.prepare_us = step.watch.lap_us()
         hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
         hidden = self._model.forward(hidden, batch.step, self._kv)
-        finite = np.isfinite(hidden.sum(-1, dtype=torch.float32).cpu().numpy())
-        kept = batch.rows
-        if not finite.all():
-            kept = self._fail_not_finite(step, batch, finite)
-        times.forward_us = watch.lap_us()
-        self._report_prompt(step, batch, hidden)
-        self._sample(step, batch, hidden)
-        return kept
+        step.batch, step.hidden = batch, hidden
+        step.sums = hidden.sum(-1, dtype=torch.float32)
+        step.times.forward_us = step.watch.lap_us()
+        self._compute_samples(step, batch, hidden)
 
-    def _fail_not_finite(
-        self, step: _Step, batch: Batch, finite: "np.ndarray[tuple[int], np.dtype[np.bool_]]"
-    ) -> Rows:
+    def _compute_samples(self, step: LaunchedStep, batch: Batch, hidden: Tensor) -> None:
+        plan, slots = step.plan, self.slots
+        token_of = np.full(len(plan.row_slot), -1, np.int64)
+        token_of[batch.rows.place] = batch.last
+        owner = plan.sample_slot.astype(np.int64)
+        usable = (token_of[plan.sample_row] >= 0) & slots.known[owner] & ~slots.failed[owner]
+        step.samples = np.flatnonzero(usable)
+        step.owners = owner = owner[step.samples]
+        if not len(owner):
+            return
+        picked, owners = self._device.upload(token_of[plan.sample_row[step.samples]], owner)
+        last = hidden.index_select(0, picked)
+        if self._sampler.is_plain(owner):
+            step.largest = self._model.largest(last)
+            self._last_token.index_copy_(0, owners, step.largest[0].long())
+        else:
+            step.logits = self._model.logits(last)
+
+    def _fail_not_finite(self, step: LaunchedStep) -> None:
         """Ends the sequences in question and takes what they wrote out of the cache, where even a
         masked NaN would spread to the next owner of the block."""
+        assert step.sums is not None and step.batch is not None
+        finite, batch = np.isfinite(step.sums.cpu().numpy()), step.batch
+        if finite.all():
+            return
         bad_rows = np.unique(batch.token_rows[~finite[: len(batch.token_rows)]])
         tainted = ~finite
         tainted[: len(batch.token_rows)] |= np.isin(batch.token_rows, bad_rows)
-        slots = batch.step.meta.slots[
-            torch.from_numpy(np.flatnonzero(tainted)).to(self._device.ops.device)
-        ]
+        [index] = self._device.upload(np.flatnonzero(tainted))
+        slots = batch.step.meta.slots[index]
         for layer in self._kv:
             self._device.ops.scrub(layer, slots)
         for row in bad_rows.tolist():
             self._fail_row(step, int(batch.rows.place[row]), nan_logits())
-        return batch.rows.select(np.setdiff1d(np.arange(len(batch.rows.slot)), bad_rows))
 
-    def _fail_row(self, step: _Step, place: int, error: ServingError) -> None:
+    def _fail_row(self, step: LaunchedStep, place: int, error: ServingError) -> None:
         self.slots.failed[step.plan.row_slot[place]] = True
         step.failed[place] = error
 
-    def _report_prompt(self, step: _Step, batch: Batch, hidden: Tensor) -> None:
+    def _report_prompt(self, step: LaunchedStep) -> None:
+        assert step.batch is not None and step.hidden is not None
+        batch = step.batch
         for row, slot in enumerate(batch.rows.slot.tolist()):
             start, place = int(batch.rows.start[row]), int(batch.rows.place[row])
             if not self._prompt_logprobs.wants(slot, start) or place in step.failed:
                 continue
             last = int(batch.last[row]) + 1
-            piece = hidden[last - int(batch.rows.count[row]) : last]
+            piece = step.hidden[last - int(batch.rows.count[row]) : last]
             try:
                 report = self._prompt_logprobs.report(place, slot, start, piece)
                 step.result.prompt_logprobs.append(report)
             except ServingError as error:
                 self._fail_row(step, place, error)
 
-    def _sample(self, step: _Step, batch: Batch, hidden: Tensor) -> None:
+    def _sample(self, step: LaunchedStep, tokens: Tokens) -> None:
+        """Fills in the tokens of the samples whose rows have not failed."""
         plan, slots = step.plan, self.slots
-        token_of = np.full(len(plan.row_slot), -1, np.int64)
-        token_of[batch.rows.place] = batch.last
-        if step.failed:
-            token_of[list(step.failed)] = -1
-        owner = plan.sample_slot.astype(np.int64)
-        usable = (token_of[plan.sample_row] >= 0) & slots.known[owner] & ~slots.failed[owner]
-        samples = np.flatnonzero(usable)
-        if not len(samples):
+        failed = slots.failed[step.owners]
+        if step.failed:  # then a failed row's other samples have no token either
+            failed |= np.isin(plan.sample_row[step.samples], list(step.failed))
+        kept = np.flatnonzero(~failed)
+        if not len(kept):
             return
-        owner = owner[samples]
-        picked = torch.from_numpy(token_of[plan.sample_row[samples]]).to(self._device.ops.device)
-        last = hidden.index_select(0, picked)
-        if self._sampler.is_plain(owner):
-            tokens, values = self._model.largest(last)
-            chosen = self._sampler.take_largest(tokens.cpu().numpy(), values.cpu().numpy())
+        samples, owner = step.samples[kept], step.owners[kept]
+        if step.largest is not None:
+            best, values = (found.cpu().numpy()[kept] for found in step.largest)
+            chosen = self._sampler.take_largest(best, values)
         else:
-            output = (slots.length[owner] - slots.prompt_len[owner]).astype(np.int64)
-            logits = self._model.logits(last).cpu().numpy()
+            assert step.logits is not None
+            logits = step.logits.cpu().numpy()
+            if len(kept) < len(step.samples):
+                logits = logits[kept]
+            # The token to choose is counted in the length already.
+            output = (slots.length[owner] - 1 - slots.prompt_len[owner]).astype(np.int64)
             chosen = self._sampler.sample(logits, owner, output)
-        step.tokens[samples] = chosen.tokens
+        tokens[samples] = chosen.tokens
         for sample, error in chosen.failed.items():
             slots.failed[owner[sample]] = True
             step.failed[int(plan.sample_row[samples[sample]])] = error
         packed = self._sampler.pack_logprobs(plan.sample_slot.astype(np.int64), samples, chosen)
         step.result.logprobs, step.result.top_ids, step.result.top_logprobs = packed
 
-    def _keep_books(self, step: _Step, rows: Rows) -> None:
-        plan, slots = step.plan, self.slots
-        slots.computed[rows.slot] = rows.end
-        done = np.flatnonzero(step.tokens >= 0)
-        if len(done):
-            owner = plan.sample_slot[done].astype(np.int64)
-            row = plan.sample_row[done]
-            tokens = step.tokens[done]
-            slots.append(owner, tokens, plan.row_start[row] + plan.row_count[row])
-            self._sampler.commit(owner, tokens)
+    def _complete(self, step: LaunchedStep, tokens: Tokens) -> None:
+        """Puts the tokens [computed samples] in the places that were kept for them; -1: there is none."""
+        plan = step.plan
+        row = plan.sample_row[step.samples]
+        self.slots.fill_in(step.owners, plan.row_start[row] + plan.row_count[row], tokens)
+        self._sampler.commit(step.owners, tokens)
