@@ -43,7 +43,7 @@ async def test_keys_share_nothing_whatever_salt_they_name(
         assert len({ann, *team}) == 3
 
 
-async def test_keys_share_if_they_are_told_to(
+async def test_keys_share_prefixes_with_share_prefix_cache(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:
     told = {**KEYS, "share_prefix_cache": True}

@@ -119,7 +119,7 @@ async def test_a_refused_request_frees_its_key(stage: Stage) -> None:
     assert reply.status_code == 200
 
 
-async def test_who_waits_for_a_gateway_that_died_runs_the_request_itself(
+async def test_a_retry_that_waits_for_a_dead_gateway_runs_the_request_itself(
     stage: Stage, other: httpx.AsyncClient
 ) -> None:
     # What is left of a gateway that died while it prepared: a reservation.

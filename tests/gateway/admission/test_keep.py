@@ -132,7 +132,7 @@ async def test_of_two_followers_only_the_last_ones_leaving_counts(
     assert not await field(stage, rid, "cancel")
 
 
-async def test_followers_are_told_of_again_and_again(
+async def test_followed_requests_are_reported_repeatedly(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.gateway.admission.held_requests._RENEW_S", 0.0)

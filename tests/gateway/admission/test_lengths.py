@@ -43,7 +43,7 @@ def test_max_tokens_defaults_to_what_is_left_of_the_length() -> None:
     ("count", "body", "expected"),
     [(100, {}, 64), (100, {"max_tokens": 200}, 200), (500, {}, 12), (100, {"max_tokens": 3}, 3)],
 )
-def test_the_checkpoint_says_how_long_an_answer_is_that_nobody_limits(
+def test_the_checkpoint_limits_an_answer_without_max_tokens(
     count: int, body: dict[str, Any], expected: int
 ) -> None:
     served = replace(model(), max_new_tokens=64)

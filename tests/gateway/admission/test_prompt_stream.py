@@ -66,7 +66,7 @@ async def test_a_bad_prompt_costs_itself_alone(player: PreprocessPlayer) -> None
     assert not isinstance(results[0], BaseException) and not isinstance(results[2], BaseException)
 
 
-async def test_who_leaves_or_waits_too_long_costs_nobody_else(player: PreprocessPlayer) -> None:
+async def test_a_caller_that_leaves_or_times_out_affects_no_other(player: PreprocessPlayer) -> None:
     async with stream_to(player) as stream:
         player.gate.clear()
         leaving = asyncio.create_task(stream.prepare(ask("red"), 20))
@@ -104,7 +104,7 @@ async def test_a_dead_replica_is_said_to_be_away(player: PreprocessPlayer) -> No
             assert isinstance(answer, Unavailable)
 
 
-async def test_closing_leaves_nobody_waiting(player: PreprocessPlayer) -> None:
+async def test_closing_fails_all_waiting_prompts(player: PreprocessPlayer) -> None:
     async with stream_to(player) as stream:
         player.gate.clear()
         waiting = [asyncio.create_task(stream.prepare(ask("red"), 20)) for _ in range(2)]

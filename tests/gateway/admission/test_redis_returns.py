@@ -66,7 +66,7 @@ async def test_without_redis_new_requests_are_refused_at_once(
     assert reply.json()["choices"][0]["message"]["content"] == ANSWER
 
 
-async def test_a_frozen_redis_freezes_nobody(
+async def test_a_frozen_redis_blocks_no_client(
     kept: Stage, private_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.kill(private_redis.pid, signal.SIGSTOP)
@@ -130,7 +130,7 @@ async def test_what_redis_lost_is_put_back_by_the_gateway(
         )
 
 
-async def test_a_request_whose_admission_was_not_answered_is_asked_for_again(
+async def test_an_admission_without_an_answer_is_repeated(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, lost = stage.gateway.admission._queue, list[Any]()

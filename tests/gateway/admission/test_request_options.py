@@ -115,7 +115,7 @@ async def test_encoder_tokens_are_counted(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_that_nobody_takes_ends_in_time(
+async def test_a_request_that_no_scheduler_takes_ends_in_time(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer, stream: bool
 ) -> None:
     async with open_stage(redis_url, model_folder, tokenizer, queue_timeout=0.2) as stage:

@@ -249,7 +249,7 @@ async def test_health_reflection_and_models(stage: Stage, channel: grpc.aio.Chan
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-async def test_reflection_tells_of_services_and_of_itself(
+async def test_reflection_lists_services_and_itself(
     stage: Stage, channel: grpc.aio.Channel, version: str
 ) -> None:
     itself = f"grpc.reflection.{version}.ServerReflection"

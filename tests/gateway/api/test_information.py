@@ -79,7 +79,7 @@ async def test_tokenizing_has_two_addresses(stage: Stage) -> None:
     assert back == {"prompt": "The red"}
 
 
-async def test_the_tokenizers_settings_are_told(
+async def test_the_settings_of_the_tokenizer_are_served(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:
     config = {"tokenizer_class": "Qwen2Tokenizer", "chat_template": "old"}

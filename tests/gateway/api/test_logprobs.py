@@ -20,7 +20,7 @@ def bytes_of(content: list[Any]) -> bytes:
     return bytes(byte for entry in content for byte in entry["bytes"])
 
 
-async def test_chat_tells_each_token_with_the_openai_client(stage: Stage) -> None:
+async def test_chat_has_an_entry_for_each_token_with_the_openai_client(stage: Stage) -> None:
     ids = stage.says(TEXT)
     reply = await stage.openai.chat.completions.create(
         model=MODEL, messages=MESSAGES, logprobs=True, top_logprobs=3
@@ -49,7 +49,7 @@ async def test_parts_of_characters_have_their_own_bytes(stage: Stage) -> None:
     assert all(entry["top_logprobs"] == [] for entry in content)
 
 
-async def test_streams_tell_the_same_as_whole_answers(stage: Stage) -> None:
+async def test_streams_have_the_same_entries_as_whole_answers(stage: Stage) -> None:
     for size in (1, 3, 100):
         stage.says(TEXT + " STO STOP x", size)
         body: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "stop": "STOP"}
@@ -61,7 +61,7 @@ async def test_streams_tell_the_same_as_whole_answers(stage: Stage) -> None:
         assert texts_of(chunks)[0] == whole["message"]["content"] == TEXT + " STO "
 
 
-async def test_tokens_of_a_removed_stop_string_are_not_told(stage: Stage) -> None:
+async def test_tokens_of_a_removed_stop_string_have_no_entry(stage: Stage) -> None:
     for stop in ("STOP", "TOP", "P text"):
         stage.says("END of STOP text. ")
         reply = (await stage.chat(logprobs=True, stop=stop)).json()
@@ -78,7 +78,7 @@ async def test_tokens_of_a_removed_stop_string_are_not_told(stage: Stage) -> Non
     assert bytes_of(kept["choices"][0]["logprobs"]["content"]).decode() == "END of STOP"
 
 
-def test_what_is_told_depends_on_the_tokens_alone() -> None:
+def test_entries_depend_on_the_tokens_alone() -> None:
     table = TokenBytes([bytes([97 + i]) for i in range(26)] + [b"xy", b"yz", b""], special_ids=[28])
     tokens = [0, 26, 28, 24, 1, 27, 25, 2, 23, 24, 25]
     stops = ["xyz", "yzq"]
@@ -138,7 +138,7 @@ async def test_tokens_can_be_named_by_id(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_echoed_prompt_is_told_too(stage: Stage, stream: bool) -> None:
+async def test_an_echoed_prompt_has_entries_too(stage: Stage, stream: bool) -> None:
     stage.says(" circle")
     prompt = "The red 🦊"
     ids = stage.tokenizer.encode(prompt).ids

@@ -83,7 +83,7 @@ async def test_a_waiting_request_is_cancelled_there_and_then(stage: Stage) -> No
         assert b"cancelled" in await reply.aread()
 
 
-async def test_a_failure_is_told_with_its_reason(stage: Stage) -> None:
+async def test_a_failure_is_reported_with_its_reason(stage: Stage) -> None:
     stage.scheduler.failure = Internal("BAD_LUCK", "it broke").to_failure()
     stage.scheduler.answer = lambda spec: [[5]]
     reply = await stage.chat()

@@ -322,7 +322,7 @@ def chunks(start: int, tokens: list[int], sizes: list[int]) -> bytes:
     return written + writer.piece(fold.push(tokens[at:], STOP))
 
 
-def test_an_ending_that_is_read_twice_is_told_once() -> None:
+def test_an_ending_that_is_read_twice_is_returned_once() -> None:
     log = ChoiceLog(0, stride(None))
     assert log.offer(0, encode_tokens([1, 2]), STOP, whole=True)
     assert log.take().ending == STOP

@@ -64,7 +64,7 @@ async def test_headers_have_limits(stage: Stage, pieces: list[bytes]) -> None:
     assert (await stage.chat()).status_code == 200
 
 
-async def test_a_silent_connection_is_closed_and_a_slow_one_is_told(
+async def test_a_silent_connection_is_closed_and_a_slow_one_gets_an_error(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:
     changes = {"request_header_timeout": 2.0, "request_body_timeout": 2.0}
@@ -192,7 +192,7 @@ async def test_lists_have_limits(stage: Stage, case: tuple[str, Any, str, int]) 
     assert str(limit) in error["message"]
 
 
-async def test_rich_bodies_disturb_nobodys_stream(stage: Stage) -> None:
+async def test_bodies_of_many_values_disturb_no_stream(stage: Stage) -> None:
     """Other streams go on while bodies of 300,000 messages are read."""
     body = json.dumps({"messages": [{"role": "user", "content": "x"}] * 300_000}).encode()
     running = asyncio.create_task(stage.chat(stream=True))
@@ -279,7 +279,7 @@ async def test_with_a_key_any_name_will_do(
         assert (await stage.http.get("/v1/models", headers=headers)).status_code == 200
 
 
-async def test_what_is_no_http_is_told_so_in_json(stage: Stage) -> None:
+async def test_what_is_no_http_gets_an_error_in_json(stage: Stage) -> None:
     async with connected(stage) as (reader, writer), asyncio.timeout(30):
         writer.write(b"HELLO\r\n\r\n")
         assert status_and_code(await reader.read()) == (400, "invalid_http")

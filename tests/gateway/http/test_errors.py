@@ -217,7 +217,7 @@ GARBAGE = [
 ]
 
 
-async def test_garbage_on_the_socket_hurts_nobody_else(stage: Stage) -> None:
+async def test_garbage_on_one_connection_affects_no_other(stage: Stage) -> None:
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     go = asyncio.Event()
 

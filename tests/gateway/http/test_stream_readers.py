@@ -83,14 +83,14 @@ async def test_a_plain_stream_is_data_and_nothing_else(
     ],
 )
 @pytest.mark.parametrize(("route", "body"), [ROUTES[0], (COMPLETIONS, SEVERAL)])
-async def test_ids_are_for_those_who_ask(
+async def test_events_have_ids_only_where_they_are_asked_for(
     stage: Stage, route: str, body: dict[str, Any], headers: dict[str, str], has_ids: bool
 ) -> None:
     reply = await stage.http.post(route, json={**body, "stream": True}, headers=headers)
     assert len(event_ids(reply.text)) == (len(events(reply.text)) if has_ids else 0)
 
 
-async def test_who_goes_on_with_a_stream_gets_ids(stage: Stage) -> None:
+async def test_a_resumed_stream_has_ids(stage: Stage) -> None:
     rid = (await stage.chat(stream=True)).headers["x-request-id"]
     rest = await stage.http.get(f"/v1/requests/{rid}/stream")
     assert len(event_ids(rest.text)) == len(events(rest.text))

@@ -57,7 +57,7 @@ async def grpc_health(gateway: Gateway, *credentials: bytes) -> int:
         return int(answer.status)
 
 
-async def test_both_servers_speak_tls(stage: Stage, certificates: Certificates) -> None:
+async def test_rest_and_grpc_use_tls(stage: Stage, certificates: Certificates) -> None:
     async with opened(stage, ssl_certfile=certificates.server) as gateway:
         assert gateway.url.startswith("https://")
         tls = trusting(certificates.authority)
@@ -72,7 +72,7 @@ async def test_both_servers_speak_tls(stage: Stage, certificates: Certificates) 
                 await client.get(gateway.url.replace("https", "http") + "/v1/models")
 
 
-async def test_clients_of_ours_trust_whom_they_are_told(
+async def test_our_clients_trust_the_given_authority(
     stage: Stage, certificates: Certificates
 ) -> None:
     files = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key}

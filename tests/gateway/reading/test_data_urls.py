@@ -80,7 +80,7 @@ async def test_large_data_that_is_no_base64_is_refused_by_name(stage: Stage, spo
     assert await stage.scheduler.queue.depth() == (0, 0)
 
 
-async def test_a_full_queue_says_no_before_media_are_looked_at(
+async def test_a_full_queue_refuses_before_media_are_decoded(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:
     limits = {"max_waiting_requests": 1}

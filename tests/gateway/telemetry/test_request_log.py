@@ -103,7 +103,9 @@ async def test_a_request_that_fails_on_its_way_or_is_left(lines: Lines, stage: S
     assert line["finish"] == "abort" and line["output_tokens"] == 0 and "first_token_s" not in line
 
 
-async def test_an_unexpected_error_says_where_and_for_whom(lines: Lines, stage: Stage) -> None:
+async def test_an_unexpected_error_is_logged_with_its_path_and_request(
+    lines: Lines, stage: Stage
+) -> None:
     stage.preprocess.failure = KeyError("SECRET-PROMPT")
     long = {"prompt": "hello " * 4000}  # such are prepared by a call of their own
     reply = await stage.http.post("/v1/completions", json=long, headers=_NAME)
