@@ -269,8 +269,12 @@ class Isolation:
 
     def turns(self, policy: Policy) -> Iterator[None]:
         """Gives the turn to one after the other, as long as the caller finds nothing to compute."""
+        if not self._isolated:
+            self.first, self._requests, self._request = None, {}, None
+            yield
+            return
         by_rank = sorted(self._isolated, key=policy)
-        self.first = by_rank[0] if by_rank else None
+        self.first = by_rank[0]
         self._requests = dict.fromkeys(s.request_id for s in by_rank)
         turns: list[str | None] = [None, *self._requests]
         # From the one after the last turn on: a request that is isolated for long does not keep others waiting.

@@ -93,13 +93,17 @@ class DecoderState:
 
     def begin_step(self) -> PendingStep:
         """A new plan with all that has piled up for the decoder since the last one."""
-        # A slot counts as free in the plan that drops it: drops are applied before new sequences and forks.
-        self.free_slots.extend(self._drops)
-        plan = StepPlan(self.steps + 1, drop=self._drops + self._beam_drops)
-        self._drops, self._beam_drops = [], []
-        self.host.release(self._host_releases)
-        self._host_releases = []
-        self._put_beams_into(plan)
+        plan = StepPlan(self.steps + 1)
+        if self._drops or self._beam_drops:
+            # A slot counts as free in the plan that drops it: drops are applied before new sequences and forks.
+            self.free_slots.extend(self._drops)
+            plan.drop = self._drops + self._beam_drops
+            self._drops, self._beam_drops = [], []
+        if self._host_releases:
+            self.host.release(self._host_releases)
+            self._host_releases = []
+        if self._beam_tokens:
+            self._put_beams_into(plan)
         plan.fetch = self.media.take_fetches()
         plan.release = self.media.take_releases()
         return PendingStep(plan)
