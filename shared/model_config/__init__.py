@@ -1,1 +1,1 @@
-"""What config.json says of a model, and whether it can be served: read without torch, before anything is loaded."""
+"""What config.json says of a model, read without torch, before anything is loaded."""
