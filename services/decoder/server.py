@@ -3,7 +3,7 @@
 import asyncio
 import os
 import platform
-import sys
+from collections.abc import Callable
 
 import structlog
 
@@ -24,33 +24,44 @@ from tessera.decoder.v1.decoder_pb2 import AttentionKind, Hello
 log = structlog.get_logger(__name__)
 
 _SERVICE_NAME = "tessera.decoder.v1.DecoderService"
-_SWITCH_S = 2e-4  # the compute thread hands the interpreter to the I/O side this soon
 
 
-async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
-    """Runs until `stop` is set. Raises ServingError for what keeps it from starting."""
-    sys.setswitchinterval(_SWITCH_S)
+def _settle() -> None:
+    service_process.settle()
+    host_memory.make_present()
+
+
+async def serve(
+    settings: DecoderSettings,
+    stop: asyncio.Event,
+    *,
+    load: Callable[[DecoderSettings], Loaded] = load,
+    executor: Callable[[], Executor] = Executor,
+    on_ready: Callable[[], None] = _settle,
+) -> int:
+    """Runs what `load` returns, on the compute thread that `executor` starts, until `stop` is set. Calls `on_ready`
+    when it serves. Raises ServingError for what keeps it from starting.
+    """
     decoder_id = new_instance_id()
     async with RpcServer(
         settings.listen, advertise=settings.advertise, heartbeat=settings.heartbeat
     ) as server:
         log.info("loading", model=str(settings.model), address=server.address, id=decoder_id)
-        executor = Executor()
-        loading = asyncio.create_task(executor.run(lambda: load(settings)))
+        compute = executor()
+        loading = asyncio.create_task(compute.run(lambda: load(settings)))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             os._exit(0)  # no other way to leave the compute thread inside a library's code
         loaded = await loading
-        servicer = DecoderServicer(hello(decoder_id, loaded), loaded.worker, executor)
+        servicer = DecoderServicer(hello(decoder_id, loaded), loaded.worker, compute)
         server.add(_SERVICE_NAME, decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
         await server.ready()
         redis = connect(settings.queue_url)
         keys = Keys(settings.model_name)
         async with Announcement(redis, keys, "decoder", decoder_id, server.address) as announcement:
             log.info("ready", address=server.address)
-            service_process.settle()
-            host_memory.make_present()
+            on_ready()
             await stop.wait()
             log.info("draining")
             await server.not_ready()
@@ -58,7 +69,7 @@ async def serve(settings: DecoderSettings, stop: asyncio.Event) -> int:
             await servicer.drain(settings.shutdown_timeout)
         await loaded.worker.embeddings.close()
         await redis.aclose()
-        executor.stop()
+        compute.stop()
     return 0
 
 

@@ -1,7 +1,6 @@
 """One binding to one scheduler: its plans go to the compute thread, results come back."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import structlog
@@ -9,6 +8,7 @@ import structlog
 from services.decoder.worker.executor import Executor
 from services.decoder.worker.plan import Plan, read_plan
 from services.decoder.worker.worker import Worker
+from shared.environment import monotonic
 from shared.errors import Internal, InvalidRequest, Precondition, ServingError, Unavailable
 from tessera.decoder.v1.decoder_pb2 import (
     Heartbeat,
@@ -104,15 +104,15 @@ class Session:
         plan = read_plan(message, self._worker.limits)
         for ref in plan.fetch:
             self._worker.embeddings.start(ref)
-        arrived = time.perf_counter_ns()
+        arrived = monotonic()
         self._executor.submit(lambda: self._run(plan, arrived))
 
-    def _run(self, plan: Plan, arrived: int) -> None:
+    def _run(self, plan: Plan, arrived: float) -> None:
         """On the compute thread."""
         if self._ended:
             return
         try:
-            queued_us = (time.perf_counter_ns() - arrived) // 1000
+            queued_us = int((monotonic() - arrived) * 1e6)
             self._worker.step(plan, self._deliver, queued_us)
         except ServingError as error:
             self._fail(error)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -72,18 +72,26 @@ class Gateway:
     http_server: HttpServer
 
 
-async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
-    """Runs until `stop` is set, then drains."""
-    async with open_gateway(settings) as gateway:
-        service_process.settle()
+async def run_gateway(
+    settings: GatewaySettings,
+    stop: asyncio.Event,
+    *,
+    http: Callable[..., HttpServer] = HttpServer,
+    on_ready: Callable[[], None] = service_process.settle,
+) -> None:
+    """Runs until `stop` is set, then drains. `on_ready` is called when it serves."""
+    async with open_gateway(settings, http) as gateway:
+        on_ready()
         log.info("ready", url=gateway.url, grpc=gateway.grpc_address, model=gateway.model.name)
         await _until_told(stop, gateway.http_server)
         log.info("draining", open_answers=len(gateway.follower))
 
 
 @contextlib.asynccontextmanager
-async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
-    """Starts a gateway; leaving the block drains it within `shutdown_timeout`.
+async def open_gateway(
+    settings: GatewaySettings, http: Callable[..., HttpServer] = HttpServer
+) -> AsyncIterator[Gateway]:
+    """Starts a gateway whose REST endpoints `http` serves; leaving the block drains it within `shutdown_timeout`.
 
     Raises ServingError if an address is taken or the model cannot be read. Redis may be away: it is
     not ready then.
@@ -105,7 +113,7 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     )
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(grpc_server)
-        http_server = HttpServer(
+        http_server = http(
             settings.host, settings.port, settings.shutdown_timeout, _http_limits(settings), tls
         )
         stack.callback(http_server.unbind)

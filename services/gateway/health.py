@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import Self
 
+from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net import supervise
 from shared.net.registry import Directory
@@ -42,7 +42,7 @@ class Health:
     def missing(self) -> list[str]:
         """What keeps it from being ready, in words; empty if it is ready."""
         reasons = ["shutting down"] if self._draining else []
-        if time.monotonic() - self._redis_at > _REDIS_LATELY_S:
+        if monotonic() - self._redis_at > _REDIS_LATELY_S:
             reasons.append("no answer from Redis")
         reasons += [
             f"no {name} running" for name, found in self._services.items() if not found.members
@@ -54,5 +54,5 @@ class Health:
             with contextlib.suppress(Unavailable, TimeoutError):
                 async with asyncio.timeout(_PING_TIMEOUT_S):
                     await self._queue.depth()
-                self._redis_at = time.monotonic()
+                self._redis_at = monotonic()
             await asyncio.sleep(_PING_S)

@@ -4,10 +4,10 @@ for long.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from shared.environment import monotonic
 from shared.errors import ServingError, Unavailable
 from shared.queue import Queue
 
@@ -24,8 +24,8 @@ async def until_recovered(queue: Queue) -> None:
     """Waits while gateways and schedulers restore what Redis has lost: until then a missing request
     may still come back. Raises Unavailable.
     """
-    give_up_at = time.monotonic() + _RECOVERY_S
-    while await queue.is_recovering() and time.monotonic() < give_up_at:
+    give_up_at = monotonic() + _RECOVERY_S
+    while await queue.is_recovering() and monotonic() < give_up_at:
         await asyncio.sleep(_RECOVERED_YET_S)
 
 
@@ -45,12 +45,12 @@ async def asked_again(call: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Repeats a call during which Redis went away, since it is not known whether it was executed. For
     calls that may be made twice. Raises Unavailable when Redis stays away.
     """
-    give_up_at = time.monotonic() + _SETTLE_S
+    give_up_at = monotonic() + _SETTLE_S
     while True:
         try:
             return await call()
         except Unavailable:
-            if time.monotonic() > give_up_at:
+            if monotonic() > give_up_at:
                 raise
         await asyncio.sleep(_RETRY_S)
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 
 import structlog
@@ -21,6 +20,7 @@ from services.scheduler.output.request import Request
 from services.scheduler.requests.deadlines import Deadlines
 from services.scheduler.requests.intake import Intake
 from services.scheduler.requests.recovery import Recovery
+from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net.registry import Directory, Member
 from shared.queue import ControlChannel, Queue, TakenRequest
@@ -51,9 +51,7 @@ class Dispatcher:
         scheduler_id: str,
         *,
         link_options: LinkOptions,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` is finer than that of the event loop, which a simulation may give in its place."""
         self._queue = queue
         self._control = control
         self._encoders = encoders
@@ -61,7 +59,6 @@ class Dispatcher:
         self._table = table
         self._scheduler_id = scheduler_id
         self._link_options = link_options
-        self._clock = clock
         self._wake = asyncio.Event()
         self._taking = True
         self._tokens = 0  # committed at the last measurement
@@ -76,7 +73,7 @@ class Dispatcher:
             is_settled=lambda: self._recovery.is_settled,
             settled=lambda: self._recovery.settled(),
         )
-        self._tracker = OutputTracker(self._log, self._wake.set, clock)
+        self._tracker = OutputTracker(self._log, self._wake.set)
         self._recovery = Recovery(queue, scheduler_id, self._tracker)
         self._suspects = CrashSuspects(self._tracker.end)
         self._deadlines = Deadlines(self._tracker.find, self._tracker.end)
@@ -88,7 +85,6 @@ class Dispatcher:
             open_link=self._open_link,
             on_bound=lambda _: self._wake.set(),
             on_lost=self._on_lost,
-            clock=clock,
         )
         self._relocation = Relocation(self._tracker, self._fleet, self._returns)
         self._intake = Intake(self._fleet.links)
@@ -187,7 +183,7 @@ class Dispatcher:
                 log.warning("bad request", **called, error=str(error))
                 self._tracker.refuse(one, str(error))
                 continue
-            request.taken_at = self._clock()
+            request.taken_at = monotonic()
             log.debug("taken", **request.names, attempt=one.attempts)
             late = self._deadlines.watch(request)
             if late is not None:
@@ -280,7 +276,6 @@ class Dispatcher:
             self._encoders,
             options=self._link_options,
             on_step=self._on_step,
-            clock=self._clock,
         )
 
     def _on_lost(self, link: DecoderLink) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
-from services.scheduler.core.scheduler import PreemptionMode
+from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import POLICIES
 from services.scheduler.decoders.link import LinkOptions
 from services.scheduler.dispatcher import Dispatcher
@@ -31,8 +32,16 @@ _DRAIN_S = 2.0
 FENCED = 3  # exit status: another scheduler took over; start a new incarnation
 
 
-async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
-    """Runs until `stop` is set (0) or until this incarnation is fenced off (3)."""
+async def serve(
+    settings: SchedulerSettings,
+    stop: asyncio.Event,
+    *,
+    core: type[Scheduler] = Scheduler,
+    on_ready: Callable[[], None] = service_process.settle,
+) -> int:
+    """Runs until `stop` is set (0) or until this incarnation is fenced off (3). `core` decides for each decoder;
+    `on_ready` is called when the scheduler takes requests.
+    """
     keys = Keys(settings.model_name)
     scheduler_id = new_instance_id()
     redis = connect(settings.queue_url)
@@ -59,6 +68,7 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
                 step_target_s=settings.step_target_ms / 1000,
                 policy=POLICIES[settings.scheduling_policy],
                 preemption_mode=PreemptionMode(settings.preemption_mode),
+                core=core,
             ),
         )
         ownership = Ownership(
@@ -77,7 +87,7 @@ async def serve(settings: SchedulerSettings, stop: asyncio.Event) -> int:
         )
         await server.ready()
         log.info("ready", scheduler=scheduler_id, model=settings.model_name)
-        service_process.settle()
+        on_ready()
         return await _work(dispatcher, ownership, stop)
 
 

@@ -9,9 +9,7 @@ producer. The owner decides which artifact is evicted when.
 import errno
 import fcntl
 import os
-import secrets
 import shutil
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ import numpy as np
 
 from shared.artifacts import file as artifact_file
 from shared.artifacts.file import Array, TornFile
+from shared.environment import random_bytes, random_hex, unix_time
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
 from shared.net.channels import Channels
 from shared.net.rpc.errors import calling
@@ -61,7 +60,7 @@ class ArtifactStore:
     def __init__(self, root: Path, instance_id: str, address: str) -> None:
         self._folder = root / instance_id
         self._address = address
-        self._nonce = secrets.token_bytes(artifact_file.NONCE_BYTES)
+        self._nonce = random_bytes(artifact_file.NONCE_BYTES)
         self._refs: dict[bytes, ArtifactRef] = {}
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Locked before it gets its name: a named folder without a holder is always abandoned.
@@ -88,7 +87,7 @@ class ArtifactStore:
 
     def reserve(self, digest: bytes) -> Reservation:
         """A fresh path and what to write into the header, for a process that makes the artifact on our behalf."""
-        name = f"{digest.hex()}.{secrets.token_hex(4)}.tmp"
+        name = f"{digest.hex()}.{random_hex(4)}.tmp"
         return Reservation(self._folder / name, self._nonce, digest)
 
     def adopt(self, place: Reservation) -> ArtifactRef:
@@ -275,7 +274,7 @@ def _copy(ref: ArtifactRef) -> ArtifactRef:
 
 def _age_s(folder: Path) -> float:
     try:
-        return time.time() - folder.stat().st_mtime
+        return unix_time() - folder.stat().st_mtime
     except FileNotFoundError:
         return 0.0
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc.aio
 
-from shared.net import internal_token, tasks
+from shared.net import internal_token, tasks, transport
 
 MAX_MESSAGE_BYTES = 16 << 20
 
@@ -29,7 +29,7 @@ _UNUSED_S = 60.0
 
 def open_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
     """Opens a channel to `host:port` or `unix:/path`. Connects at the first call."""
-    opened = grpc.aio.insecure_channel(
+    opened = transport.channel(
         address,
         options=[
             *KEEPALIVE,

@@ -7,6 +7,7 @@ Unavailable when Redis is away or refuses to write.
 
 from redis.asyncio import Redis
 
+from shared.net import transport
 from shared.queue.channels import ControlChannel, TokenChannel
 from shared.queue.gateway_queue import GatewayVerbs
 from shared.queue.messages import (
@@ -50,5 +51,4 @@ class Queue(GatewayVerbs, SchedulerVerbs, RecoveryVerbs):
 
 def connect(url: str) -> Redis:
     """A Redis client for scripts and logs. Values are bytes; connects at the first command."""
-    client: Redis = Redis.from_url(url, socket_connect_timeout=2, health_check_interval=0)
-    return client
+    return transport.redis(url, socket_connect_timeout=2, health_check_interval=0)

@@ -40,7 +40,8 @@ writes for a request compares it. All times are Redis TIME, never a service's cl
 """
 
 import hashlib
-import secrets
+
+from shared.environment import random_hex
 
 
 def model_tag(model_name: str) -> str:
@@ -50,12 +51,12 @@ def model_tag(model_name: str) -> str:
 
 def new_request_id(tag: str) -> str:
     """A request id from which any gateway finds the model's keys: `r_<tag>_<128 random bits>`."""
-    return f"r_{tag}_{secrets.token_hex(16)}"
+    return f"r_{tag}_{random_hex(16)}"
 
 
 def new_instance_id() -> str:
     """The name of one process incarnation; never used again."""
-    return secrets.token_hex(8)
+    return random_hex(8)
 
 
 class Keys:

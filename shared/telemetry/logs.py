@@ -4,7 +4,6 @@ import asyncio
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TextIO
@@ -12,6 +11,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
+from shared.environment import monotonic
 from shared.telemetry.log_lines import (
     Lines,
     as_traceback,
@@ -131,11 +131,11 @@ class Stopwatch:
     """Microseconds between laps, by the monotonic clock."""
 
     def __init__(self) -> None:
-        self._last = time.perf_counter_ns()
+        self._last = monotonic()
 
     def lap_us(self) -> int:
         """Microseconds since the last lap, or since it was made."""
-        now = time.perf_counter_ns()
-        elapsed = (now - self._last) // 1000
+        now = monotonic()
+        elapsed = int((now - self._last) * 1e6)
         self._last = now
         return elapsed

@@ -5,10 +5,11 @@
     pytest tests/simulation                             what CI runs
 
 What runs is production code: `serve` of scheduler and decoder, `run_gateway`, the generated stubs and servicers,
-`RedisConnection` and everything above it. `seams.py` names all that is replaced, each where the code reaches
-outside: clocks and random numbers, the transport below gRPC, the Redis client's connections, the HTTP socket, the
-tensors of the decoder and the towers of the encoder. No line of production code knows of it.
+`RedisConnection` and everything above it. Replaced is what the code asks for where it reaches outside: time and random
+numbers (`shared/environment.py`), what opens connections and servers (`shared/net/transport.py`), and, as arguments of
+`serve`, the HTTP server, the decoder's model and compute thread, and the scheduler's core, which is watched.
 
+    surroundings    time, random numbers and connections of a world
     virtual_loop    the event loop, and processes that die or freeze between two callbacks
     network         connections: in order within one, independent of each other, slow, held back, cut
     rpc             the transport of gRPC on it: `insecure_channel` and `server`

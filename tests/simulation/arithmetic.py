@@ -8,10 +8,13 @@ others' by its salt, gets another text, and the client sees it.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from services.decoder.loading.profile_run import Profile
+from services.decoder.models.needs import AttentionKind
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Ints, Limits, Plan
 from services.decoder.worker.sealed_blocks import SealedBlocks
@@ -346,3 +349,14 @@ class VirtualExecutor:
     def _finish(self, then: Callable[[], None]) -> None:
         then()
         self._next()
+
+
+def loaded(worker: ArithmeticWorker, step_us: float, token_us: float) -> Any:
+    """What `services.decoder.loading.load.load` returns, without the parts that need a real model."""
+    return SimpleNamespace(
+        worker=worker,
+        fingerprint=b"arithmetic-model",
+        row_invariant=True,
+        profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
+        attention=AttentionKind.CAUSAL,
+    )

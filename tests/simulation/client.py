@@ -27,7 +27,7 @@ from tessera.gateway.v1.chat_pb2 import (
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.simulation.arithmetic import MODEL
 from tests.simulation.media_rooms import picture_values
-from tests.simulation.seams import pieces
+from tests.simulation.surroundings import pieces
 from tests.simulation.virtual_loop import Process
 
 if TYPE_CHECKING:

@@ -8,16 +8,17 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from services.decoder import server as decoder_room
+from services.decoder import server as decoder_server
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import Limits
 from services.gateway.gateway import run_gateway
+from services.gateway.http.server import HttpServer
 from services.gateway.settings import GatewaySettings
 from services.scheduler import server as scheduler_server
 from services.scheduler.settings import SchedulerSettings
 from tests.simulation.arithmetic import BLOCK_SIZE, MODEL
 from tests.simulation.media_rooms import serve_encoder, serve_preprocess
-from tests.simulation.seams import MAX_MODEL_LEN, model_folder
+from tests.simulation.surroundings import MAX_MODEL_LEN, model_folder
 from tests.simulation.virtual_loop import Process
 
 if TYPE_CHECKING:
@@ -95,6 +96,32 @@ class Room:
             self.start()
 
 
+def _nothing() -> None:
+    """Nothing is to be done for one process among many."""
+
+
+class NoHttp(HttpServer):
+    """The REST endpoints are not simulated; clients come by gRPC."""
+
+    port = 1
+
+    def __init__(self, *_: Any) -> None:
+        """Binds nothing."""
+
+    def start(self, app: Any) -> None:
+        """Answers nothing."""
+
+    async def served(self) -> None:
+        """It never ends by itself."""
+        await asyncio.Event().wait()
+
+    def unbind(self) -> None:
+        """Nothing is bound."""
+
+    async def stop(self) -> None:
+        """Nothing runs."""
+
+
 @functools.cache
 def _settings(kind: Callable[..., S], **values: Any) -> S:
     """Settings take long to read: those of all worlds are the same."""
@@ -110,7 +137,13 @@ def scheduler(world: "World", number: int) -> Room:
         listen=f"scheduler-{number}:1",
         redis_url="redis://simulated",
     )
-    return Room(world, f"scheduler-{number}", lambda stop: scheduler_server.serve(settings, stop))
+    return Room(
+        world,
+        f"scheduler-{number}",
+        lambda stop: scheduler_server.serve(
+            settings, stop, core=world.core_class, on_ready=_nothing
+        ),
+    )
 
 
 def decoder(world: "World", number: int) -> Room:
@@ -123,7 +156,17 @@ def decoder(world: "World", number: int) -> Room:
         redis_url="redis://simulated",
         shutdown_timeout=3.0,
     )
-    return Room(world, f"decoder-{number}", lambda stop: decoder_room.serve(settings, stop))
+    return Room(
+        world,
+        f"decoder-{number}",
+        lambda stop: decoder_server.serve(
+            settings,
+            stop,
+            load=lambda _: world.load_decoder(),
+            executor=world.executor,
+            on_ready=_nothing,
+        ),
+    )
 
 
 def preprocess(world: "World", number: int) -> Room:
@@ -152,4 +195,8 @@ def gateway(world: "World", number: int) -> Room:
         redis_url="redis://simulated",
         shutdown_timeout=3.0,
     )
-    return Room(world, f"gateway-{number}", lambda stop: run_gateway(settings, stop))
+    return Room(
+        world,
+        f"gateway-{number}",
+        lambda stop: run_gateway(settings, stop, http=NoHttp, on_ready=_nothing),
+    )

@@ -7,10 +7,9 @@ from typing import Any
 from services.decoder.worker.plan import Limits
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import rooms
-from tests.simulation.arithmetic import BLOCK_SIZE, MODEL, ArithmeticWorker
+from tests.simulation.arithmetic import BLOCK_SIZE, MODEL, ArithmeticWorker, loaded
 from tests.simulation.client import Client, Wish
 from tests.simulation.rooms import Room
-from tests.simulation.seams import loaded
 from tests.simulation.world import World, run
 
 STREAMS = 8

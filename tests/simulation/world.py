@@ -1,7 +1,6 @@
 """One simulated run: rooms, clients and faults drawn from a seed, and what became of it."""
 
 import asyncio
-import contextvars
 import gc
 import hashlib
 import random
@@ -16,6 +15,7 @@ from unittest import mock
 
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import rooms
+from tests.simulation.arithmetic import VirtualExecutor, loaded
 from tests.simulation.client import Client
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Watch, leftovers
@@ -23,7 +23,12 @@ from tests.simulation.network import Network
 from tests.simulation.poison import MortalWorker, draw_poison
 from tests.simulation.redis_room import RedisHost
 from tests.simulation.rooms import Room
-from tests.simulation.seams import loaded, model_folder, seams
+from tests.simulation.surroundings import (
+    logging_to,
+    model_folder,
+    surroundings,
+    without_garbage_collection,
+)
 from tests.simulation.virtual_loop import Process, Stuck, VirtualLoop, current_process
 from tests.simulation.watched_core import watched
 
@@ -100,10 +105,14 @@ class World:
         # Of the API; an empty one means that none are in use.
         self.keys = random.Random(f"{seed}/keys").choice([[""], ["ann's", "bob's"]])
         self._with_faults = faults
+        self._nobody = surroundings(self)  # the context of what belongs to no process
 
     def run(self) -> Outcome:
         """Runs it to its end."""
-        with seams(self):
+        return self._nobody.copy().run(self._run)
+
+    def _run(self) -> Outcome:
+        with logging_to(self), without_garbage_collection():
             asyncio.set_event_loop(self.loop)
             try:
                 self.loop.run_until_complete(self._live())
@@ -192,7 +201,7 @@ class World:
 
     def outside(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
         """Has something done later that belongs to no process."""
-        self.loop.call_at(self.loop.now + seconds, callback, *args, context=_NOBODY)
+        self.loop.call_at(self.loop.now + seconds, callback, *args, context=self._nobody)
 
     @property
     def may_have_lost_requests(self) -> bool:
@@ -218,6 +227,11 @@ class World:
             lambda what: self.broken(f"{process}: {what}"),
         )
         return loaded(worker, 1e6 * slow, 200)
+
+    def executor(self) -> Any:
+        """What a decoder process starts as its compute thread."""
+        executor = self.executors[self.process()] = VirtualExecutor(self.loop)
+        return executor
 
     def planned(self, plan: StepPlan) -> None:
         """A scheduler has made a plan."""
@@ -252,6 +266,3 @@ class World:
         self.trace(f"BROKEN {what}")
         if len(self.failures) < 20:
             self.failures.append(f"at {self.loop.now:.3f} s: {what}")
-
-
-_NOBODY = contextvars.copy_context()

@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,11 +13,14 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+_SWITCH_S = 2e-4  # the compute thread hands the interpreter to the event loop this soon
+
 
 class Executor:
     """Runs jobs one after the other, in the order of their submission."""
 
     def __init__(self) -> None:
+        sys.setswitchinterval(_SWITCH_S)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
         self._thread.start()

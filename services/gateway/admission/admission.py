@@ -4,7 +4,6 @@ admitted: from there on it ends exactly once.
 
 import asyncio
 import functools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from services.gateway.following.resume import Resumption, shows_prompt_ids
 from services.gateway.reading.data_urls import decode_media
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
 from services.gateway.telemetry.metrics import Metrics
+from shared.environment import monotonic, unix_time
 from shared.errors import (
     Conflict,
     InvalidRequest,
@@ -185,7 +185,7 @@ class Admission:
     async def _reserve(
         self, request: ValidRequest, rid: str, options: RequestOptions, tenant: str
     ) -> str:
-        start = time.monotonic()
+        start = monotonic()
         if options.idempotency_key:
             await until_recovered(self._queue)
         call = self._queue.reserve(
@@ -204,7 +204,7 @@ class Admission:
         except BaseException:
             self._cancels.add(rid, tenant, options.idempotency_key)
             raise
-        self._metrics.stage("reserve", time.monotonic() - start)
+        self._metrics.stage("reserve", monotonic() - start)
         log.debug("reserved", request_id=rid, known=known != rid)
         return known
 
@@ -239,7 +239,7 @@ class Admission:
             options,
             request_id=caller.request_id,
             tenant=tenant,
-            created_unix_s=int(time.time()),
+            created_unix_s=int(unix_time()),
             traceparent=caller.traceparent,
             shares_prefixes=self._shares_prefixes,
             client_request_id=caller.client_request_id,
@@ -265,9 +265,9 @@ class Admission:
             # Its ids have been checked, and there is nothing to render or to tokenize.
             return PrepareResponse(token_ids=request.prepare.token_ids)
         await decode_media(request.prepare, request.inline_media)
-        start = time.monotonic()
+        start = monotonic()
         prepared = await self._pool.prepare(request.prepare)
-        self._metrics.stage("preprocess", time.monotonic() - start)
+        self._metrics.stage("preprocess", monotonic() - start)
         times = prepared.times
         self._metrics.stage("tokenize", times.tokenize_us / 1e6)
         if prepared.media:
@@ -279,14 +279,14 @@ class Admission:
             **names(request.prepare.request_id, request.prepare.client_request_id),
             prompt_tokens=len(prepared.token_ids) // 4,
             media=len(prepared.media),
-            seconds=round(time.monotonic() - start, 4),
+            seconds=round(monotonic() - start, 4),
         )
         return prepared
 
     async def _admit(
         self, spec: RequestSpec, request: ValidRequest, caller: Caller, options: RequestOptions
     ) -> Answer:
-        start = time.monotonic()
+        start = monotonic()
         prompt_tokens = len(spec.prompt) // 4
         # Before admission, so that nothing of it can be missed.
         layout = LogLayout.of(spec.sampling, prompt_tokens)
@@ -313,7 +313,7 @@ class Admission:
             HeldRequest(follow, spec, arrived_ms, options.prio, rank, options.idempotency_key),
             options.timeouts,
         )
-        self._metrics.stage("admit", time.monotonic() - start)
+        self._metrics.stage("admit", monotonic() - start)
         log.debug("admitted", **names(spec.request_id, spec.client_request_id), prio=options.prio)
         return Answer(
             spec,

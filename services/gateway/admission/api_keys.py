@@ -2,10 +2,10 @@
 
 import hashlib
 import hmac
-import time
 from collections.abc import Sequence
 
 from services.gateway.admission.caller import Caller
+from shared.environment import monotonic
 from shared.errors import Unauthenticated
 
 
@@ -25,7 +25,7 @@ class ApiKeys:
         """The caller. Raises Unauthenticated for a missing or unknown key where one is `needed`."""
         scheme, _, token = authorization.partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else ""
-        now = time.monotonic()
+        now = monotonic()
         if not self._keys:
             return Caller(request_id, "", token, traceparent, now)
         key = self._find(token)

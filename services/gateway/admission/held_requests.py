@@ -5,7 +5,6 @@ seconds.
 
 import asyncio
 import contextlib
-import time
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,6 +15,7 @@ from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import ChoiceLog
 from services.gateway.following.follower import Follow, Follower
 from services.gateway.telemetry.metrics import Metrics
+from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net import supervise
 from shared.net.supervise import Background
@@ -106,7 +106,7 @@ class HeldRequests:
         self._held[request.follow] = request
         self._keep_ms[request.spec.request_id] = request.spec.keep_ms
         if timeouts is not None and timeouts.waiting_ms:
-            request.expires_at = time.monotonic() + timeouts.waiting_ms / 1000
+            request.expires_at = monotonic() + timeouts.waiting_ms / 1000
 
     async def join(self, follow: Follow, head: RequestSpec, arrived_ms: int) -> None:
         """Holds a request that was admitted by another gateway, or whose client had left: from now
@@ -152,7 +152,7 @@ class HeldRequests:
                 pass  # the next round reports it
 
     def _forget(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         for follow, request in list(self._held.items()):
             if follow.is_followed:
                 request.forget_at = 0.0
@@ -169,7 +169,7 @@ class HeldRequests:
         """
         left = dict(self._pending)
         leases = dict(left)
-        now = time.monotonic()
+        now = monotonic()
         is_due = now - self._reported_at >= _RENEW_S
         if is_due:
             for rid in self._follower.open_requests():
@@ -183,7 +183,7 @@ class HeldRequests:
             self._reported_at = now
 
     async def _expire(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         late = [
             rid
             for follow, request in self._held.items()

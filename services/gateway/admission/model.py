@@ -1,6 +1,5 @@
 """The served model as the gateway knows it: its name, length, vocabulary and defaults. No torch."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer
 
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
+from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
 from shared.text.text_fold import TokenBytes
 from shared.text.tokenizer_file import read_tokenizer
@@ -71,7 +71,7 @@ class ServedModel:
             sampling_defaults=_sampling_defaults(checkpoint.generation_config),
             table=table,
             tokenizer=tokenizer,
-            created_unix_s=int(time.time()),
+            created_unix_s=int(unix_time()),
             tokenizer_info=_tokenizer_info(checkpoint),
             max_new_tokens=_max_new_tokens(checkpoint.generation_config),
             max_choices=max_choices,

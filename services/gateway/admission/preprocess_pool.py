@@ -2,13 +2,12 @@
 gone.
 """
 
-import time
-
 import grpc
 import structlog
 
 from services.gateway.admission.prompt_stream import PromptStream, is_short
 from services.gateway.http.errors import BodyTooLarge
+from shared.environment import monotonic
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
 from shared.net.channels import Connections, open_channel
 from shared.net.registry import Directory, Member
@@ -65,19 +64,19 @@ class PreprocessPool:
         failure: ServingError = Unavailable(
             "NO_PREPROCESS", "no preprocess service is running; retry later"
         )
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = monotonic() + _TIMEOUT_S
         for _ in range(_TRIES):
             member = self._next(tried)
             if member is None:
                 break
             tried.append(member)
-            began = time.monotonic()
+            began = monotonic()
             try:
-                return await self._call(member, request, deadline - time.monotonic())
+                return await self._call(member, request, deadline - monotonic())
             except Unavailable as error:
                 log.warning("preprocess refused", address=member.address, error=error.message)
                 failure = error
-                if time.monotonic() - began > _LONG_S:
+                if monotonic() - began > _LONG_S:
                     break
         raise failure
 

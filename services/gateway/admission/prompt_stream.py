@@ -1,12 +1,12 @@
 """Short prompts to one preprocess replica: those that come while an answer is awaited leave together."""
 
 import asyncio
-import time
 from typing import Any
 
 import grpc.aio
 import structlog
 
+from shared.environment import monotonic
 from shared.errors import Expired, Internal, ServingError, Unavailable, from_failure
 from shared.net import tasks
 from shared.net.rpc.errors import calling
@@ -92,7 +92,7 @@ class PromptStream:
 
     async def _ask(self, prompts: list[PrepareRequest]) -> list[PrepareResult]:
         """Tries again where a stream that served before turns out to have ended since."""
-        if time.monotonic() - self._call_since > _RENEW_S:
+        if monotonic() - self._call_since > _RENEW_S:
             self._hang_up()
         has_served = self._call is not None
         try:
@@ -105,7 +105,7 @@ class PromptStream:
 
     async def _exchange(self, prompts: list[PrepareRequest]) -> list[PrepareResult]:
         if self._call is None:
-            self._call, self._call_since = self._stub.PrepareMany(), time.monotonic()
+            self._call, self._call_since = self._stub.PrepareMany(), monotonic()
         try:
             with calling(self._peer):
                 await self._call.write(PrepareManyRequest(prompts=prompts))

@@ -2,7 +2,6 @@
 and the follow that they read from.
 """
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_end
 from services.gateway.telemetry.timeline import Timeline
 from shared import errors
+from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import stride
@@ -141,7 +141,7 @@ class Answer:
         }
         self._follow = follow
         self._metrics = metrics
-        self._timeline = Timeline(arrived_at, time.monotonic())
+        self._timeline = Timeline(arrived_at, monotonic())
         self._last_at = [0.0] * len(self._folds)
         self._is_counted = progress is None
         self._leave = leave
@@ -202,7 +202,7 @@ class Answer:
             )
             return
         timeline, worst = self._timeline, _worst(endings)
-        timeline.ended = time.monotonic()
+        timeline.ended = monotonic()
         queued = [e.queued_us for e in endings if e is not None and e.HasField("queued_us")]
         timeline.queue_s = min(queued) / 1e6 if queued else None
         hidden = self.head.reply.prompt_only
@@ -267,7 +267,7 @@ class Answer:
         return Piece("", [], last.count, last.ending, choice)
 
     def _time(self, choice: int, tokens: int) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if self._last_at[choice]:
             self._metrics.inter_token((now - self._last_at[choice]) / tokens)
         elif self._is_counted and not self._timeline.first_token:

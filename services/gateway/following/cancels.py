@@ -1,10 +1,10 @@
 """Cancels requests whose clients have left: in the background, and again until Redis has taken it."""
 
 import asyncio
-import time
 
 import structlog
 
+from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net import tasks
 from shared.queue import Queue
@@ -29,7 +29,7 @@ class Cancels:
 
     def add(self, request_id: str, tenant: str, idempotency_key: str = "") -> None:
         """Withdraws the reservation and cancels the request, whichever there is."""
-        self._due[request_id, tenant, idempotency_key] = time.monotonic() + _FOR_S
+        self._due[request_id, tenant, idempotency_key] = monotonic() + _FOR_S
         if self._task is None or self._task.done():
             self._task = tasks.begin(self._work())
 
@@ -47,7 +47,7 @@ class Cancels:
                 await self._queue.withdraw(request_id, tenant=tenant, idempotency_key=key)
                 await self._queue.cancel(request_id, tenant, unless_joined=True)
             except Unavailable as error:
-                if time.monotonic() > give_up_at:
+                if monotonic() > give_up_at:
                     log.warning("not cancelled", request_id=request_id, error=error.message)
                     self._due.pop(who, None)
                 await asyncio.sleep(_RETRY_S)

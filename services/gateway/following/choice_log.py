@@ -1,10 +1,10 @@
 """One token log as far as a gateway has read it: repeated records are trimmed, missing ones are noticed."""
 
-import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from services.gateway.following.finish import COMPLETED
+from shared.environment import monotonic
 from shared.queue import token_log
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.common.v1.sampling_pb2 import SamplingParams
@@ -51,7 +51,7 @@ class ChoiceLog:
         self.stride = stride
         self.tokens: list[int] = []
         self.ending: Ending | None = None
-        self.heard_at = time.monotonic()
+        self.heard_at = monotonic()
         self.needs_read = False
         self.diverged = False
         self._expected = expected
@@ -114,7 +114,7 @@ class ChoiceLog:
         if ending is not None:
             self._end(ending, end, known, whole)
         if end > known or self.ending is not None or self.diverged:
-            self.heard_at = time.monotonic()
+            self.heard_at = monotonic()
             return True
         return False
 

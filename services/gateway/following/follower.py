@@ -9,13 +9,13 @@ that Redis came back with another history: the stream ends with an error then.
 
 import asyncio
 import contextlib
-import time
 from collections import defaultdict
 from typing import Self
 
 import structlog
 
 from services.gateway.following.choice_log import ChoiceDelta, ChoiceLog, LogLayout
+from shared.environment import monotonic
 from shared.errors import Internal, NotFound, ServingError, Unavailable
 from shared.net import supervise
 from shared.net.supervise import Background
@@ -49,7 +49,7 @@ class Follow:
         self.prompt: ChoiceLog | None = None
         if layout.prompt_records:
             self.prompt = ChoiceLog(PROMPT, layout.prompt_stride, layout.prompt_records)
-        self.heard_at = time.monotonic()
+        self.heard_at = monotonic()
         # Before admission there is no log to read, and that is no error.
         self.admitted = not new
         self._was_seen = new
@@ -168,7 +168,7 @@ class Follow:
         """Called when the request is not in Redis. It may be in the tail that a killed Redis lost: its
         owner restores it within seconds.
         """
-        now = time.monotonic()
+        now = monotonic()
         self._missing_since = self._missing_since or now
         if not self._was_seen or now - self._missing_since > _RESTORE_S:
             self.fail(NotFound("REQUEST_NOT_FOUND", f"the request {self.request_id} is gone"))
@@ -262,7 +262,7 @@ class Follower:
     async def _find_silent(self) -> None:
         while True:
             await asyncio.sleep(_REREAD_S)
-            now = time.monotonic()
+            now = monotonic()
             for follow in self._all():
                 self._want(follow, *[o for o in follow.open_logs if now - o.heard_at >= _REREAD_S])
                 if now - follow.heard_at >= SILENCE_S:

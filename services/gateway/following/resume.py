@@ -3,7 +3,6 @@ event, at any gateway.
 """
 
 import re
-import time
 
 from services.gateway.admission.held_requests import HeldRequests
 from services.gateway.admission.model import ServedModel
@@ -13,6 +12,7 @@ from services.gateway.following.event_id import check_progress, read_event_id
 from services.gateway.following.follower import Follower
 from services.gateway.redis_calls import until_recovered
 from services.gateway.telemetry.metrics import Metrics
+from shared.environment import monotonic
 from shared.errors import NotFound
 from shared.queue import Queue, RequestState
 from shared.queue.keys import model_tag
@@ -118,7 +118,7 @@ class Resumption:
             self._metrics,
             own_eos_ids=self._model.own_eos_ids,
             prompt_ids=decode_tokens(head.prompt) if shows_prompt_ids(head) else None,
-            arrived_at=time.monotonic(),
+            arrived_at=monotonic(),
             leave=lambda: self._held_requests.leave(follow, head.tenant),
             progress=progress,
         )

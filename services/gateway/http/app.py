@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from services.gateway.http.exchange import Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.routes import RouteTable
 from services.gateway.telemetry.request_log import log_refusal
+from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
 from shared.queue.keys import new_request_id
 from shared.telemetry import request_names
@@ -57,7 +57,7 @@ class App:
             exchange.release_body()
 
     async def _answer(self, exchange: Exchange) -> None:
-        began = time.monotonic()
+        began = monotonic()
         try:
             await self._handle(exchange)
         except ServingError as error:
@@ -111,7 +111,7 @@ def _route(exchange: Exchange, methods: Mapping[str, Route]) -> Route:
 
 def _log_refusal(exchange: Exchange, error: ServingError, began: float) -> None:
     if exchange.generates and not exchange.accepted:
-        seconds = time.monotonic() - began
+        seconds = monotonic() - began
         log_refusal(error, seconds, exchange.tenant, path=exchange.path)
 
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import socket
-import time
 from collections.abc import Iterator
 from typing import cast
 
@@ -15,6 +14,7 @@ import uvicorn
 
 from services.gateway.http.app import App
 from services.gateway.http.protocol import BoundedProtocol, HttpLimits
+from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net.server_tls import ServerTls
 
@@ -35,9 +35,9 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         # Each tick with 0 renews the date header.
-        looked_at = time.monotonic()
+        looked_at = monotonic()
         while not await self.on_tick(0):
-            now = time.monotonic()
+            now = monotonic()
             for connection in list(self.server_state.connections):
                 cast(BoundedProtocol, connection).look(min(now - looked_at, 2 * _TICK_S))
             looked_at = now

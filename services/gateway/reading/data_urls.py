@@ -9,7 +9,6 @@ import asyncio
 import base64
 import binascii
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -25,6 +24,7 @@ from services.gateway.reading.media import (
     is_data_url,
     read_video_frames,
 )
+from shared.environment import random_hex
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, PrepareRequest, Video
 
@@ -84,7 +84,7 @@ def take_out(body: bytes) -> tuple[bytes, InlineMedia]:
     """The body with tickets for its large data URLs, and what was taken out. JSON with escapes in
     its URLs stays as it is.
     """
-    media = InlineMedia(secrets.token_hex(16) + ":")
+    media = InlineMedia(random_hex(16) + ":")
     kept, at = [], 0
     for begin, end in _large_data(body) if len(body) > _LARGE else ():
         if body.find(b"\\", begin, end) >= 0:

@@ -2,7 +2,6 @@
 default any more.
 """
 
-import secrets
 from collections.abc import Mapping
 
 from services.gateway.admission.model import ServedModel
@@ -12,6 +11,7 @@ from services.gateway.reading.choices import not_with_beams, read_choices
 from services.gateway.reading.list_limits import MOST_IDS, MOST_STOP_IDS
 from services.gateway.reading.logprob_fields import Logprobs
 from services.gateway.reading.options import GenerationOptions
+from shared.environment import random_bytes
 from shared.queue.beam_search import conflict_with_beams
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
@@ -40,7 +40,7 @@ def read_sampling(
         presence_penalty=number("presence_penalty", options.presence_penalty, 0.0, -2, 2),
         frequency_penalty=number("frequency_penalty", options.frequency_penalty, 0.0, -2, 2),
         # -1 is vLLM's way to say none; else a negative one is the unsigned number of the same 64 bits.
-        seed=secrets.randbits(64) if seed is None or seed == -1 else seed % (1 << 64),
+        seed=int.from_bytes(random_bytes(8)) if seed is None or seed == -1 else seed % (1 << 64),
         max_tokens=max_tokens or 0,
         min_tokens=whole("min_tokens", options.min_tokens, 0, longest) or 0,
         n=choices.n,

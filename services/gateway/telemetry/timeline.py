@@ -1,7 +1,8 @@
 """When the stages of a request were, by the gateway's clock."""
 
-import time
 from dataclasses import dataclass
+
+from shared.environment import monotonic
 
 
 @dataclass(slots=True)
@@ -42,4 +43,4 @@ class Timeline:
     @property
     def total_s(self) -> float:
         """From arrival to the end, or until now."""
-        return (self.ended or time.monotonic()) - self.arrived
+        return (self.ended or monotonic()) - self.arrived

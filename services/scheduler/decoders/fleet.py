@@ -1,7 +1,6 @@
 """The decoders of this scheduler: leased, bound, served, lost, and given to a scheduler that has none."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
@@ -10,6 +9,7 @@ import structlog
 
 from services.scheduler.core.router import Router
 from services.scheduler.decoders.link import DecoderLink
+from shared.environment import monotonic
 from shared.errors import ServingError, Superseded, Unavailable
 from shared.net import supervise
 from shared.net.registry import Directory, Member
@@ -39,7 +39,6 @@ class Fleet:
         open_link: Callable[[Member, int], DecoderLink],
         on_bound: Callable[[DecoderLink], None],
         on_lost: Callable[[DecoderLink], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.links: dict[str, DecoderLink] = {}
         self.router: Router[DecoderLink] = Router()
@@ -49,7 +48,6 @@ class Fleet:
         self._open_link = open_link
         self._on_bound = on_bound
         self._on_lost = on_lost
-        self._clock = clock
         self._keepers: dict[str, Background] = {}
         self._closing = False
         self._ceded: dict[str, float] = {}  # decoder -> until when it is left to others
@@ -104,7 +102,7 @@ class Fleet:
         """Keeps a link to a decoder for as long as it is in the registry."""
         said = ""
         while not self._closing and member in self._directory.members:
-            began = self._clock()
+            began = monotonic()
             try:
                 if began >= self._ceded.get(member.instance_id, began):
                     await self._lease(member)
@@ -112,7 +110,7 @@ class Fleet:
                 log.warning("decoder lost", decoder=member.instance_id, error=error.message)
             except ServingError as error:
                 # Until its place in the registry ends, a dead one is tried five times a second: that is said once.
-                if error.message != said or self._clock() - began > _SERVED_S:
+                if error.message != said or monotonic() - began > _SERVED_S:
                     log.warning("decoder failed", decoder=member.instance_id, error=error.message)
                 said = error.message
             await asyncio.sleep(_RETRY_LEASE_S)
@@ -128,7 +126,7 @@ class Fleet:
             await self._serve(link)
         finally:
             if link.is_given_away and not self._closing:
-                self._ceded[member.instance_id] = self._clock() + _CEDED_S
+                self._ceded[member.instance_id] = monotonic() + _CEDED_S
                 await self._queue.free_decoder(member.instance_id, self._scheduler_id)
 
     async def _serve(self, link: DecoderLink) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from services.scheduler.decoders.embedding_requests import EmbeddingRequests
 from services.scheduler.decoders.move_timer import MoveTimer
 from services.scheduler.decoders.step_statistics import StepStatistics
 from services.scheduler.encoders import Encoders
+from shared.environment import monotonic
 from shared.errors import ServingError, Superseded, Unavailable
 from shared.net import tasks
 from shared.net.channels import open_channel
@@ -58,6 +58,7 @@ class LinkOptions:
     step_target_s: float  # that a step may take while sequences decode; 0 is any
     policy: Policy
     preemption_mode: PreemptionMode
+    core: type[Scheduler] = Scheduler
 
 
 OnStep = Callable[[StepProgress, StepPlan | None, decoder_pb2.StepResult | None], None]
@@ -78,7 +79,6 @@ class DecoderLink:
         *,
         options: LinkOptions,
         on_step: OnStep,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.member = member
         self.lease = lease
@@ -89,7 +89,6 @@ class DecoderLink:
         self._encoders = encoders
         self._options = options
         self._on_step = on_step
-        self._clock = clock
         self._channel = open_channel(member.address)
         self._call: Any = None
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
@@ -136,7 +135,7 @@ class DecoderLink:
         self.hello = first.hello
         self._plans_in_flight = max(1, self.hello.plans_in_flight)
         options = self._options
-        self.core = Scheduler(
+        self.core = self._options.core(
             convert.capacity_of(self.hello),
             options.encoder_budget,
             options.policy,
@@ -152,7 +151,7 @@ class DecoderLink:
 
     async def run(self) -> None:
         """Reads results until the stream breaks, then raises why."""
-        self._last_message = self._clock()
+        self._last_message = monotonic()
         writer = self._helper(self._write())
         watch = self._helper(self._watch())
         try:
@@ -161,7 +160,7 @@ class DecoderLink:
                     response = await self._call.read()
                     if response is grpc.aio.EOF:
                         raise await self._reason()
-                    self._last_message = self._clock()
+                    self._last_message = monotonic()
                     match response.WhichOneof("message"):
                         case "result":
                             self._on_result(response.result)
@@ -259,12 +258,12 @@ class DecoderLink:
     # Steps
 
     def _send_next(self) -> bool:
-        begin = self._clock()
+        begin = monotonic()
         plan = self.core.plan()
         if plan is None:
             return False
         self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.hello.block_size))
-        now = self._clock()
+        now = monotonic()
         self._sent.append(_SentPlan(plan, now, now))
         for _, sequence in plan.new:
             request: Request = sequence.payload.request
@@ -280,7 +279,7 @@ class DecoderLink:
             return 0.0
         plan = running.plan
         predicted = self.core.costs.predict(plan.num_tokens, plan.num_pairs) / 1e6
-        return running.began + predicted - self._options.lead_s - self._clock()
+        return running.began + predicted - self._options.lead_s - monotonic()
 
     def _on_wake(self) -> None:
         self._wake = None
@@ -292,14 +291,14 @@ class DecoderLink:
         plan, progress = None, StepProgress()
         if result.step:  # 0 answers no plan: it only says what became of artifacts
             answered = self._sent[0]
-            plan, now = answered.plan, self._clock()
+            plan, now = answered.plan, monotonic()
             self._learn(plan, now - answered.began, result.times)
             self._statistics.add(plan, now - answered.sent, now - answered.began, result.times)
             progress = self.core.complete(convert.output_of(plan, result))
             self._sent.popleft()
             if self._sent:  # the next one began then
                 self._sent[0].began = now
-            self._statistics.plan_s += self._clock() - now
+            self._statistics.plan_s += monotonic() - now
         for digest in result.artifacts_ready:
             self._media.ready(digest)
         for digest in result.artifacts_lost:
@@ -308,9 +307,9 @@ class DecoderLink:
             self._wake.cancel()
             self._wake = None
         self.pump()
-        begin = self._clock()
+        begin = monotonic()
         self._on_step(progress, plan, result)
-        self._statistics.log_s += self._clock() - begin
+        self._statistics.log_s += monotonic() - begin
 
     def _learn(self, plan: StepPlan, seconds: float, times: decoder_pb2.StepTimes) -> None:
         """Keeps the estimates of what steps, tokens and moves of blocks take. A step is what a client waits for, by the
@@ -340,13 +339,13 @@ class DecoderLink:
 
     async def _watch(self) -> None:
         """Sends heartbeats, and ends the stream when the decoder has been silent too long."""
-        while self._clock() - self._last_message < _SILENCE_S:
+        while monotonic() - self._last_message < _SILENCE_S:
             self._outbox.put_nowait(
                 decoder_pb2.StepsRequest(heartbeat=decoder_pb2.Heartbeat(draining=False))
             )
-            before = self._clock()
+            before = monotonic()
             await asyncio.sleep(_HEARTBEAT_S)
-            now = self._clock()
+            now = monotonic()
             if now - before > _SILENCE_S / 2:
                 self._last_message = (
                     now  # this process slept: what was sent meanwhile is still unread

@@ -1,6 +1,5 @@
 """The requests that this scheduler owns: which decoder runs each, and which of its tokens are logged."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 from itertools import chain, compress
@@ -16,6 +15,7 @@ from services.scheduler.output.choice import Choice
 from services.scheduler.output.log_writer import LogWriter
 from services.scheduler.output.logprobs import StepLogprobs, prompt_records
 from services.scheduler.output.request import Request, Unreadable
+from shared.environment import monotonic
 from shared.queue import TakenRequest
 from shared.queue.log_event import token_middle
 from shared.queue.token_log import encode_tokens
@@ -55,11 +55,9 @@ class OutputTracker:
         self,
         writer: LogWriter,
         on_end: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer = writer
         self._on_end = on_end
-        self._clock = clock
         # Without a link: no decoder runs it, and it goes back to the queue.
         self._owners: dict[str, tuple[DecoderLink | None, Request]] = {}
         self._ended: deque[tuple[float, Request]] = deque()
@@ -278,11 +276,11 @@ class OutputTracker:
         link, _ = self._owners.pop(request.request_id, (None, request))
         log.debug("ended", **request.names)
         self._forget_ended()
-        self._ended.append((self._clock(), request))
+        self._ended.append((monotonic(), request))
         return link
 
     def _forget_ended(self) -> None:
-        horizon = self._clock() - _KEPT_S
+        horizon = monotonic() - _KEPT_S
         while self._ended and self._ended[0][0] < horizon:
             _, request = self._ended.popleft()
             request.clear()

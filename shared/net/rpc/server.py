@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from shared import access
 from shared.errors import Unavailable
-from shared.net import internal_token
+from shared.net import internal_token, transport
 from shared.net.channels import KEEPALIVE, MAX_MESSAGE_BYTES
 from shared.net.heartbeat import Heartbeat
 from shared.net.rpc import reflection
@@ -71,7 +71,7 @@ class RpcServer:
             ErrorInterceptor(lambda: self._is_ready),
             *([gate] if gate else []),
         ]
-        self.grpc = grpc.aio.server(interceptors=interceptors, options=options)
+        self.grpc = transport.server(interceptors=interceptors, options=options)
         self.address = ""
         self._listen = listen
         self._credentials = credentials

@@ -1,6 +1,5 @@
 """The public gRPC API."""
 
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -27,6 +26,7 @@ from services.gateway.following.resume import Resumption
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_refusal
+from shared.environment import monotonic
 from shared.errors import ServingError
 from shared.queue.keys import model_tag, new_request_id
 from shared.telemetry import request_names
@@ -121,7 +121,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         """Admits what `read` makes of the message, and streams its events."""
         request_id, client_request_id = new_request_id(self._tag), _client_request_id(context)
         request_names.bind(request_id, client_request_id)
-        began, tenant = time.monotonic(), ""
+        began, tenant = monotonic(), ""
         try:
             caller = self._keys.caller(request_id, *_metadata(context))
             caller = replace(caller, client_request_id=client_request_id)
@@ -130,7 +130,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
             answer = await self._admission.accept(request, caller, options)
         except ServingError as error:
             path = f"grpc {method.capitalize()}"
-            log_refusal(error, time.monotonic() - began, tenant, path=path)
+            log_refusal(error, monotonic() - began, tenant, path=path)
             raise
         async for event in _events(answer, context):
             yield event

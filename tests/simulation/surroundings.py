@@ -1,0 +1,96 @@
+"""What production code finds where it reaches outside: time, random numbers, connections, its model's folder."""
+
+import contextlib
+import contextvars
+import functools
+import gc
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from shared import environment
+from shared.net import transport
+from shared.text.text_fold import TokenBytes
+from tests.simulation.arithmetic import MODEL
+from tests.simulation.redis_room import SimulatedRedis
+from tests.simulation.rpc import SimulatedChannel, SimulatedServer
+from tests.support.tokenizers import byte_level_tokenizer
+
+MAX_MODEL_LEN = 120
+_EPOCH_S = 1_800_000_000.0
+
+
+@functools.cache
+def model_folder() -> Path:
+    """A checkpoint folder with a tokenizer and no weights."""
+    folder = Path(tempfile.mkdtemp(prefix="ts-sim-"))
+    config = {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "vocab_size": MODEL.vocabulary,
+        "eos_token_id": MODEL.stop_token,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "intermediate_size": 8,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+_read_table = functools.cache(TokenBytes.from_tokenizer_json)
+
+
+def pieces() -> list[bytes]:
+    """What each token adds to the text."""
+    return _read_table(model_folder() / "tokenizer.json").shown_pieces
+
+
+def surroundings(world: Any) -> contextvars.Context:
+    """A context in which production code lives in `world`: its time, its random numbers, its network and its Redis."""
+    loop, network = world.loop, world.network
+    of_world = environment.Environment(
+        monotonic=loop.time,
+        unix_time=lambda: _EPOCH_S + loop.now,
+        random_bytes=world.secrets.randbytes,
+    )
+    connections = transport.Transport(
+        channel=lambda address, **_: SimulatedChannel(network, address),  # type: ignore[arg-type,return-value]
+        server=lambda interceptors=(), **_: SimulatedServer(network, interceptors),  # type: ignore[arg-type,return-value]
+        redis=lambda *_, **__: SimulatedRedis(network),  # type: ignore[arg-type,return-value]
+    )
+    with environment.use(of_world), transport.use(connections):
+        return contextvars.copy_context()
+
+
+@contextlib.contextmanager
+def logging_to(world: Any) -> Iterator[None]:
+    def keep(logger: Any, method: str, event: dict[str, Any]) -> Any:
+        world.note_log(method, event)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[keep], cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """When cycles are found depends on what ran before in this interpreter."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
