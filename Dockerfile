@@ -1,7 +1,4 @@
-# One image for each room: `docker build --target gateway .`
-#
-#   gateway, scheduler                    without torch
-#   preprocess, vision-encoder, decoder   with torch
+# One image for each service, with the libraries that it imports: `docker build --target gateway .`
 #
 # TORCH_INDEX is an extra package index, for a torch without CUDA libraries:
 #   docker compose build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -40,20 +37,29 @@ RUN python cpu_kernels/build.py --all
 # --- libraries: they change when these files do, not when code does -------------------------
 
 FROM python AS libraries
-RUN python -m venv /venv && pip install --quiet 'pip>=25.1'
+RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends binutils >/dev/null \
+    && python -m venv --without-pip /venv
 WORKDIR /build
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt README.md LICENSE .ci/install_libraries ./
 # The project itself is empty here: only what it depends on is installed.
 RUN mkdir -p services shared protos/tessera && touch services/__init__.py shared/__init__.py
 
-FROM libraries AS light
-RUN pip install --quiet -c constraints.txt '.[gateway,scheduler]' && pip uninstall --quiet --yes tessera-serve
+FROM libraries AS gateway-libraries
+RUN ./install_libraries gateway
 
-FROM libraries AS heavy
+FROM libraries AS scheduler-libraries
+RUN ./install_libraries scheduler
+
+FROM libraries AS preprocess-libraries
+RUN ./install_libraries preprocess
+
+FROM libraries AS vision-encoder-libraries
 ARG TORCH_INDEX=""
-RUN pip install --quiet -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-      '.[preprocess,vision-encoder,decoder]' \
-    && pip uninstall --quiet --yes tessera-serve
+RUN ./install_libraries vision-encoder
+
+FROM libraries AS decoder-libraries
+ARG TORCH_INDEX=""
+RUN ./install_libraries decoder
 
 # --- what runs -----------------------------------------------------------------------------------
 
@@ -74,13 +80,8 @@ LABEL org.opencontainers.image.title="Tessera" \
       org.opencontainers.image.description="Serves vision-language models" \
       org.opencontainers.image.licenses="Apache-2.0"
 
-FROM base AS light-base
-COPY --from=light /venv /venv
-
-FROM base AS heavy-base
-COPY --from=heavy /venv /venv
-
-FROM light-base AS gateway
+FROM base AS gateway
+COPY --from=gateway-libraries /venv /venv
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
@@ -88,12 +89,13 @@ COPY services/families services/families
 COPY services/gateway services/gateway
 ENV TESSERA_GATEWAY_HOST=0.0.0.0 TESSERA_GATEWAY_PORT=8000 TESSERA_GATEWAY_GRPC_PORT=8001
 EXPOSE 8000 8001
-# Here and in each room below: a container writes no bytecode, and would compile its sources at every start.
+# Here and in each service below: a container writes no bytecode, and would compile its sources at every start.
 RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.gateway"]
 
-FROM light-base AS scheduler
+FROM base AS scheduler
+COPY --from=scheduler-libraries /venv /venv
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
@@ -102,7 +104,8 @@ RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.scheduler"]
 
-FROM heavy-base AS preprocess
+FROM base AS preprocess
+COPY --from=preprocess-libraries /venv /venv
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
@@ -112,7 +115,8 @@ RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.preprocess"]
 
-FROM heavy-base AS vision-encoder
+FROM base AS vision-encoder
+COPY --from=vision-encoder-libraries /venv /venv
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
@@ -123,7 +127,8 @@ RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.vision_encoder"]
 
-FROM heavy-base AS decoder
+FROM base AS decoder
+COPY --from=decoder-libraries /venv /venv
 COPY --from=protos /build/protos protos
 COPY shared shared
 COPY services/__init__.py services/__init__.py
