@@ -1,4 +1,4 @@
-"""What a user does with the whole system: asks about a picture, streams, leaves, sends garbage, and things die."""
+"""What clients do with the whole system: questions about pictures, streams, disconnects, invalid requests, failures."""
 
 import asyncio
 import base64
@@ -37,7 +37,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(system: System) -> Iterator[OpenAI]:
     with OpenAI(base_url=system.base_url, api_key="none", max_retries=0, timeout=120) as opened:
         yield opened
@@ -77,7 +77,7 @@ def metric(system: System, name: str, absent: float | None = None) -> float:
     raise AssertionError(f"no metric {name}")
 
 
-def test_a_stream_gives_what_one_piece_gives(client: OpenAI) -> None:
+def test_a_stream_equals_the_complete_answer(client: OpenAI) -> None:
     whole = ask(client)
     chunks = client.chat.completions.create(
         model="tiny",
@@ -100,7 +100,7 @@ def test_different_pictures_get_different_answers(client: OpenAI) -> None:
     assert len({ask(client, number) for number in (1, 7, 13, 19)}) > 1
 
 
-def test_the_grpc_door_gives_the_same_text(system: System, client: OpenAI) -> None:
+def test_grpc_gives_the_same_text(system: System, client: OpenAI) -> None:
     request = chat_pb2.ChatRequest(
         messages=[
             chat_pb2.ChatMessage(
@@ -182,7 +182,7 @@ def test_equal_seeds_give_equal_samples(client: OpenAI) -> None:
         ),
     ],
 )
-def test_bad_requests_are_told_why(system: System, body: bytes, says: str) -> None:
+def test_bad_requests_are_refused_with_the_reason(system: System, body: bytes, says: str) -> None:
     status, error = post(system, body)
     assert status in (400, 404)
     assert says in json.dumps(error)
@@ -211,7 +211,7 @@ def post(system: System, body: bytes) -> tuple[int, dict[str, Any]]:
         ("file:///etc/passwd", "url"),
     ],
 )
-def test_bad_images_are_told_why(system: System, url: str, says: str) -> None:
+def test_bad_images_are_refused_with_the_reason(system: System, url: str, says: str) -> None:
     parts = [{"type": "image_url", "image_url": {"url": url}}]
     body = {"model": "tiny", "messages": [{"role": "user", "content": parts}]}
     status, error = post(system, json.dumps(body).encode())
@@ -227,7 +227,7 @@ def test_a_prompt_longer_than_the_model_is_refused_with_the_limit(client: OpenAI
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_leaves_takes_his_request_along(system: System, stream: bool) -> None:
+def test_a_disconnected_client_cancels_its_request(system: System, stream: bool) -> None:
     body = json.dumps(
         {
             "model": "tiny",
@@ -255,7 +255,7 @@ def test_who_leaves_takes_his_request_along(system: System, stream: bool) -> Non
         wait_for(lambda: metric(system, "vllm:kv_cache_usage_perc") == 0)
         if metric(system, aborted, absent=0.0) > before:
             return
-    pytest.fail("nobody who left took his request along")
+    pytest.fail("no disconnected client cancelled its request")
 
 
 def can_be_read(connection: socket.socket) -> bool:
@@ -270,9 +270,11 @@ def wait_for(condition: Callable[[], bool], within_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.full  # test_takeover.py kills each, with requests of more kinds
-@pytest.mark.parametrize("room", ["decoder", "vision_encoder", "preprocess", "scheduler"])
-def test_a_kill_costs_no_request_in_hand(system: System, client: OpenAI, room: str) -> None:
+@pytest.mark.full  # test_failures.py kills each, with requests of more kinds
+@pytest.mark.parametrize("service", ["decoder", "vision_encoder", "preprocess", "scheduler"])
+def test_a_killed_process_fails_no_running_request(
+    system: System, client: OpenAI, service: str
+) -> None:
     before = ask(client, 2, 120)
     answers: list[str] = []
     threads = [
@@ -281,7 +283,7 @@ def test_a_kill_costs_no_request_in_hand(system: System, client: OpenAI, room: s
     for thread in threads:
         thread.start()
     time.sleep(0.3)
-    system.kill(room)
+    system.kill(service)
     for thread in threads:
         thread.join()
     assert answers == [before] * 6

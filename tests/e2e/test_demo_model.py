@@ -1,4 +1,4 @@
-"""The demo model through the whole system: pictures that a user might draw, questions in his own words."""
+"""The demo model through the whole system: pictures that a user might draw, questions in their own words."""
 
 import asyncio
 import io
@@ -61,7 +61,7 @@ QUESTIONS = [
 ]
 
 
-def test_it_answers_what_is_asked(system: System) -> None:
+def test_the_demo_model_answers_questions_about_pictures(system: System) -> None:
     async def ask_all() -> list[str]:
         async with AsyncOpenAI(base_url=system.base_url, api_key="none") as client:
             answers = [
@@ -91,7 +91,7 @@ def test_it_answers_what_is_asked(system: System) -> None:
     assert len(wrong) <= 1, wrong
 
 
-def test_it_streams_and_goes_on_about_the_same_picture(system: System) -> None:
+def test_a_streamed_conversation_continues_about_the_same_picture(system: System) -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": RED_CIRCLE}},
         {"type": "text", "text": "Describe the picture."},

@@ -1,4 +1,4 @@
-"""Every room is killed, frozen or told to go while requests of many kinds run: each must end as it does undisturbed."""
+"""Every service is killed, frozen or stopped while requests run: answers equal those without a failure."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Rotary positions of three axes, two of everything that scales, rows that do not depend on their company."""
+    """Rotary positions of three axes, two of everything that scales, float32."""
     folder = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "qwen2_vl")
     flags = ("--decoders", "2", "--vision-encoders", "2", "--preprocessors", "2")
     with System(folder, *flags, "--dtype", "float32") as running:
@@ -73,74 +73,76 @@ def ask(client: OpenAI, kind: str, number: int, count: int = LENGTH) -> Any:
 
 
 @pytest.fixture(scope="module")
-def calm(client: OpenAI) -> dict[tuple[str, int], Any]:
-    """What comes when nothing happens."""
+def undisturbed(client: OpenAI) -> dict[tuple[str, int], Any]:
+    """The answers without a failure, by kind and number."""
     return {(kind, number): ask(client, kind, number) for kind in KINDS for number in range(2)}
 
 
 def disturb(
-    client: OpenAI, calm: dict[tuple[str, int], Any], disturbance: Callable[[], object]
+    client: OpenAI, undisturbed: dict[tuple[str, int], Any], disturbance: Callable[[], object]
 ) -> None:
     """Asks everything at once; something happens a little later."""
-    with ThreadPoolExecutor(len(calm)) as pool:
+    with ThreadPoolExecutor(len(undisturbed)) as pool:
         answers: dict[tuple[str, int], Future[Any]] = {
-            key: pool.submit(ask, client, *key) for key in calm
+            key: pool.submit(ask, client, *key) for key in undisturbed
         }
         time.sleep(0.4)
         disturbance()
         found = {key: future.result() for key, future in answers.items()}
     for key, answer in found.items():
-        assert answer == calm[key], key
+        assert answer == undisturbed[key], key
 
 
-@pytest.mark.parametrize("room", ["scheduler", "decoder", "vision_encoder", "preprocess", "redis"])
-def test_a_kill(
-    system: System, client: OpenAI, calm: dict[tuple[str, int], Any], room: str
+@pytest.mark.parametrize(
+    "service", ["scheduler", "decoder", "vision_encoder", "preprocess", "redis"]
+)
+def test_a_killed_process_changes_no_answer(
+    system: System, client: OpenAI, undisturbed: dict[tuple[str, int], Any], service: str
 ) -> None:
-    disturb(client, calm, lambda: system.kill(room))
+    disturb(client, undisturbed, lambda: system.kill(service))
     system.wait_ready()
 
 
-@pytest.mark.parametrize("room", ["scheduler", "decoder", "vision_encoder"])
-def test_a_freeze(
-    system: System, client: OpenAI, calm: dict[tuple[str, int], Any], room: str
+@pytest.mark.parametrize("service", ["scheduler", "decoder", "vision_encoder"])
+def test_a_frozen_process_changes_no_answer(
+    system: System, client: OpenAI, undisturbed: dict[tuple[str, int], Any], service: str
 ) -> None:
     def freeze() -> None:
-        pid = system.kill(room, with_signal=signal.SIGSTOP)
+        pid = system.kill(service, with_signal=signal.SIGSTOP)
         time.sleep(3)
         os.kill(pid, signal.SIGCONT)
 
-    disturb(client, calm, freeze)
+    disturb(client, undisturbed, freeze)
     system.wait_ready()
 
 
-def test_all_encoders_away_for_a_while(
-    system: System, client: OpenAI, calm: dict[tuple[str, int], Any]
+def test_the_loss_of_all_encoders_changes_no_answer(
+    system: System, client: OpenAI, undisturbed: dict[tuple[str, int], Any]
 ) -> None:
     def kill() -> None:
         for pid in system.pids()["vision_encoder"]:
             os.kill(pid, signal.SIGKILL)
-        assert ask(client, "text", 0) == calm["text", 0], "text does not wait for pictures"
+        assert ask(client, "text", 0) == undisturbed["text", 0], "text does not wait for pictures"
 
-    disturb(client, calm, kill)
+    disturb(client, undisturbed, kill)
     system.wait_ready()
 
 
-def test_every_room_is_restarted_under_load(
-    system: System, client: OpenAI, calm: dict[tuple[str, int], Any]
+def test_restarting_every_service_under_load_changes_no_answer(
+    system: System, client: OpenAI, undisturbed: dict[tuple[str, int], Any]
 ) -> None:
-    """One of each is told to go; requests are shorter than rooms take to leave, or they move on."""
+    """One process of each gets SIGTERM; its requests end before it exits, or move to another process."""
     done = threading.Event()
     wrong: list[Any] = []
     served = [0]
 
     def load(first: int) -> None:
-        keys = list(calm)
+        keys = list(undisturbed)
         number = first
         while not done.is_set():
             key = keys[number % len(keys)]
             try:
-                if ask(client, *key) != calm[key]:
+                if ask(client, *key) != undisturbed[key]:
                     wrong.append(key)
             except Exception as error:
                 wrong.append((key, error))
@@ -151,9 +153,9 @@ def test_every_room_is_restarted_under_load(
     for thread in threads:
         thread.start()
     try:
-        gone = {room: registered(system, room)[0] for room in COUNTS}
-        for room, instance in gone.items():
-            os.kill(pid_at(system, room, address_of(system, room, instance)), signal.SIGTERM)
+        gone = {service: registered(system, service)[0] for service in COUNTS}
+        for service, instance in gone.items():
+            os.kill(pid_at(system, service, address_of(system, service, instance)), signal.SIGTERM)
         wait_until_replaced(system, gone)
         while served[0] < 10 and not wrong:
             time.sleep(0.1)
@@ -165,37 +167,37 @@ def test_every_room_is_restarted_under_load(
 
 
 def wait_until_replaced(system: System, gone: dict[str, str]) -> None:
-    """Until as many others of each room are in the registry, ready for callers, and those are not."""
+    """Waits until the registry lists as many processes of each service as before, and none of `gone`."""
     deadline = time.monotonic() + 300
     while not all(
-        old not in (now := registered(system, room)) and len(now) == COUNTS[room]
-        for room, old in gone.items()
+        old not in (now := registered(system, service)) and len(now) == COUNTS[service]
+        for service, old in gone.items()
     ):
         assert time.monotonic() < deadline, system.log
         time.sleep(0.1)
     time.sleep(1)  # until callers have read it
 
 
-def registered(system: System, room: str) -> list[str]:
-    """The instances of a room that are alive, oldest first."""
+def registered(system: System, service: str) -> list[str]:
+    """The instances of a service that are alive, oldest first."""
     socket = Folders(system.folder / "state").socket("redis")
     prefix = Keys("tiny").prefix
     with redis.Redis(unix_socket_path=str(socket)) as client:
         now_ms = client.time()[0] * 1000
-        found = client.zrangebyscore(f"{prefix}:instances:{room}", now_ms, "+inf")
+        found = client.zrangebyscore(f"{prefix}:instances:{service}", now_ms, "+inf")
     return [instance.decode() for instance in found]
 
 
-def address_of(system: System, room: str, instance: str) -> str:
+def address_of(system: System, service: str, instance: str) -> str:
     socket = Folders(system.folder / "state").socket("redis")
     with redis.Redis(unix_socket_path=str(socket)) as client:
-        found: Any = client.hget(f"{Keys('tiny').prefix}:addresses:{room}", instance)
+        found: Any = client.hget(f"{Keys('tiny').prefix}:addresses:{service}", instance)
     return str(found, "ascii")
 
 
-def pid_at(system: System, room: str, address: str) -> int:
+def pid_at(system: System, service: str, address: str) -> int:
     """The process that listens at an address."""
-    for pid in system.pids()[room]:
-        if psutil.Process(pid).environ()[f"TESSERA_{room.upper()}_LISTEN"] == address:
+    for pid in system.pids()[service]:
+        if psutil.Process(pid).environ()[f"TESSERA_{service.upper()}_LISTEN"] == address:
             return pid
-    raise AssertionError(f"nobody listens at {address}")
+    raise AssertionError(f"no process listens at {address}")

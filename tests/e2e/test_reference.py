@@ -242,7 +242,7 @@ def test_sixteen_at_once_give_the_tokens_of_transformers(name: str, tmp_path: Pa
     assert again == answers
 
 
-def test_pictures_are_seen(tmp_path: Path) -> None:
+def test_the_reference_depends_on_the_pictures(tmp_path: Path) -> None:
     """The comparison above would pass if neither side looked at the pictures; this one would not."""
     folder = make_checkpoint(tmp_path / "model", "llava")
     reference = Reference(folder)

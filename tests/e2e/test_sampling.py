@@ -1,4 +1,4 @@
-"""Every way to sample, through the whole system and the OpenAI client, with transformers as the judge."""
+"""Every way to sample, through the whole system and the OpenAI client, compared with transformers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ def system(folder: Path) -> Iterator[System]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(system: System) -> Iterator[OpenAI]:
     with OpenAI(base_url=system.base_url, api_key="none", max_retries=0, timeout=90) as opened:
         yield opened
@@ -65,7 +65,7 @@ def scores_of(model: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
     return logits[0, :-1].double().log_softmax(-1)
 
 
-def test_choices_are_those_of_their_seed(client: OpenAI) -> None:
+def test_a_seed_determines_every_choice(client: OpenAI) -> None:
     answer = complete(client, n=4, temperature=1.0, seed=5)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert len({tuple(tokens) for tokens in ids(answer)}) == 4
@@ -92,7 +92,7 @@ def test_several_prompts_are_answered_as_each_alone(client: OpenAI) -> None:
     assert ids(longer)[2:] == ids(alone[1])
 
 
-def test_streamed_choices_are_the_same(client: OpenAI) -> None:
+def test_streamed_choices_equal_those_in_one_answer(client: OpenAI) -> None:
     whole = complete(client, n=3, temperature=1.0, seed=8, logprobs=2)
     stream = client.completions.create(
         model="tiny", prompt=PROMPT, max_tokens=12, n=3, temperature=1.0, seed=8, logprobs=2,
@@ -134,7 +134,7 @@ def test_log_probabilities_are_those_of_transformers(
         assert best == pytest.approx(row.topk(3).values.tolist(), abs=2e-4)
 
 
-def test_a_prompt_is_scored_alone(client: OpenAI, reference: PreTrainedModel) -> None:
+def test_a_prompt_is_scored_without_generating(client: OpenAI, reference: PreTrainedModel) -> None:
     answer = complete(client, 0, echo=True, logprobs=1)
     told = answer.choices[0].logprobs
     expected = scores_of(reference, PROMPT)[range(len(PROMPT) - 1), PROMPT[1:]].tolist()
@@ -143,7 +143,7 @@ def test_a_prompt_is_scored_alone(client: OpenAI, reference: PreTrainedModel) ->
     assert answer.usage.completion_tokens == 0
 
 
-def test_the_best_candidates_are_the_likeliest(client: OpenAI) -> None:
+def test_best_of_returns_the_most_likely_choices(client: OpenAI) -> None:
     every = complete(client, n=6, temperature=1.0, seed=21, logprobs=0)
     best = complete(client, n=2, best_of=6, temperature=1.0, seed=21, logprobs=0)
     sums = [sum(choice.logprobs.token_logprobs) for choice in every.choices]
@@ -203,7 +203,7 @@ def test_beams_end_with_stop_strings(
         assert (choice.finish_reason == "stop") == (choice.stop_reason in stops)
 
 
-def test_what_is_forbidden_does_not_come(client: OpenAI) -> None:
+def test_forbidden_tokens_are_never_generated(client: OpenAI) -> None:
     plain = ids(complete(client, 20, temperature=0))[0]
     bad = ids(complete(client, 20, temperature=0, bad_token_ids=plain[:3]))[0]
     assert not set(plain[:3]) & set(bad)
@@ -234,7 +234,7 @@ def test_penalties_are_those_of_transformers(client: OpenAI, reference: PreTrain
     assert len(set(rare)) >= len(set(plain))
 
 
-def test_bad_words_do_not_come(client: OpenAI) -> None:
+def test_bad_words_are_never_generated(client: OpenAI) -> None:
     word = "circle"
     answer = client.chat.completions.create(
         model="tiny",
@@ -247,7 +247,7 @@ def test_bad_words_do_not_come(client: OpenAI) -> None:
     assert word not in (answer.choices[0].message.content or "").split()
 
 
-def test_grpc_answers_the_same(client: OpenAI, system: System) -> None:
+def test_grpc_gives_the_answers_of_rest(client: OpenAI, system: System) -> None:
     whole = complete(client, n=2, temperature=1.0, seed=4, logprobs=1)
     options = GenerationOptions(
         max_tokens=12, n=2, temperature=1.0, seed=4, logprobs=1, ignore_eos=True,
@@ -266,7 +266,7 @@ def test_grpc_answers_the_same(client: OpenAI, system: System) -> None:
     assert events[-1].usage.completion_tokens == 24
 
 
-def test_too_many_are_refused(client: OpenAI) -> None:
+def test_too_many_choices_are_refused(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(client, n=1000)
     assert caught.value.param == "n"
