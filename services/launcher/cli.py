@@ -9,9 +9,12 @@ _COMMANDS = {
     "serve": "serve a model on this machine: every service and a Redis of its own",
     "chat": "talk to a served model in the terminal, about pictures too",
     "bench": "measure a served model, Tessera's or another's",
+    "profile": "measure the operations that a model's steps are made of",
     "doctor": "look at this machine and say what is missing",
     "version": "print the version",
 }
+# Commands of other packages; the launcher's own are named after their modules.
+_MODULES = {"bench": "benchmarks.load.command", "profile": "services.decoder.profile"}
 
 
 def main() -> None:
@@ -54,8 +57,7 @@ def _load(name: str) -> ModuleType:
 
     # Read by gRPC when it is imported: what we start calls no gRPC between fork and exec.
     set_process_environment(GRPC_ENABLE_FORK_SUPPORT="0", GRPC_VERBOSITY="ERROR")
-    module = "benchmarks.load.command" if name == "bench" else f"services.launcher.{name}"
-    return importlib.import_module(module)
+    return importlib.import_module(_MODULES.get(name, f"services.launcher.{name}"))
 
 
 def _remedy(error: ModuleNotFoundError) -> str:

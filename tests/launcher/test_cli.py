@@ -89,7 +89,10 @@ def echo_url() -> Iterator[str]:
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"  {name}" in printed for name in ("serve", "chat", "doctor", "version"))
+    assert all(
+        f"  {name}" in printed
+        for name in ("serve", "chat", "bench", "profile", "doctor", "version")
+    )
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

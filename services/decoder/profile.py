@@ -1,0 +1,95 @@
+"""`tessera profile MODEL`: which ops a prompt and the tokens after it are made of."""
+
+import argparse
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from services.decoder.devices.base.op_profile import OpProfile
+from services.decoder.loading.load import load
+from services.decoder.settings import DecoderSettings
+from services.decoder.worker.plan import read_plan
+from services.decoder.worker.worker import Worker
+from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints a table for the prompt and one for the steps of one token of each sequence."""
+    parser = argparse.ArgumentParser(prog="tessera profile", description=__doc__)
+    parser.add_argument("model", type=Path, help="folder of a checkpoint")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--sequences", type=int, default=1)
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of each prompt")
+    parser.add_argument("--steps", type=int, default=32, help="tokens generated after it")
+    told = parser.parse_args(arguments)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    loaded = load(
+        DecoderSettings(
+            model=told.model,
+            device=told.device,
+            dtype=told.dtype,
+            threads=told.threads,
+            max_num_seqs=told.sequences,
+            max_model_len=told.prompt + told.steps,
+            max_num_batched_tokens=told.prompt,
+        )
+    )
+    measured = OpProfile(loaded.device)
+    plans = _plans(loaded.worker, told.sequences, told.prompt, told.steps)
+    for title, some in (("prompt", plans[: told.sequences]), ("decode", plans[told.sequences :])):
+        measured.clear()
+        seconds = _run(loaded.worker, some)
+        print(f"{title}: {len(some)} steps\n{measured.table(seconds)}\n")
+    return 0
+
+
+def _run(worker: Worker, plans: Sequence[StepPlan]) -> float:
+    """Seconds of all steps. Raises RuntimeError for a row that failed."""
+    results: list[StepResult] = []
+    began = time.perf_counter()
+    for plan in plans:
+        worker.step(read_plan(plan, worker.limits), results.append)
+    seconds = time.perf_counter() - began
+    for result in results:
+        for failed in result.failed:
+            raise RuntimeError(failed.failure.message)
+    return seconds
+
+
+def _plans(worker: Worker, sequences: int, prompt: int, steps: int) -> list[StepPlan]:
+    """One prompt after the other, then one token of each in every step."""
+    blocks = -(-(prompt + steps) // worker.limits.block_size)
+    greedy = SamplingParams(repetition_penalty=1, top_p=1, max_tokens=steps)
+    plans = []
+    for slot in range(sequences):
+        tokens = _ints(*(2 + (7 * place + slot) % 200 for place in range(prompt)))
+        plan = StepPlan(
+            new=[NewSequence(slot=slot, prompt_len=prompt, tokens=tokens, sampling=greedy)],
+            edit_slot=_ints(slot),
+            edit_index=_ints(0),
+            edit_len=_ints(blocks),
+            edit_blocks=_ints(*range(1 + slot * blocks, 1 + (slot + 1) * blocks)),
+        )
+        _add_rows(plan, [slot], 0, prompt)
+        plans.append(plan)
+    for step in range(steps):
+        plans.append(StepPlan())
+        _add_rows(plans[-1], range(sequences), prompt + step, 1)
+    return plans
+
+
+def _add_rows(plan: StepPlan, slots: Sequence[int], start: int, count: int) -> None:
+    plan.row_slot = plan.sample_slot = _ints(*slots)
+    plan.row_start, plan.row_count = _ints(*[start] * len(slots)), _ints(*[count] * len(slots))
+    plan.sample_row = _ints(*range(len(slots)))
+
+
+def _ints(*values: int) -> bytes:
+    return np.asarray(values, "<i4").tobytes()
