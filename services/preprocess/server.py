@@ -8,7 +8,7 @@ import structlog
 
 from services.families import registry
 from services.families.family import load_part
-from services.preprocess.media.fetch import FetchPolicy, MediaFetcher
+from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.intake import IntakeLimits, MediaIntake
 from services.preprocess.media.pixel_cache import PixelCache

@@ -42,7 +42,7 @@ def make_present() -> None:
     """Makes the pages of all tensors present that were made with `touch` and are still used: by a thread of low
     priority, which ends then.
 
-    For when a room is ready: gigabytes of page faults would take the cores from its start.
+    For when a service is ready: gigabytes of page faults would take the cores from its start.
     """
     tensors, _waiting[:] = list(_waiting), []
     if tensors:

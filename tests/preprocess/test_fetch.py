@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from services.preprocess.media.address_policy import is_public
-from services.preprocess.media.fetch import FetchPolicy, MediaFetcher
+from services.preprocess.download.address_policy import is_public
+from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from shared.errors import InvalidRequest
 from shared.queue.media_store import media_digest
 from tests.support.preprocess_service import PreprocessMaker, file_of, image_at, picture, turn
@@ -334,7 +334,7 @@ async def test_redirects_are_checked_like_addresses(
 ) -> None:
     # The first host is held for public; it redirects to one that is not.
     monkeypatch.setattr(
-        "services.preprocess.media.fetch.is_public", lambda address: address == "127.0.0.1"
+        "services.preprocess.download.fetcher.is_public", lambda address: address == "127.0.0.1"
     )
     policy = private(allow_private=False)
     here = f"http://127.0.0.1:{site.port}"

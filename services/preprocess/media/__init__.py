@@ -1,1 +1,1 @@
-"""Media: fetching, limits, decoding, frames of videos, pixel values."""
+"""Media: limits, decoding, frames of videos, pixel values."""

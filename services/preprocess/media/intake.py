@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from services.preprocess.download.fetcher import MediaFetcher
 from services.preprocess.media import frames
 from services.preprocess.media.data_url import decode_data_url, is_data_url
-from services.preprocess.media.fetch import MediaFetcher
 from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.pixel_cache import PixelCache, Pixels
 from shared.artifacts.pixel_scaling import PixelScaling

@@ -15,9 +15,9 @@ from typing import Self
 
 import httpx
 
-from services.preprocess.media.address_policy import is_public
-from services.preprocess.media.host_clients import HostClients
-from services.preprocess.media.name_resolver import NameResolver
+from services.preprocess.download.address_policy import is_public
+from services.preprocess.download.host_clients import HostClients
+from services.preprocess.download.name_resolver import NameResolver
 from shared.errors import InvalidRequest
 
 _MAX_REDIRECTS = 3

@@ -1,0 +1,1 @@
+"""Downloads of media over http(s), under a policy."""
