@@ -356,15 +356,15 @@ async def test_allowed_domains(site: Site) -> None:
 
 
 async def test_the_service_fetches_by_its_policy(
-    site: Site, clip_folder: Path, make_service: PreprocessMaker
+    site: Site, clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     url = f"http://127.0.0.1:{site.port}/a.png"
-    async with make_service(clip_folder, "closed") as service:
+    async with make_preprocess(clip_folder, "closed") as service:
         with pytest.raises(InvalidRequest) as caught:
             await service.chat(turn("user", image_at(url, "the field")))
         assert caught.value.reason == "MEDIA_ADDRESS"
         assert caught.value.metadata["field"] == "the field"
-    async with make_service(clip_folder, "open", allow_private_media=True) as service:
+    async with make_preprocess(clip_folder, "open", allow_private_media=True) as service:
         response = await service.chat(turn("user", image_at(url)))
         assert response.media[0].source_digest == media_digest(PNG)
         with pytest.raises(InvalidRequest):

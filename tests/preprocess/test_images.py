@@ -82,9 +82,9 @@ def kinds() -> dict[str, tuple[bytes, PIL.Image.Image]]:
 
 
 async def test_every_format_gives_the_pixels_of_transformers(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(clip_folder) as service:
+    async with make_preprocess(clip_folder) as service:
         for kind, (data, seen) in kinds().items():
             response = await service.chat(turn("user", image(data), text("hi")))
             np.testing.assert_array_equal(
@@ -126,10 +126,10 @@ BAD = {
 
 
 async def test_bad_images_are_refused_by_field(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     good = file_of(picture(80, 60), "JPEG")
-    async with make_service(clip_folder, max_image_bytes=200_000) as service:
+    async with make_preprocess(clip_folder, max_image_bytes=200_000) as service:
         for case, (reason, source) in BAD.items():
             part = (
                 image(source, FIELD) if isinstance(source, bytes) else image_at(str(source), FIELD)
@@ -142,13 +142,13 @@ async def test_bad_images_are_refused_by_field(
             await service.chat(turn("user", image(good)))
 
 
-async def test_data_urls(clip_folder: Path, make_service: PreprocessMaker) -> None:
+async def test_data_urls(clip_folder: Path, make_preprocess: PreprocessMaker) -> None:
     import base64
     from urllib.parse import quote
 
     data = file_of(picture(40, 40))
     plain = base64.b64encode(data).decode()
-    async with make_service(clip_folder) as service:
+    async with make_preprocess(clip_folder) as service:
         urls = [
             f"data:image/png;base64,{plain}",
             f"DATA:;base64,{plain[:50]}\n{plain[50:].rstrip('=')}",
@@ -160,10 +160,10 @@ async def test_data_urls(clip_folder: Path, make_service: PreprocessMaker) -> No
 
 
 async def test_repeated_images_are_processed_once(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     a, b = (file_of(picture(300, 300, seed)) for seed in (1, 2))
-    async with make_service(clip_folder) as service:
+    async with make_preprocess(clip_folder) as service:
         together = await asyncio.gather(
             *(service.chat(turn("user", image(a), image(b), image(a))) for _ in range(4))
         )
@@ -179,14 +179,14 @@ async def test_repeated_images_are_processed_once(
 
 
 async def test_pixels_are_made_again_after_a_restart(
-    clip_folder: Path, siglip_folder: Path, make_service: PreprocessMaker, redis_url: str
+    clip_folder: Path, siglip_folder: Path, make_preprocess: PreprocessMaker, redis_url: str
 ) -> None:
     data = file_of(picture(90, 70))
-    async with make_service(clip_folder, "first") as service:
+    async with make_preprocess(clip_folder, "first") as service:
         item = (await service.chat(turn("user", image(data)))).media[0]
         before = await pixel_values(item)
     assert not Path(item.pixels.location.path).exists()
-    async with make_service(clip_folder, "second") as service:
+    async with make_preprocess(clip_folder, "second") as service:
         answer = await service.stub.GetPixels(GetPixelsRequest(media=item))
         again = MediaItem(digest=item.digest, pixels=answer.pixels, scaling=item.scaling)
         np.testing.assert_array_equal(await pixel_values(again), before)
@@ -194,18 +194,18 @@ async def test_pixels_are_made_again_after_a_restart(
             await client.flushall()
         with pytest.raises(Precondition), calling("preprocess"):
             await service.stub.GetPixels(GetPixelsRequest(media=MediaItem(digest=b"x" * 16)))
-    async with make_service(clip_folder, "third") as service:
+    async with make_preprocess(clip_folder, "third") as service:
         with pytest.raises(NotFound), calling("preprocess"):
             await service.stub.GetPixels(GetPixelsRequest(media=item))
-    async with make_service(siglip_folder, "other model") as service:
+    async with make_preprocess(siglip_folder, "other model") as service:
         with pytest.raises(Precondition), calling("preprocess"):
             await service.stub.GetPixels(GetPixelsRequest(media=item))
 
 
 async def test_a_small_cache_keeps_answering(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(clip_folder, pixel_cache_bytes=2 * 3 * 56 * 56) as service:
+    async with make_preprocess(clip_folder, pixel_cache_bytes=2 * 3 * 56 * 56) as service:
         items = [
             (await service.chat(turn("user", image(file_of(picture(60, 60, seed)))))).media[0]
             for seed in range(4)
@@ -217,10 +217,10 @@ async def test_a_small_cache_keeps_answering(
 
 
 async def test_a_full_media_store_asks_to_retry(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     one, two = (file_of(picture(60, 60, seed)) for seed in (1, 2))
-    async with make_service(clip_folder, media_store_bytes=len(one) + 100) as service:
+    async with make_preprocess(clip_folder, media_store_bytes=len(one) + 100) as service:
         await service.chat(turn("user", image(one)))
         with pytest.raises(Overloaded) as caught:
             await service.chat(turn("user", image(two)))
@@ -230,9 +230,9 @@ async def test_a_full_media_store_asks_to_retry(
 
 
 async def test_a_killed_worker_costs_no_request(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(clip_folder) as service:
+    async with make_preprocess(clip_folder) as service:
         await service.chat(turn("user", image(file_of(picture(50, 50, 1)))))
         for pid in image_workers():
             os.kill(pid, signal.SIGKILL)
@@ -246,9 +246,9 @@ async def test_a_killed_worker_costs_no_request(
 
 
 async def test_a_worker_that_hangs_costs_one_request(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(clip_folder, image_timeout_s=0.5) as service:
+    async with make_preprocess(clip_folder, image_timeout_s=0.5) as service:
         stopped = image_workers()
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -258,9 +258,9 @@ async def test_a_worker_that_hangs_costs_one_request(
 
 
 async def test_without_redis_text_is_prepared_and_images_are_not(
-    clip_folder: Path, make_service: PreprocessMaker, private_redis: Any, short_tmp: Path
+    clip_folder: Path, make_preprocess: PreprocessMaker, private_redis: Any, short_tmp: Path
 ) -> None:
-    async with make_service(clip_folder, redis_url=private_redis.url) as service:
+    async with make_preprocess(clip_folder, redis_url=private_redis.url) as service:
         private_redis.stop()
         await service.chat(turn("user", text("hi")))
         with pytest.raises(ServingError) as caught:

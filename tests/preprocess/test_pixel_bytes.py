@@ -36,11 +36,11 @@ SMALL = {"shortest_edge": 56 * 56, "longest_edge": 20 * 28 * 28}
     [("llava_next", LlavaNextImageProcessorPil), ("qwen2_vl", Qwen2VLImageProcessorPil)],
 )
 async def test_pixels_are_bit_equal_to_the_processors(
-    family: str, processor: Any, tmp_path: Path, make_service: PreprocessMaker
+    family: str, processor: Any, tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:
     folder = make_checkpoint(tmp_path, family)
     reference = processor.from_dict(read_processor_config(folder))
-    async with make_service(folder) as service:
+    async with make_preprocess(folder) as service:
         for number, size in enumerate(SIZES):
             seen = picture(*size, seed=number)
             item = (await service.chat(turn("user", image(file_of(seen))))).media[0]
@@ -69,7 +69,7 @@ def test_the_scaling_table_equals_the_processors_arithmetic(settings: dict[str, 
 
 
 async def test_pixels_that_bytes_cannot_represent_are_stored_as_float32(
-    tmp_path: Path, make_service: PreprocessMaker
+    tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:
     """A processor whose last steps are others: here it takes one away after rescaling."""
     folder = llava_checkpoint(tmp_path)
@@ -79,7 +79,7 @@ async def test_pixels_that_bytes_cannot_represent_are_stored_as_float32(
     config["image_processor"] = processor.to_dict()
     (folder / "processor_config.json").write_text(json.dumps(config))
     seen = picture(80, 60)
-    async with make_service(folder) as service:
+    async with make_preprocess(folder) as service:
         item = (await service.chat(turn("user", image(file_of(seen))))).media[0]
         reader = ArtifactReader()
         pixels = np.array(await reader.open(item.pixels))

@@ -97,9 +97,9 @@ async def test_a_stopped_service_exits_in_order(
 
 
 async def test_short_prompts_overtake_a_very_long_one(
-    llama_folder: Path, make_service: PreprocessMaker
+    llama_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(llama_folder, max_model_len=100_000_000) as service:
+    async with make_preprocess(llama_folder, max_model_len=100_000_000) as service:
         long = asyncio.create_task(
             service.prepare(PrepareRequest(text="The red circle. " * 150_000))
         )

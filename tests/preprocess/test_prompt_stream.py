@@ -13,7 +13,7 @@ from tests.support.preprocess_service import PreprocessMaker, file_of, image, pi
 
 
 async def test_a_message_is_answered_in_order_and_a_bad_prompt_fails_alone(
-    llama_folder: Path, make_service: PreprocessMaker
+    llama_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     chat = PrepareRequest(conversation=Conversation(messages=[turn("user", text("hi"))]))
     good = [PrepareRequest(text="The red circle"), chat, PrepareRequest(text="the blue square")]
@@ -22,7 +22,7 @@ async def test_a_message_is_answered_in_order_and_a_bad_prompt_fails_alone(
         conversation=Conversation(messages=[turn("user", image(file_of(picture())))])
     )
     long = PrepareRequest(text="The red circle", max_prompt_tokens=1)
-    async with make_service(llama_folder) as service:
+    async with make_preprocess(llama_folder) as service:
         alone = [await service.prepare(request) for request in good]
         call = service.stub.PrepareMany()
         for _ in range(2):

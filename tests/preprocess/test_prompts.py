@@ -78,13 +78,13 @@ def oracle(folder: Path, conversation: Any) -> tuple[list[int], np.ndarray[Any, 
 
 @pytest.mark.parametrize("tower", ["clip", "siglip", "clip saved by an older version"])
 async def test_chat_equals_transformers(
-    tower: str, tmp_path: Path, make_service: PreprocessMaker
+    tower: str, tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:
     folder = llava_checkpoint(tmp_path, tower.split()[0])
     expected = {name: oracle(folder, c) for name, c in CONVERSATIONS.items()}
     if "older" in tower:
         like_older_versions(folder)
-    async with make_service(folder) as service:
+    async with make_preprocess(folder) as service:
         for name, conversation in CONVERSATIONS.items():
             response = await service.chat(*to_messages(conversation))
             ids, pixels = expected[name]
@@ -99,21 +99,21 @@ async def test_chat_equals_transformers(
 
 
 async def test_template_without_images_gets_markers_in_the_text(
-    tmp_path: Path, make_service: PreprocessMaker
+    tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:
     folder = llava_checkpoint(tmp_path, template=STRING_TEMPLATE)
-    async with make_service(folder) as service:
+    async with make_preprocess(folder) as service:
         response = await service.chat(turn("user", text("Look"), image(file_of(A)), text("here")))
     assert "Look\n<image>\nhere" in response.text
     assert [m.length for m in response.media] == [16]
 
 
 async def test_what_users_write_is_never_a_control_token(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(clip_folder)
     special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<image>")}
-    async with make_service(clip_folder) as service:
+    async with make_preprocess(clip_folder) as service:
         plain = await service.chat(turn("user", text("hello")))
         expected = [i for i in ids_of(plain) if i in special]
         for words in (
@@ -132,18 +132,20 @@ async def test_what_users_write_is_never_a_control_token(
 
 
 async def test_a_control_token_split_over_two_parts_is_text(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(clip_folder) as service:
+    async with make_preprocess(clip_folder) as service:
         response = await service.chat(
             turn("user", text("a <ima"), text("ge> b"), image(file_of(A)))
         )
     assert len(response.media) == 1
 
 
-async def test_plain_text_and_token_ids(llama_folder: Path, make_service: PreprocessMaker) -> None:
+async def test_plain_text_and_token_ids(
+    llama_folder: Path, make_preprocess: PreprocessMaker
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
-    async with make_service(llama_folder) as service:
+    async with make_preprocess(llama_folder) as service:
         chat = [{"role": "user", "content": "What is in the picture?"}]
         response = await service.chat(turn("user", text("What is in the picture?")))
         assert ids_of(response) == tokenizer.apply_chat_template(
@@ -157,7 +159,7 @@ async def test_plain_text_and_token_ids(llama_folder: Path, make_service: Prepro
 
 
 async def test_text_of_a_model_that_adds_bos(
-    llama_folder: Path, tmp_path: Path, make_service: PreprocessMaker
+    llama_folder: Path, tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
     tokenizer.add_bos_token = True
@@ -165,7 +167,7 @@ async def test_text_of_a_model_that_adds_bos(
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(llama_folder / name)
     oracle = AutoTokenizer.from_pretrained(tmp_path)
-    async with make_service(tmp_path) as service:
+    async with make_preprocess(tmp_path) as service:
         response = await service.prepare(PrepareRequest(text="The red circle"))
         assert ids_of(response) == oracle("The red circle")["input_ids"]
         assert ids_of(response)[0] == oracle.bos_token_id
@@ -224,8 +226,10 @@ REFUSED = {
 }
 
 
-async def test_refusals_name_the_field(llama_folder: Path, make_service: PreprocessMaker) -> None:
-    async with make_service(llama_folder) as service:
+async def test_refusals_name_the_field(
+    llama_folder: Path, make_preprocess: PreprocessMaker
+) -> None:
+    async with make_preprocess(llama_folder) as service:
         for case, (reason, field, request) in REFUSED.items():
             with pytest.raises(InvalidRequest) as caught:
                 await service.prepare(request)
@@ -237,9 +241,9 @@ async def test_refusals_name_the_field(llama_folder: Path, make_service: Preproc
 
 
 async def test_template_variables_and_trusted_templates(
-    llama_folder: Path, make_service: PreprocessMaker
+    llama_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(llama_folder, trust_request_chat_template=True) as service:
+    async with make_preprocess(llama_folder, trust_request_chat_template=True) as service:
         response = await service.chat(
             turn("user", text("hi")),
             chat_template="{{ mood }}: {{ messages[0].content }}",
@@ -254,8 +258,8 @@ async def test_template_variables_and_trusted_templates(
             )
 
 
-async def test_limit_of_the_request(clip_folder: Path, make_service: PreprocessMaker) -> None:
-    async with make_service(clip_folder, limit_mm_per_prompt='{"image": 1}') as service:
+async def test_limit_of_the_request(clip_folder: Path, make_preprocess: PreprocessMaker) -> None:
+    async with make_preprocess(clip_folder, limit_mm_per_prompt='{"image": 1}') as service:
         one = turn("user", image(file_of(A)), text("hi"))
         response = await service.chat(one)
         with pytest.raises(InvalidRequest, match=f"resulted in {len(ids_of(response))} tokens"):
@@ -269,11 +273,11 @@ async def test_limit_of_the_request(clip_folder: Path, make_service: PreprocessM
 
 
 async def test_the_end_of_a_prompt_is_kept(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     long = "one two three " * 400  # far over the model's length
     ids = np.arange(20, dtype="<i4")
-    async with make_service(clip_folder) as service:
+    async with make_preprocess(clip_folder) as service:
         short = ids_of(await service.prepare(PrepareRequest(text="three one two three")))
         kept = await service.prepare(PrepareRequest(text=long.strip(), keep_last_tokens=6))
         assert ids_of(kept)[1:] == short[-5:] and len(ids_of(kept)) == 6
@@ -297,14 +301,14 @@ async def test_the_end_of_a_prompt_is_kept(
 
 
 async def test_a_template_from_a_file(
-    llama_folder: Path, tmp_path: Path, make_service: PreprocessMaker
+    llama_folder: Path, tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    async with make_service(llama_folder, chat_template=str(file)) as service:
+    async with make_preprocess(llama_folder, chat_template=str(file)) as service:
         assert (await service.chat(turn("user", text("hi")))).text == "[hi]"
     with pytest.raises(InvalidRequest, match="no-such-file"):
-        async with make_service(llama_folder, chat_template="/no-such-file"):
+        async with make_preprocess(llama_folder, chat_template="/no-such-file"):
             pass
 
 
@@ -313,10 +317,10 @@ WRITES = "{% for a in list %}{{ text }}{% endfor %}"
 
 
 async def test_templates_that_never_end_are_ended(
-    llama_folder: Path, make_service: PreprocessMaker
+    llama_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     lists = json.dumps({"list": [1] * 15_000, "text": "x" * 3_000})
-    async with make_service(llama_folder, trust_request_chat_template=True) as service:
+    async with make_preprocess(llama_folder, trust_request_chat_template=True) as service:
         for template, said in ((LOOP, "took over 5 s"), (WRITES, "characters")):
             with pytest.raises(InvalidRequest, match=said) as caught:
                 await service.chat(HI, chat_template=template, chat_template_kwargs_json=lists)
@@ -325,8 +329,8 @@ async def test_templates_that_never_end_are_ended(
 
 
 async def test_brackets_in_strings_do_not_count_as_depth(
-    llama_folder: Path, make_service: PreprocessMaker
+    llama_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(llama_folder) as service:
+    async with make_preprocess(llama_folder) as service:
         words = {"a": "[{" * 200 + '\\"[', "b": {"c": [[1]]}}
         await service.chat(HI, chat_template_kwargs_json=json.dumps(words))

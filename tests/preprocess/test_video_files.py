@@ -92,10 +92,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_a_file_is_the_same_as_its_frames(
-    folder: Path, make_service: PreprocessMaker
+    folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     files = [png(number, (80, 60)) for number in range(12)]
-    async with make_service(folder, max_video_frames=8, pixel_cache_bytes=1) as service:
+    async with make_preprocess(folder, max_video_frames=8, pixel_cache_bytes=1) as service:
         for style in ("PNG", "WEBP", "GIF"):
             whole = await ask(service, video_file(animation(files[:5], 600, style)))
             found = await pixels(whole.media[0])
@@ -112,7 +112,7 @@ async def test_a_file_is_the_same_as_its_frames(
         frame = await ask(service, still(files[::2], 0.5))
         expected = await pixels(frame.media[0])
         # From the raw bytes another replica makes the same again, whatever its own limit is.
-        async with make_service(folder, "q", max_video_frames=4) as other_room:
+        async with make_preprocess(folder, "q", max_video_frames=4) as other_room:
             request = GetPixelsRequest(media=whole.media[0])
             again = await other_room.stub.GetPixels(request, timeout=60)
             found = await pixels(MediaItem(pixels=again.pixels))
@@ -120,10 +120,10 @@ async def test_a_file_is_the_same_as_its_frames(
 
 
 async def test_still_pictures_and_files_without_times(
-    folder: Path, make_service: PreprocessMaker
+    folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     files = [png(number, (80, 60)) for number in range(6)]
-    async with make_service(folder, max_video_frames=4) as service:
+    async with make_preprocess(folder, max_video_frames=4) as service:
         one = await ask(service, video_file(files[0]))
         assert (one.media[0].grid_t, one.media[0].seconds_per_grid) == (1, 1.0)
         timeless = await ask(service, video_file(animation(files, 0, "GIF")))
@@ -133,7 +133,7 @@ async def test_still_pictures_and_files_without_times(
         assert timeless.media[0].seconds_per_grid == 1.0
 
 
-async def test_files_that_are_refused(folder: Path, make_service: PreprocessMaker) -> None:
+async def test_files_that_are_refused(folder: Path, make_preprocess: PreprocessMaker) -> None:
     moving = animation([png(number, (80, 60)) for number in range(5)], 100)
     refused = [
         (video_file(b"nonsense"), "VIDEO_FORMAT"),
@@ -147,7 +147,7 @@ async def test_files_that_are_refused(folder: Path, make_service: PreprocessMake
         (still([png(0), b"nonsense"], 0.5), "IMAGE_FORMAT"),
     ]
     limits = {"max_video_bytes": 30_000, "max_video_pixels": 300_000, "max_image_pixels": 100_000}
-    async with make_service(folder, **limits) as service:
+    async with make_preprocess(folder, **limits) as service:
         for part, reason in refused:
             with pytest.raises(InvalidRequest) as caught:
                 await ask(service, part)
@@ -161,9 +161,9 @@ async def test_files_that_are_refused(folder: Path, make_service: PreprocessMake
 
 
 async def test_a_video_larger_than_any_prompt_is_refused_early(
-    folder: Path, make_service: PreprocessMaker
+    folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(folder, max_model_len=100) as service:
+    async with make_preprocess(folder, max_model_len=100) as service:
         with pytest.raises(
             InvalidRequest, match=r"length is 100 tokens\. .* resulted in 1\d\d tokens"
         ):
@@ -191,10 +191,10 @@ def _mp4(count: int, rate: int, split: bool = False) -> bytes:
     return file.getvalue()
 
 
-async def test_mp4_where_pyav_is_installed(folder: Path, make_service: PreprocessMaker) -> None:
+async def test_mp4_where_pyav_is_installed(folder: Path, make_preprocess: PreprocessMaker) -> None:
     data = _mp4(12, 4)  # three seconds
     playlist = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
-    async with make_service(folder) as service:
+    async with make_preprocess(folder) as service:
         taken = await ask(service, video_file(data))
         assert (taken.media[0].grid_t, taken.media[0].seconds_per_grid) == (3, 1.0)
         shades = (await pixels(taken.media[0])).reshape(3, -1, 3, 2, 14 * 14).mean((1, 2, 4))
@@ -225,11 +225,11 @@ def test_rotated_videos_of_phones_are_turned_upright() -> None:
 
 
 async def test_mp4_without_pyav_is_refused_with_what_to_send(
-    folder: Path, make_service: PreprocessMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    folder: Path, make_preprocess: PreprocessMaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "av.py").write_text("raise ImportError('hidden by the test')\n")
     monkeypatch.syspath_prepend(str(tmp_path))  # workers look there as well
-    async with make_service(folder) as service:
+    async with make_preprocess(folder) as service:
         with pytest.raises(InvalidRequest, match="animated GIF, WebP or PNG") as caught:
             await ask(service, video_file(MP4))
         assert caught.value.reason == "VIDEO_FORMAT"

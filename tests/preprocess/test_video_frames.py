@@ -60,14 +60,14 @@ def files(count: int, size: tuple[int, int] = (80, 60)) -> list[bytes]:
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
 async def test_five_frames_and_an_image(
-    family: str, tmp_path: Path, short_tmp: Path, make_service: PreprocessMaker
+    family: str, tmp_path: Path, short_tmp: Path, make_preprocess: PreprocessMaker
 ) -> None:
     folder = make_checkpoint(tmp_path, family)
     if family == "qwen2_5_vl":  # a video's frames have bounds of their own
         bounds = {"min_pixels": 28 * 28, "max_pixels": 4 * 28 * 28}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(bounds))
     store = ArtifactStore(short_tmp / "embeddings", "producer", "")
-    async with make_service(folder) as service:
+    async with make_preprocess(folder) as service:
         parts = [text("the"), video(files(5), 1.5), text("red"), image(file_of(picture(90, 40)))]
         prepared = await service.chat(turn("user", *parts))
         pixels = [await pixel_values(item) for item in prepared.media]
@@ -123,12 +123,12 @@ async def test_five_frames_and_an_image(
 
 
 async def test_frames_get_their_temporal_positions(
-    tmp_path: Path, make_service: PreprocessMaker
+    tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:
     folder = make_checkpoint(tmp_path, "qwen2_vl")
     processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(folder))
     pictures = [picture(80, 60, seed=number) for number in range(3)]
-    async with make_service(folder) as service:
+    async with make_preprocess(folder) as service:
         again, once = [
             await service.chat(turn("user", video([file_of(p) for p in pictures], pace)))
             for pace in (0.5, 0.25)
@@ -145,7 +145,7 @@ async def test_frames_get_their_temporal_positions(
     assert again.media[0].digest != once.media[0].digest
 
 
-async def test_videos_that_are_refused(tmp_path: Path, make_service: PreprocessMaker) -> None:
+async def test_videos_that_are_refused(tmp_path: Path, make_preprocess: PreprocessMaker) -> None:
     refused = [
         (video([]), "VIDEO_FRAMES"),
         (video(files(4)), "VIDEO_FRAMES"),
@@ -155,7 +155,7 @@ async def test_videos_that_are_refused(tmp_path: Path, make_service: PreprocessM
         (image(frames.pack(files(1), 1.0), FIELD), "IMAGE_FORMAT"),
     ]
     folder = make_checkpoint(tmp_path, "qwen2_vl")
-    async with make_service(folder, max_video_frames=3) as service:
+    async with make_preprocess(folder, max_video_frames=3) as service:
         for part, reason in refused:
             with pytest.raises(InvalidRequest) as caught:
                 await service.chat(turn("user", part))
@@ -164,9 +164,9 @@ async def test_videos_that_are_refused(tmp_path: Path, make_service: PreprocessM
 
 
 async def test_a_model_for_images_takes_no_videos(
-    clip_folder: Path, make_service: PreprocessMaker
+    clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    async with make_service(clip_folder) as service:
+    async with make_preprocess(clip_folder) as service:
         with pytest.raises(InvalidRequest, match="takes no videos"):
             await service.chat(turn("user", video(files(2))))
 
