@@ -11,10 +11,10 @@ from shared.telemetry.logs import configure_logs
 
 
 def main() -> None:
-    """Runs the room until it is told to stop."""
+    """Runs the service until a signal stops it."""
     settings = DecoderSettings.load(prog="python -m services.decoder")
     configure_logs("decoder", settings.log_level, settings.log_format)
-    # Long spins of idle OpenMP threads would take the cores of the rooms beside this one.
+    # Idle OpenMP threads that spin for long would take the cores of the other services.
     set_process_environment(GOMP_SPINCOUNT="10000")
     settings = prepare_model(settings, Parts.WEIGHTS, device=settings.device, dtype=settings.dtype)
 

@@ -1,4 +1,4 @@
-"""The step stream: who may hold the decoder, and when its holder changes."""
+"""The step stream: which scheduler the decoder is bound to, and how that changes."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 _OPEN_S = 2.0
 _DRAIN_POLL_S = 0.02
-_EMPTY_S = 0.5  # a scheduler that has heard nothing yet may still have sequences on their way
+_EMPTY_S = 0.5  # sequences of a scheduler that has not yet received the notice may still arrive
 
 
 class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
@@ -58,8 +58,8 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
             self._unbind(session)
 
     async def drain(self, timeout_s: float) -> None:
-        """Binds to nobody any more, asks the scheduler to take its sequences away, and waits until it has closed its
-        stream or left nothing here. When the time is over the stream ends: they go on elsewhere."""
+        """Refuses new streams, asks the scheduler to move its sequences, and waits until it has closed its stream or
+        none is left. After `timeout_s` the stream ends, and the sequences continue on other decoders."""
         self._draining = True
         if self._session is not None:
             self._session.announce_draining()
@@ -70,7 +70,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
             self._session.end(Unavailable("DECODER_STOPS", "the decoder was told to stop"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EMPTY_S):
-                while self._session is not None:  # it is told
+                while self._session is not None:  # the scheduler is receiving the error
                     await asyncio.sleep(_DRAIN_POLL_S)
 
     async def _until_empty(self) -> None:

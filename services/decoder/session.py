@@ -145,13 +145,14 @@ class Session:
         self._outbox.put_nowait(StepsResponse(heartbeat=Heartbeat(draining=self.draining)))
 
     async def _tick(self) -> None:
-        """From the I/O side, so that a long step is not taken for death, on either end."""
+        """Sends heartbeats from the event loop, so that a long step does not look like a dead decoder, and ends the
+        stream when the scheduler is silent."""
         while True:
             before = self._loop.time()
             await asyncio.sleep(_HEARTBEAT_S)
             now = self._loop.time()
             if now - before > _SILENCE_S / 2:
-                self._heard = now  # it was we who slept: what was sent meanwhile is still unread
+                self._heard = now  # this process was suspended: messages that arrived meanwhile are still unread
             self._beat()
             if now - self._heard > _SILENCE_S:
                 self.end(

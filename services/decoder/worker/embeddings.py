@@ -126,7 +126,7 @@ class Embeddings:
         return ready, lost
 
     def forget_sequences(self) -> None:
-        """A new scheduler knows of nothing: all that is here may go when room is needed."""
+        """Forgets which embeddings are needed: a new scheduler has none. They stay until their memory is needed."""
         with self._lock:
             self._users.clear()
             self._held.clear()

@@ -72,7 +72,7 @@ def build_batch(
     size = slots.block_size
     blocks = slots.table[owners, places // size].astype(np.int64)
     padded = device.ops.padded_rows(total)
-    # Padding: token 0 at position 0, written to block 0, seen by nobody.
+    # Padding: token 0 at position 0, written to block 0, which no row reads.
     ids = np.zeros(padded, np.int64)
     ids[:total] = slots.tokens[owners, places]
     written = np.zeros(padded, np.int64)

@@ -14,7 +14,7 @@ _PIECE = 64
 
 
 class PromptLogprobs:
-    """Remembers who asked, and the state behind the last prompt token that each has computed.
+    """Keeps which sequences asked, and each one's hidden state after its last computed prompt token.
 
     A token's probability comes from the token before it, which may be in an earlier chunk.
     """

@@ -1,4 +1,4 @@
-"""Blocks whose content has a name: the prefix cache as it survives a change of schedulers."""
+"""Hashes of full blocks: the part of the prefix cache that survives a change of schedulers."""
 
 import numpy as np
 
@@ -16,13 +16,13 @@ class SealedBlocks:
         self._hashes = np.zeros((num_blocks, HASH_BYTES), np.uint8)
 
     def seal(self, blocks: Blocks, hashes: bytes) -> None:
-        """Names blocks; 16 bytes each."""
+        """Records the hashes of blocks, 16 bytes each."""
         if len(blocks):
             self._valid[blocks] = True
             self._hashes[blocks] = np.frombuffer(hashes, np.uint8).reshape(-1, HASH_BYTES)
 
     def overwrite(self, blocks: "np.ndarray[tuple[int], np.dtype[np.int64]] | Blocks") -> None:
-        """Their content is another now."""
+        """Forgets the hashes of blocks whose content changes."""
         self._valid[blocks] = False
 
     def list(self) -> tuple[bytes, bytes]:
@@ -31,8 +31,8 @@ class SealedBlocks:
         return blocks.astype("<i4").tobytes(), self._hashes[blocks].tobytes()
 
     def complete(self, slots: SlotTable) -> None:
-        """Names the full blocks behind the last named one of each sequence: the content of a block is what its tokens
-        say, whether the scheduler has heard of them or not."""
+        """Hashes the full blocks after the last hashed one of each sequence: a block's content follows from its tokens,
+        whether the scheduler has received them or not."""
         for slot in np.flatnonzero(slots.known & ~slots.failed).tolist():
             size = slots.block_size
             full = int(slots.computed[slot]) // size
@@ -44,7 +44,7 @@ class SealedBlocks:
             parent = slots.root_name[slot]
             if begin:
                 parent = self._hashes[blocks[begin - 1]].tobytes()
-            # Placeholder ids do not tell media apart, and are not always kept as they came.
+            # Placeholder ids do not identify media, and may have been clamped into the vocabulary.
             media_end = max((span.end for span in slots.media.get(slot, ())), default=0)
             if begin == full or not parent or begin * size < media_end:
                 continue

@@ -91,8 +91,8 @@ class Worker:
     def reset(self) -> None:
         """Forgets all sequences; sealed blocks and embeddings stay.
 
-        The scheduler names blocks when it has heard of their tokens, several at a time; what it had no more time for is
-        done here. Where rows have failed it alone knows what rests on them: then nothing is added.
+        The scheduler hashes blocks once it has their tokens, several at a time; the remaining ones are hashed here.
+        After a failed row nothing is added: only the scheduler knows which blocks depend on it.
         """
         if not self._has_failed:
             self.sealed.complete(self.slots)

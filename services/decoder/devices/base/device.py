@@ -83,7 +83,7 @@ class Device(ABC):
 
     @abstractmethod
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """How much more memory than now `run` takes at its highest; 0 where nobody can tell."""
+        """How much more memory than now `run` takes at its highest; 0 where that cannot be measured."""
 
     # Transfers
 

@@ -47,7 +47,7 @@ def make_call(
 
 @dataclass(frozen=True)
 class LayerStep:
-    """What all layers of a step share: rows, room for what they make of them, the batch."""
+    """What all layers of a step share: rows, memory for intermediate results, the batch."""
 
     normed: Tensor
     residual: Tensor
