@@ -4,8 +4,11 @@ The decoder and Redis cost nothing here; everything is processor time.
 """
 
 import argparse
+import logging
 import time
 from array import array
+
+import structlog
 
 from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import StepOutput, StepPlan
@@ -14,6 +17,7 @@ from services.scheduler.core.sequence import Sequence
 from services.scheduler.decoders import convert
 from services.scheduler.output.output_tracker import OutputTracker
 from services.scheduler.output.request import Request
+from shared.net.registry import Member
 from shared.queue import TakenRequest
 from shared.queue.keys import new_request_id
 from shared.text.text_fold import TokenBytes
@@ -31,6 +35,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 32, 256, 1024])
     options = parser.parse_args(arguments)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     for running in options.running:
         core = measure(running, options.steps)
         process = measure_process(running, options.steps)
@@ -98,6 +103,7 @@ class _Link:
 
     def __init__(self, core: Scheduler) -> None:
         self.core = core
+        self.member = Member("decoder", "")
 
 
 class _Writer:
