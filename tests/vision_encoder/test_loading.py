@@ -123,8 +123,17 @@ def test_llava_is_loaded_without_transformers_and_compilers(tmp_path: Path) -> N
     assert told.splitlines()[-1] == "1 set()"
 
 
-@pytest.mark.parametrize(("engine", "threads"), [("kernels", 1), ("kernels", 2), ("torch", 2)])
-@pytest.mark.parametrize(("tower", "side", "patch"), [("siglip", 144, 16), ("clip", 196, 14)])
+@pytest.mark.parametrize(
+    ("tower", "side", "patch", "engine", "threads"),
+    [
+        ("siglip", 144, 16, "kernels", 1),
+        ("siglip", 144, 16, "kernels", 2),
+        ("clip", 196, 14, "kernels", 1),
+        ("clip", 196, 14, "kernels", 2),
+        ("clip", 196, 14, "torch", 2),
+        pytest.param("siglip", 144, 16, "torch", 2, marks=pytest.mark.full),
+    ],
+)
 def test_a_tower_of_usual_size_is_row_invariant(
     tower: str,
     side: int,
