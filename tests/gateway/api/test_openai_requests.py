@@ -11,11 +11,10 @@ from google.protobuf.json_format import MessageToDict
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest
 from services.gateway.api.openai import requests
-from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
+from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.reading.data_urls import decode_media
 from services.gateway.reading.decode import decode
 from shared.errors import InvalidRequest, NotFound
-from shared.queue.token_log import decode_tokens
 from tests.support.served_model import model
 from tests.support.tokenizers import byte_level_tokenizer
 
@@ -25,15 +24,6 @@ DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
 def read_chat(body: Mapping[str, Any], served: ServedModel) -> ValidRequest:
     return requests.read_chat(decode(json.dumps(body).encode(), ChatRequest), served)
-
-
-def read_completions(body: Mapping[str, Any], served: ServedModel) -> list[ValidRequest]:
-    return requests.read_completions(decode(json.dumps(body).encode(), CompletionRequest), served)
-
-
-def read_completion(body: Mapping[str, Any], served: ServedModel) -> ValidRequest:
-    (request,) = read_completions(body, served)
-    return request
 
 
 def chat(**body: Any) -> dict[str, Any]:
@@ -234,24 +224,6 @@ def test_every_seed_of_64_bits_is_taken() -> None:
     assert len(drawn) == 3  # as in vLLM: none given
 
 
-@pytest.mark.parametrize(
-    ("change", "kept"),
-    [({}, 0), ({"truncate_prompt_tokens": 9}, 9), ({"truncate_prompt_tokens": -1}, 511)],
-)
-def test_how_much_of_a_prompt_is_kept(change: dict[str, Any], kept: int) -> None:
-    long = "word " * 999
-    request = read_completion({"prompt": long, **change}, model())
-    assert request.prepare.keep_last_tokens == kept
-    assert request.prompt_bound == (kept or len(long) + 64)
-    body = chat(max_tokens=100, **change)
-    assert read_chat(body, model()).prepare.keep_last_tokens == (412 if kept == 511 else kept)
-    ids = read_completion({"prompt": list(range(30)), **change}, model()).prepare
-    assert decode_tokens(ids.token_ids) == list(range(30))[-kept:]
-    assert not ids.keep_last_tokens
-    with pytest.raises(InvalidRequest, match="cannot be combined with echo"):
-        read_completion({"prompt": [3], "truncate_prompt_tokens": 9, "echo": True}, model())
-
-
 @pytest.mark.parametrize("change", HARMLESS, ids=str)
 def test_values_that_mean_off_and_unknown_fields_are_accepted(change: Mapping[str, Any]) -> None:
     read_chat(chat(**change), model())
@@ -375,56 +347,6 @@ def test_bad_words_are_spelled_as_the_model_would() -> None:
     assert len(sequences) == len({tuple(ids) for ids in sequences})
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ({"logprobs": 3}, (3, None, None)),
-        ({"logprobs": 0, "echo": True}, (0, 0, None)),
-        ({"prompt_logprobs": 2}, (None, 2, 2)),
-        ({"logprobs": 4, "echo": True, "prompt_logprobs": 2}, (4, 4, 2)),
-        ({}, (None, None, None)),
-    ],
-)
-def test_completions_ask_for_log_probabilities_by_number(
-    body: dict[str, Any], expected: tuple[int | None, ...]
-) -> None:
-    request = read_completion({"prompt": "x", **body}, model())
-    sampling, reply = request.sampling, request.reply
-    found = (
-        sampling.logprobs if sampling.HasField("logprobs") else None,
-        sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
-        reply.prompt_logprobs if reply.HasField("prompt_logprobs") else None,
-    )
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 0, "echo": True, "max_completion_tokens": 0}, "max_completion_tokens"),
-    ],
-)
-def test_bad_completions_name_their_field(body: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read_completion({"prompt": "x", **body}, model())
-    assert caught.value.metadata["field"] == field
-
-
-def test_scoring_a_prompt_alone_costs_one_token() -> None:
-    request = read_completion({"prompt": [3, 4], "max_tokens": 0, "echo": True}, model())
-    assert request.reply.prompt_only and request.sampling.max_tokens == 1
-    assert not read_completion({"prompt": [3], "echo": True}, model()).reply.prompt_only
-
-
-def test_the_cost_bound_counts_candidates() -> None:
-    request = read_completion({"prompt": [3, 4], "max_tokens": 10, "best_of": 5}, model())
-    assert request.cost_bound(model()) == 2 + 5 * 10
-
-
 async def test_conversations_keep_their_order_and_images() -> None:
     content = [
         {"type": "text", "text": "left"},
@@ -480,29 +402,6 @@ async def test_videos_are_frames_or_files() -> None:
         assert [frame.data for frame in found.frames] == [PIXEL] * count
         assert (found.seconds_per_frame, found.file.data, found.file.url) == (pace, data, url)
         assert found.field == "messages[0].content[0].video_url"
-
-
-@pytest.mark.parametrize("prompt", ["hi", ["hi"]])
-def test_completions_take_one_text(prompt: Any) -> None:
-    (request,) = read_completions({"prompt": prompt, "echo": True}, model())
-    assert request.prepare.text == "hi"
-    assert request.reply.prompt_text == "hi"
-
-
-@pytest.mark.parametrize("prompt", [[3, 4], [[3, 4]]])
-def test_completions_take_token_ids(prompt: Any) -> None:
-    (request,) = read_completions({"prompt": prompt, "echo": True}, model())
-    assert decode_tokens(request.prepare.token_ids) == [3, 4]
-    assert request.reply.prompt_text == "xx"
-
-
-@pytest.mark.parametrize(
-    "prompt", [None, [], [[]], ["a", 3], ["a", {}], [[1], [480]], [480], [-1], [1.5], {}]
-)
-def test_other_prompts_are_refused(prompt: Any) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read_completions({"prompt": prompt}, model())
-    assert caught.value.metadata["field"].startswith("prompt")
 
 
 def test_the_cost_bound_holds_for_text_and_pictures() -> None:
