@@ -4,11 +4,9 @@ import torch
 
 from services.families import registry
 from services.families.family import load_part
-from services.vision_encoder.devices.cpu import TowerOps
+from services.vision_encoder.devices import load_tower_ops
 from services.vision_encoder.towers.encoder import Encoder
 from shared.checkpoint.folder import Checkpoint
-from shared.cpu_kernels.binding import load_kernels
-from shared.cpu_kernels.packed_linear import TYPES
 
 
 def load_encoder(
@@ -22,12 +20,6 @@ def load_encoder(
     if not family.takes_media:
         return None
     encoder: Encoder = load_part(family.encoder)(
-        checkpoint, device, dtype, _ops(device, dtype, threads)
+        checkpoint, device, dtype, load_tower_ops(device, dtype, threads)
     )
     return encoder
-
-
-def _ops(device: torch.device, dtype: torch.dtype, threads: int) -> TowerOps | None:
-    fitting = device.type == "cpu" and dtype in TYPES
-    kernels = load_kernels(threads) if fitting else None
-    return TowerOps(kernels, dtype) if kernels is not None else None

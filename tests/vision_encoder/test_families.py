@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from services.families.family import ItemSize
 from services.preprocess.media.processor_config import read_processor_config
-from services.vision_encoder import loading
+from services.vision_encoder import devices
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import BadPixels, Encoder, Item, pixel_item
 from shared.artifacts.pixel_scaling import PixelScaling
@@ -39,7 +39,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Encoder:
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What computes: our kernels, or torch as where there is no compiler."""
     if request.param == "torch":
-        monkeypatch.setattr(loading, "load_kernels", lambda threads: None)
+        monkeypatch.setattr(devices, "load_kernels", lambda threads: None)
     elif load_kernels(1) is None:
         pytest.skip("there are no kernels for this machine")
     return str(request.param)

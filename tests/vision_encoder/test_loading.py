@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlavaConfig as TransformersConfig
 
-from services.vision_encoder import loading
+from services.vision_encoder import devices
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import pixel_item
 from shared.checkpoint.folder import Checkpoint
@@ -144,7 +144,7 @@ def test_a_tower_of_usual_size_is_row_invariant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if engine == "torch":
-        monkeypatch.setattr(loading, "load_kernels", lambda threads: None)
+        monkeypatch.setattr(devices, "load_kernels", lambda threads: None)
     sizes = {"hidden_size": 192, "intermediate_size": 768, "num_attention_heads": 6}
     changes = {**sizes, "num_hidden_layers": 4, "image_size": side, "patch_size": patch}
     folder = llava_checkpoint(tmp_path, tower, vision_changes=changes)
