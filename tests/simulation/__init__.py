@@ -13,10 +13,10 @@ numbers (`shared/environment.py`), what opens connections and servers (`shared/n
     virtual_loop    the event loop, and processes that die or freeze between two callbacks
     network         connections: in order within one, independent of each other, slow, held back, cut
     rpc             the transport of gRPC on it: `insecure_channel` and `server`
-    redis_room      Redis on it, speaking its protocol; `redis_model` is what it keeps, in plain dicts
+    redis_server    Redis on it, speaking its protocol; `redis_model` is what it keeps, in plain dicts
     redis_scripts   the Lua scripts that Redis is given, run by Lua 5.1 on that model
     arithmetic      a decoder whose next token is a number computed from what its cache really holds
-    rooms           the processes, and the launcher that starts again what dies
+    services        the processes, and the launcher that starts again what dies
     client          who asks, reads, is cut off and comes back, sends twice, leaves; it knows the text that is right
     poison          requests that end whatever decoder computes them; some runs have one
     faults          kill and restart, freeze and wake, cut, delay, partition, drain; Redis killed with its tail lost

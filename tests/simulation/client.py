@@ -26,7 +26,7 @@ from tessera.gateway.v1.chat_pb2 import (
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.simulation.arithmetic import MODEL
-from tests.simulation.media_rooms import picture_values
+from tests.simulation.media_services import picture_values
 from tests.simulation.surroundings import pieces
 from tests.simulation.virtual_loop import Process
 
@@ -261,7 +261,9 @@ class Reader:
 
     async def _try(self) -> bool:
         """One call. Returns whether to make another."""
-        gateways = [room for room in self._world.rooms if room.name.startswith("gateway")]
+        gateways = [
+            service for service in self._world.services if service.name.startswith("gateway")
+        ]
         address = f"{self._rng.choice(gateways).name}:1"
         self.state = f"asks {address}"
         async with open_channel(address) as line:

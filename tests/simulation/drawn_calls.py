@@ -123,8 +123,8 @@ class Draw:
         return "admit", [*self._closing(), *self._request(self._rid()), advance]
 
     def _take(self) -> Call:
-        room = [str(self._rng.randint(0, 3)), str(self._rng.choice([10, 100, 1 << 40]))]
-        return "take", [*self._closing(), self._sid(), *room]
+        limits = [str(self._rng.randint(0, 3)), str(self._rng.choice([10, 100, 1 << 40]))]
+        return "take", [*self._closing(), self._sid(), *limits]
 
     def _append(self) -> Call:
         rng = self._rng

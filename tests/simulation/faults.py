@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation import rooms
-from tests.simulation.rooms import Room
+from tests.simulation import services
+from tests.simulation.services import Service
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -66,28 +66,28 @@ class Faults:
         self.counts[kind] += 1
         self._world.trace(f"FAULT {kind} {what}")
 
-    def _room(self) -> Room:
-        return self._rng.choice(self._world.rooms)
+    def _service(self) -> Service:
+        return self._rng.choice(self._world.services)
 
     def _kill(self) -> None:
-        room = self._room()
-        if room.runs:
-            self._note("kill", room.name)
-            self.has_killed_gateway |= room.name.startswith("gateway")
-            room.kill()
+        service = self._service()
+        if service.runs:
+            self._note("kill", service.name)
+            self.has_killed_gateway |= service.name.startswith("gateway")
+            service.kill()
 
     def _freeze(self) -> None:
-        room = self._room()
-        process = room.process
-        if not room.runs or process is None or process.frozen:
+        service = self._service()
+        process = service.process
+        if not service.runs or process is None or process.frozen:
             return
         seconds = self._rng.choice([0.2, 1.0, 2.5, 4.0, 7.0])
-        self._note("freeze", f"{room.name} for {seconds} s")
+        self._note("freeze", f"{service.name} for {seconds} s")
         process.frozen = True
         self._world.outside(5.0, self._world.network.give_up_silent)
 
         def wake() -> None:
-            self._world.trace(f"{room.name} wakes")
+            self._world.trace(f"{service.name} wakes")
             self._world.loop.thaw(process)
 
         self._at(seconds, wake)
@@ -101,7 +101,7 @@ class Faults:
             network.cut(end)
 
     def _pair(self) -> tuple[str, str]:
-        names = [room.name for room in self._world.rooms] + ["redis"]
+        names = [service.name for service in self._world.services] + ["redis"]
         one, other = self._rng.sample(names, 2)
         return one, other
 
@@ -118,8 +118,7 @@ class Faults:
     def _part(self) -> None:
         one, other = self._pair()
         if {name.partition("-")[0] for name in (one, other)} == {"decoder", "encoder"}:
-            self.has_killed_gateway = False
-        self.has_kept_pictures_away = True
+            self.has_kept_pictures_away = True
         seconds = self._rng.choice([0.3, 1.5, 3.0, 7.0])
         self._note("partition", f"{one} and {other} for {seconds} s")
         self._world.network.part(one, other)
@@ -157,23 +156,23 @@ class Faults:
 
     def _scale(self) -> None:
         """One decoder more, or one less for good."""
-        decoders = [r for r in self._world.rooms if r.name.startswith("decoder") and r.wanted]
+        decoders = [r for r in self._world.services if r.name.startswith("decoder") and r.wanted]
         if len(decoders) > 1 and self._rng.random() < 0.5:
-            room = self._rng.choice(decoders)
-            self._note("scale", f"{room.name} away")
-            room.wanted = False
-            if room.runs:
-                assert room.process is not None
-                self._world.loop.call_in(room.process, room.stop.set)
+            service = self._rng.choice(decoders)
+            self._note("scale", f"{service.name} away")
+            service.wanted = False
+            if service.runs:
+                assert service.process is not None
+                self._world.loop.call_in(service.process, service.stop.set)
         else:
-            room = rooms.decoder(self._world, len(self._world.rooms))
-            self._note("scale", f"{room.name} comes")
-            self._world.rooms.append(room)
-            room.start()
+            service = services.decoder(self._world, len(self._world.services))
+            self._note("scale", f"{service.name} comes")
+            self._world.services.append(service)
+            service.start()
 
     def _drain(self) -> None:
-        room = self._room()
-        if room.runs:
-            self._note("drain", room.name)
-            assert room.process is not None
-            self._world.loop.call_in(room.process, room.stop.set)
+        service = self._service()
+        if service.runs:
+            self._note("drain", service.name)
+            assert service.process is not None
+            self._world.loop.call_in(service.process, service.stop.set)

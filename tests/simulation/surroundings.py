@@ -16,7 +16,7 @@ from shared import environment
 from shared.net import transport
 from shared.text.text_fold import TokenBytes
 from tests.simulation.arithmetic import MODEL
-from tests.simulation.redis_room import SimulatedRedis
+from tests.simulation.redis_server import SimulatedRedis
 from tests.simulation.rpc import SimulatedChannel, SimulatedServer
 from tests.support.tokenizers import byte_level_tokenizer
 

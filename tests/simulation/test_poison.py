@@ -6,18 +6,18 @@ from collections.abc import Callable
 import pytest
 
 from services.scheduler.core.plan import StepPlan
-from tests.simulation import rooms
+from tests.simulation import services
 from tests.simulation.arithmetic import MODEL
 from tests.simulation.client import Client, Wish
 from tests.simulation.poison import poison
-from tests.simulation.rooms import Room
+from tests.simulation.services import Service
 from tests.simulation.world import World, run
 
 OTHERS = 6
 
 
 class SmallWorld(World):
-    """One room of each kind, and requests that are under way together."""
+    """One service of each kind, and requests that are under way together."""
 
     def __init__(self, wish: Wish | None = None) -> None:
         super().__init__(seed=3, faults=False)
@@ -25,8 +25,14 @@ class SmallWorld(World):
         self.plans: list[list[tuple[str, bool]]] = []  # requests, and whether they must be alone
         self._wish = wish
 
-    def makers(self) -> list[Callable[[World, int], Room]]:
-        return [rooms.scheduler, rooms.decoder, rooms.gateway, rooms.preprocess, rooms.encoder]
+    def makers(self) -> list[Callable[[World, int], Service]]:
+        return [
+            services.scheduler,
+            services.decoder,
+            services.gateway,
+            services.preprocess,
+            services.encoder,
+        ]
 
     def come(self) -> list[Client]:
         clients = []
@@ -73,7 +79,7 @@ def test_a_request_that_ends_decoders_ends_by_itself(dies: bool, after: int) -> 
 def test_one_lost_decoder_has_nobody_run_alone() -> None:
     world = SmallWorld()
     decoder = 1
-    world.outside(1.15, lambda: world.rooms[decoder].kill())
+    world.outside(1.15, lambda: world.services[decoder].kill())
     assert run(world).failures == []
     assert [client.state for client in world.clients] == ["served"] * OTHERS
     assert world.ever_alone == set()
@@ -83,8 +89,8 @@ def test_drains_and_lost_schedulers_are_nobodys_fault() -> None:
     world = SmallWorld()
     scheduler, decoder = 0, 1
     for seconds in (1.15, 4.5, 8.0):
-        world.outside(seconds, lambda: world.rooms[scheduler].kill())
-    world.outside(6.3, lambda: world.loop.call_soon(world.rooms[decoder].stop.set))
+        world.outside(seconds, lambda: world.services[scheduler].kill())
+    world.outside(6.3, lambda: world.loop.call_soon(world.services[decoder].stop.set))
     assert run(world).failures == []
     assert [client.state for client in world.clients] == ["served"] * OTHERS
     assert {value[b"deaths"] for key, value in world.redis.model.data.items() if b":r:" in key} == {

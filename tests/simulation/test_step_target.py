@@ -6,10 +6,10 @@ from typing import Any
 
 from services.decoder.worker.plan import Limits
 from services.scheduler.core.plan import StepPlan
-from tests.simulation import rooms
+from tests.simulation import services
 from tests.simulation.arithmetic import BLOCK_SIZE, MODEL, ArithmeticWorker, loaded
 from tests.simulation.client import Client, Wish
-from tests.simulation.rooms import Room
+from tests.simulation.services import Service
 from tests.simulation.world import World, run
 
 STREAMS = 8
@@ -19,7 +19,7 @@ LIMITS = Limits(
     num_blocks=400,
     num_host_blocks=0,
     max_slots=12,
-    max_model_len=rooms.LIMITS.max_model_len,
+    max_model_len=services.LIMITS.max_model_len,
     max_batched_tokens=96,
     block_size=BLOCK_SIZE,
 )
@@ -30,15 +30,21 @@ def seconds(tokens: int) -> float:
 
 
 class SlowWorld(World):
-    """One room of each kind, and a decoder that announces `announced` times what a token takes."""
+    """One service of each kind, and a decoder that announces `announced` times what a token takes."""
 
     def __init__(self, announced: float) -> None:
         super().__init__(seed=1, faults=False)
         self.plans: list[StepPlan] = []
         self._announced = announced
 
-    def makers(self) -> list[Callable[[World, int], Room]]:
-        return [rooms.scheduler, rooms.decoder, rooms.gateway, rooms.preprocess, rooms.encoder]
+    def makers(self) -> list[Callable[[World, int], Service]]:
+        return [
+            services.scheduler,
+            services.decoder,
+            services.gateway,
+            services.preprocess,
+            services.encoder,
+        ]
 
     def come(self) -> list[Client]:
         lengths = [(2, 80)] * STREAMS + [(95, 20)]

@@ -1,4 +1,4 @@
-"""One simulated run: rooms, clients and faults drawn from a seed, and what became of it."""
+"""One simulated run: services, clients and faults drawn from a seed, and what became of it."""
 
 import asyncio
 import gc
@@ -14,15 +14,15 @@ from typing import Any
 from unittest import mock
 
 from services.scheduler.core.plan import StepPlan
-from tests.simulation import rooms
+from tests.simulation import services
 from tests.simulation.arithmetic import VirtualExecutor, loaded
 from tests.simulation.client import Client
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Watch, leftovers
 from tests.simulation.network import Network
 from tests.simulation.poison import MortalWorker, draw_poison
-from tests.simulation.redis_room import RedisHost
-from tests.simulation.rooms import Room
+from tests.simulation.redis_server import RedisHost
+from tests.simulation.services import Service
 from tests.simulation.surroundings import (
     logging_to,
     model_folder,
@@ -99,7 +99,7 @@ class World:
         self._digest = hashlib.blake2b(digest_size=16)
         self.redis: RedisHost
         self.watch: Watch
-        self.rooms: list[Room] = []
+        self.services: list[Service] = []
         self.clients: list[Client] = []
         self.poisonings = 0  # how often a request has ended a decoder, or a step
         # Of the API; an empty one means that none are in use.
@@ -141,9 +141,9 @@ class World:
         self.redis = RedisHost(self.loop, self.network, random.Random(f"{self.seed}/redis"))
         self.watch = Watch(self)
         for number, maker in enumerate(self.makers()):
-            self.rooms.append(maker(self, number))
-        for room in self.rooms:
-            room.start()
+            self.services.append(maker(self, number))
+        for service in self.services:
+            service.start()
         self.clients = self.come()
         for client in self.clients:
             client.start()
@@ -151,14 +151,14 @@ class World:
         self.faults.start()
         await self._until_calm()
 
-    def makers(self) -> list[Callable[["World", int], Room]]:
-        """Of the rooms that there are."""
+    def makers(self) -> list[Callable[["World", int], Service]]:
+        """Of the services that there are."""
         rng = self.rng
-        makers = [rooms.scheduler] * rng.choice([1, 2, 2])
-        makers += [rooms.decoder] * rng.choice([1, 2, 3])
-        makers += [rooms.gateway] * rng.choice([1, 2])
-        makers += [rooms.preprocess] * rng.choice([1, 1, 2])
-        makers += [rooms.encoder] * rng.choice([1, 2])
+        makers = [services.scheduler] * rng.choice([1, 2, 2])
+        makers += [services.decoder] * rng.choice([1, 2, 3])
+        makers += [services.gateway] * rng.choice([1, 2])
+        makers += [services.preprocess] * rng.choice([1, 1, 2])
+        makers += [services.encoder] * rng.choice([1, 2])
         return makers
 
     def come(self) -> list[Client]:
@@ -221,7 +221,7 @@ class World:
         slow = rng.choice([0.004, 0.01, 0.02])
         worker = MortalWorker(
             lambda dies: self.poisoned(process, dies),
-            rooms.LIMITS,
+            services.LIMITS,
             self.executors[process],
             lambda tokens: slow * (0.8 + 0.4 * rng.random()) + 0.0002 * tokens,
             lambda what: self.broken(f"{process}: {what}"),
@@ -240,9 +240,9 @@ class World:
         """A request makes a decoder die, or fail a step."""
         self.trace(f"{process} is poisoned")
         self.poisonings += 1
-        for room in self.rooms:
-            if dies and room.process is process:
-                room.kill()
+        for service in self.services:
+            if dies and service.process is process:
+                service.kill()
 
     def trace(self, line: str) -> None:
         """Something happened: it counts for the digest."""

@@ -17,7 +17,7 @@ from services.gateway.settings import GatewaySettings
 from services.scheduler import server as scheduler_server
 from services.scheduler.settings import SchedulerSettings
 from tests.simulation.arithmetic import BLOCK_SIZE, MODEL
-from tests.simulation.media_rooms import serve_encoder, serve_preprocess
+from tests.simulation.media_services import serve_encoder, serve_preprocess
 from tests.simulation.surroundings import MAX_MODEL_LEN, model_folder
 from tests.simulation.virtual_loop import Process
 
@@ -39,7 +39,7 @@ S = TypeVar("S")
 Main = Callable[[asyncio.Event], Awaitable[object]]
 
 
-class Room:
+class Service:
     """One replica that the launcher keeps running: `process` is its present incarnation."""
 
     def __init__(self, world: "World", name: str, main: Main) -> None:
@@ -128,7 +128,7 @@ def _settings(kind: Callable[..., S], **values: Any) -> S:
     return kind(**values)
 
 
-def scheduler(world: "World", number: int) -> Room:
+def scheduler(world: "World", number: int) -> Service:
     """A scheduler."""
     settings = _settings(
         SchedulerSettings,
@@ -137,7 +137,7 @@ def scheduler(world: "World", number: int) -> Room:
         listen=f"scheduler-{number}:1",
         redis_url="redis://simulated",
     )
-    return Room(
+    return Service(
         world,
         f"scheduler-{number}",
         lambda stop: scheduler_server.serve(
@@ -146,7 +146,7 @@ def scheduler(world: "World", number: int) -> Room:
     )
 
 
-def decoder(world: "World", number: int) -> Room:
+def decoder(world: "World", number: int) -> Service:
     """A decoder."""
     settings = _settings(
         DecoderSettings,
@@ -156,7 +156,7 @@ def decoder(world: "World", number: int) -> Room:
         redis_url="redis://simulated",
         shutdown_timeout=3.0,
     )
-    return Room(
+    return Service(
         world,
         f"decoder-{number}",
         lambda stop: decoder_server.serve(
@@ -169,19 +169,19 @@ def decoder(world: "World", number: int) -> Room:
     )
 
 
-def preprocess(world: "World", number: int) -> Room:
+def preprocess(world: "World", number: int) -> Service:
     """A preprocess."""
     name = f"preprocess-{number}"
-    return Room(world, name, lambda stop: serve_preprocess(world, f"{name}:1", MODEL_NAME, stop))
+    return Service(world, name, lambda stop: serve_preprocess(world, f"{name}:1", MODEL_NAME, stop))
 
 
-def encoder(world: "World", number: int) -> Room:
+def encoder(world: "World", number: int) -> Service:
     """A vision encoder."""
     name = f"encoder-{number}"
-    return Room(world, name, lambda stop: serve_encoder(world, f"{name}:1", MODEL_NAME, stop))
+    return Service(world, name, lambda stop: serve_encoder(world, f"{name}:1", MODEL_NAME, stop))
 
 
-def gateway(world: "World", number: int) -> Room:
+def gateway(world: "World", number: int) -> Service:
     """A gateway."""
     settings = _settings(
         GatewaySettings,
@@ -195,7 +195,7 @@ def gateway(world: "World", number: int) -> Room:
         redis_url="redis://simulated",
         shutdown_timeout=3.0,
     )
-    return Room(
+    return Service(
         world,
         f"gateway-{number}",
         lambda stop: run_gateway(settings, stop, http=NoHttp, on_ready=_nothing),

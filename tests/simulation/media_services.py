@@ -164,9 +164,9 @@ async def serve_encoder(world: "World", address: str, model: str, stop: asyncio.
         await _announced(server, "vision_encoder", model, stop)
 
 
-async def _announced(server: RpcServer, room: str, model: str, stop: asyncio.Event) -> None:
+async def _announced(server: RpcServer, service: str, model: str, stop: asyncio.Event) -> None:
     await server.ready()
     redis = connect("redis://simulated")
-    async with Announcement(redis, Keys(model), room, new_instance_id(), server.address):
+    async with Announcement(redis, Keys(model), service, new_instance_id(), server.address):
         await stop.wait()
     await redis.aclose()
