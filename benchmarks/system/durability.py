@@ -33,12 +33,12 @@ _NO_FILE = (
 )
 _NO_LOG = (
     (
-        "shared/queue/scripts/append.lua",
+        "shared/queue/scripts/scheduler/append.lua",
         "local length = redis.call('STRLEN', log) / stride",
         "local length = start",
     ),
     (
-        "shared/queue/scripts/append.lua",
+        "shared/queue/scripts/scheduler/append.lua",
         "length = redis.call('APPEND', log, fresh) / stride",
         "length = length + #fresh / stride",
     ),

@@ -90,7 +90,7 @@ def run_script(
 @functools.cache
 def script_names() -> dict[bytes, str]:
     """Digest -> name of every script of the queue."""
-    names = [path.stem for path in Path(scripts.__file__).parent.glob("*.lua")]
+    names = [path.stem for path in Path(scripts.__file__).parent.rglob("*.lua")]
     return {digest_of(source(name).encode()): name for name in names if name not in _INCLUDED}
 
 

@@ -1,4 +1,7 @@
-"""The Lua scripts that are the only writers of the queue, the registry and the token log; keys in `keys.py`."""
+"""The Lua scripts that are the only writers of the queue, the registry and the token log; keys in `keys.py`.
+
+`gateway/` and `scheduler/` hold those that one kind of service calls; their names are unique all the same.
+"""
 
 import hashlib
 from functools import cache
@@ -10,7 +13,7 @@ from redis.asyncio import Redis
 from shared.errors import Unavailable
 from shared.net.redis_connection import ErrorReply, connection_of
 
-_FOLDER = Path(__file__).parent
+_FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.lua")}
 
 
 # Scripts that move requests in and out of the queue get `waiting.lua` as well; the others, `append` above all, stay
@@ -36,7 +39,7 @@ _MOVES = frozenset(
 def source(name: str) -> str:
     """The text of one script, behind the functions that it shares with others."""
     parts = ["prelude", "waiting", name] if name in _MOVES else ["prelude", name]
-    return "\n".join((_FOLDER / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+    return "\n".join(_FILES[part].read_text(encoding="utf-8") for part in parts)
 
 
 @cache
