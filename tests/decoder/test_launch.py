@@ -9,6 +9,7 @@ from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
 from services.decoder.worker.worker import LaunchedStep, Worker
+from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.support.step_stream import Text, greedy, introduce, make_plan, read_ints
 
 PROMPTS = [np.random.default_rng(n).integers(0, 400, 9 + 7 * n).tolist() for n in range(3)]
@@ -47,14 +48,20 @@ def launch(worker: Worker, step: int) -> LaunchedStep:
     return worker.launch(read_plan(plan, worker.limits))
 
 
+def collect(worker: Worker, step: LaunchedStep) -> StepResult:
+    results: list[StepResult] = []
+    worker.collect(step, results.append)
+    return results[0]
+
+
 def test_a_step_may_be_launched_before_the_one_before_it_is_collected(worker: Worker) -> None:
-    in_turn = [read_ints(worker.collect(launch(worker, n)).tokens) for n in range(COUNT)]
+    in_turn = [read_ints(collect(worker, launch(worker, n)).tokens) for n in range(COUNT)]
     worker.reset()
     ahead, launched = [], [launch(worker, 0)]
     for step in range(1, COUNT):
         launched.append(launch(worker, step))
-        ahead.append(read_ints(worker.collect(launched.pop(0)).tokens))
-    ahead.append(read_ints(worker.collect(launched.pop()).tokens))
+        ahead.append(read_ints(collect(worker, launched.pop(0)).tokens))
+    ahead.append(read_ints(collect(worker, launched.pop()).tokens))
     assert ahead == in_turn
     for slot, prompt in enumerate(PROMPTS):
         expected = [*prompt, *(tokens[slot] for tokens in in_turn)]
@@ -67,5 +74,5 @@ def test_a_step_that_is_not_collected_has_changed_only_lengths(worker: Worker) -
     lengths = [len(prompt) for prompt in PROMPTS]
     assert worker.slots.length[: len(PROMPTS)].tolist() == [length + 1 for length in lengths]
     assert worker.slots.computed[: len(PROMPTS)].tolist() == lengths
-    result = worker.collect(step)
+    result = collect(worker, step)
     assert not result.failed and len(read_ints(result.tokens)) == len(PROMPTS)

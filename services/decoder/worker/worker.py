@@ -104,7 +104,7 @@ class Worker:
 
     def step(self, plan: Plan, deliver: Deliver, queue_us: int = 0) -> None:
         """Launches a plan, collects it and hands over its result."""
-        deliver(self.collect(self.launch(plan, queue_us)))
+        self.collect(self.launch(plan, queue_us), deliver)
 
     def launch(self, plan: Plan, queue_us: int = 0) -> LaunchedStep:
         """Applies a plan and submits its computation; waits for nothing on the device.
@@ -130,8 +130,10 @@ class Worker:
             self.slots.extend(step.owners, plan.row_start[row] + plan.row_count[row])
         return step
 
-    def collect(self, step: LaunchedStep) -> StepResult:
-        """Waits for a step, the oldest that was launched, and completes the histories of its sequences."""
+    def collect(self, step: LaunchedStep, deliver: Deliver) -> None:
+        """Waits for a step, the oldest that was launched, hands over its result, and completes the histories of its
+        sequences then, while the result is on its way.
+        """
         plan, result = step.plan, step.result
         tokens = np.full(len(plan.sample_row), -1, np.int32)
         if step.batch is not None:
@@ -139,7 +141,6 @@ class Worker:
                 self._fail_not_finite(step)
                 self._report_prompt(step)
                 self._sample(step, tokens)
-            self._complete(step, tokens[step.samples])
         self._has_failed = self._has_failed or bool(step.failed)
         for row, error in sorted(step.failed.items()):
             result.failed.append(FailedRow(row=row, failure=error.to_failure()))
@@ -151,7 +152,9 @@ class Worker:
         result.artifacts_lost.extend(lost)
         step.times.sample_us = step.watch.lap_us()
         result.times.CopyFrom(step.times)
-        return result
+        deliver(result)
+        if len(step.samples):
+            self._complete(step, tokens[step.samples])
 
     def _apply(self, plan: Plan) -> None:
         slots = self.slots
