@@ -2,8 +2,10 @@
 
 import argparse
 import logging
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,40 +16,71 @@ from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
 from services.decoder.worker.worker import Worker
+from shared.devices import DTYPES
+from shared.errors import ServingError
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints a table for the prompt and one for the steps of one token of each sequence."""
+    """Prints a table for the prompt and one for the steps of one token of each sequence. Returns 1, with one line that
+    says why, for a model or a device that cannot be used.
+    """
     parser = argparse.ArgumentParser(prog="tessera profile", description=__doc__)
     parser.add_argument("model", type=Path, help="folder of a checkpoint")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--sequences", type=int, default=1)
-    parser.add_argument("--prompt", type=int, default=256, help="tokens of each prompt")
-    parser.add_argument("--steps", type=int, default=32, help="tokens generated after it")
-    told = parser.parse_args(arguments)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    parser.add_argument("--threads", type=int, default=0, help="0: one for each core")
+    parser.add_argument("--sequences", type=_count, default=1)
+    parser.add_argument("--prompt", type=_count, default=256, help="tokens of each prompt")
+    parser.add_argument("--steps", type=_count, default=32, help="tokens generated after it")
+    options = parser.parse_args(arguments)
+    try:
+        with _warnings_only():
+            _profile(options)
+    except ServingError as error:
+        print(f"tessera profile: {error.message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _count(text: str) -> int:
+    """A whole number from 1. Raises ValueError for anything else."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def _profile(options: argparse.Namespace) -> None:
     loaded = load(
         DecoderSettings(
-            model=told.model,
-            device=told.device,
-            dtype=told.dtype,
-            threads=told.threads,
-            max_num_seqs=told.sequences,
-            max_model_len=told.prompt + told.steps,
-            max_num_batched_tokens=told.prompt,
+            model=options.model,
+            device=options.device,
+            dtype=options.dtype,
+            threads=options.threads,
+            max_num_seqs=options.sequences,
+            max_model_len=options.prompt + options.steps,
+            max_num_batched_tokens=options.prompt,
         )
     )
     measured = OpProfile(loaded.device)
-    plans = _plans(loaded.worker, told.sequences, told.prompt, told.steps)
-    for title, some in (("prompt", plans[: told.sequences]), ("decode", plans[told.sequences :])):
+    count = options.sequences
+    plans = _plans(loaded.worker, count, options.prompt, options.steps)
+    for title, some in (("prompt", plans[:count]), ("decode", plans[count:])):
         measured.clear()
         seconds = _run(loaded.worker, some)
         print(f"{title}: {len(some)} steps\n{measured.table(seconds)}\n")
-    return 0
+
+
+@contextmanager
+def _warnings_only() -> Iterator[None]:
+    """Leaves out log lines of what goes as expected: they would stand between the tables."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def _run(worker: Worker, plans: Sequence[StepPlan]) -> float:

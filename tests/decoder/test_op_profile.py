@@ -69,3 +69,17 @@ def test_the_command_prints_a_table_for_prompt_and_decode(
     prompt, decode = said[said.index("prompt: 2 steps") :].split("decode: 4 steps")
     for table in (prompt, decode):
         assert "paged_attention" in table and "outside of ops" in table and "total" in table
+
+
+def test_a_folder_that_is_no_model_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["profile", str(tmp_path / "nothing")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--sequences", "--prompt", "--steps"])
+def test_counts_begin_at_one(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.run(["profile", "folder", flag, "0"])
+    assert flag in capsys.readouterr().err
