@@ -75,6 +75,9 @@ def unsupported(field: str) -> InvalidRequest:
 def _is_off(raw: bytes, off: tuple[Any, ...]) -> bool:
     if len(raw) > _LONGEST_OFF:
         return False
-    value = json.loads(raw)
+    try:
+        value = json.loads(raw)
+    except ValueError:  # msgspec finds the end of a raw value without decoding its text
+        return False
     # Types are compared too: 1 == True, but "n": true is no number.
     return value is None or any(type(value) is type(o) and value == o for o in off)
