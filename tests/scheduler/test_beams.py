@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import Error
+from services.scheduler.core.sequence import Error, Sequence
 from tests.support.arithmetic_decoder import (
     Drive,
     capacity,
@@ -18,7 +18,7 @@ from tests.support.arithmetic_decoder import (
 )
 
 
-def beam_search(**changes: object) -> BeamSearch:
+def beam_search(**changes: object) -> BeamSearch[Sequence]:
     values = {"num_beams": 4, "max_tokens": 12, "stop_token_ids": frozenset({9, 40})}
     return BeamSearch(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -143,7 +143,7 @@ class AnyOrder(RuleBasedStateMachine):
             "early_stopping": early,
             "stop_token_ids": stops,
         }
-        search = BeamSearch(**options)  # type: ignore[arg-type]
+        search = BeamSearch[Sequence](**options)  # type: ignore[arg-type]
         first = sequence(name, tail, search.max_tokens, self.number, beams=search)
         first.isolated_until = alone
         assert self.scheduler.add(first) is None
@@ -276,7 +276,7 @@ class AnyOrder(RuleBasedStateMachine):
                 assert drive.endings_of[name, choice] is EndReason.LENGTH
         for name, (prompt, options) in self.searches.items():
             if name not in self.gone:
-                alone = search_alone(prompt, BeamSearch(**options))  # type: ignore[arg-type]
+                alone = search_alone(prompt, BeamSearch[Sequence](**options))  # type: ignore[arg-type]
                 assert [h.steps() for h in drive.found[name]] == [h.steps() for h in alone]
 
 

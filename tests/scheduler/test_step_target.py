@@ -6,7 +6,7 @@ from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.budget import Costs
 from services.scheduler.core.plan import Progress, StepPlan
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import EndReason, MediaSpan
+from services.scheduler.core.sequence import EndReason, MediaSpan, Sequence
 from tests.support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
 
 TARGET_MS = 250.0
@@ -136,7 +136,7 @@ def test_a_wrong_announcement_is_corrected_by_what_is_seen() -> None:
 
 def test_beams_bound_steps_also_while_their_answer_is_in_flight() -> None:
     drive = SlowDrive()
-    search = BeamSearch(num_beams=2, max_tokens=6)
+    search = BeamSearch[Sequence](num_beams=2, max_tokens=6)
     drive.scheduler.add(sequence("beams", [5, 6, 7], 6, 0, beams=search))
     drive.send()
     drive.scheduler.add(sequence("long", [8] * 200, 2, 1))
@@ -144,7 +144,7 @@ def test_beams_bound_steps_also_while_their_answer_is_in_flight() -> None:
     assert [row.sequence.request_id for row in drive.in_flight[1].rows] == ["long"]
     assert drive.in_flight[1].rows[0].count == BLOCK
     drive.finish()
-    alone = search_alone([5, 6, 7], BeamSearch(num_beams=2, max_tokens=6))
+    alone = search_alone([5, 6, 7], BeamSearch[Sequence](num_beams=2, max_tokens=6))
     assert [h.score for h in drive.found["beams"]] == [h.score for h in alone]
 
 

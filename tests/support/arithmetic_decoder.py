@@ -41,7 +41,7 @@ def top_tokens(tokens: list[int], k: int) -> list[tuple[int, float]]:
     return [(t + 1, math.log(weights[t] / total)) for t in ranked]
 
 
-def search_alone(prompt: list[int], search: BeamSearch) -> list[Hypothesis]:
+def search_alone(prompt: list[int], search: BeamSearch[Sequence]) -> list[Hypothesis]:
     """What a beam search finds when nothing disturbs it."""
     live = [sequence("alone", prompt, search.max_tokens)]
     search.live = live

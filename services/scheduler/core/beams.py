@@ -1,20 +1,19 @@
 """Beam search as Hugging Face transformers does it (`GenerationMixin._beam_search`): the choice of beams alone.
 
 Scores are sums of log-probabilities; that of a finished hypothesis is divided by its number of generated tokens, the
-stop token counted, to the power of the length penalty.
+stop token counted, to the power of the length penalty. A beam is whatever object its owner computes it with: here it
+only has to be hashable.
 
 Where more of the best continuations end with a stop string than leave beams to go on, transformers goes on with ended
 ones at a score of -1e9. Here they are dropped: while one beam is alive all of its continuations are better, and when
 none is, there are as many finished hypotheses as beams.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from services.scheduler.core.sequence import Sequence
-
+Beam = TypeVar("Beam", bound=Hashable)
 Top = list[tuple[int, float]]  # token ids and log-probabilities, descending
 
 
@@ -45,17 +44,17 @@ class Hypothesis(NamedTuple):
         return found[::-1]
 
 
-class Continuation(NamedTuple):
+class Continuation(NamedTuple, Generic[Beam]):
     """A live beam of the next step: which beam it grows from, and its new token."""
 
-    parent: "Sequence"
+    parent: Beam
     step: Step
     score: float
 
 
 @dataclass(slots=True, eq=False)
-class BeamSearch:
-    """One request's search. Its beams are sequences; each is answered once for every token."""
+class BeamSearch(Generic[Beam]):
+    """One request's search. Each of its beams is answered once for every token."""
 
     num_beams: int
     max_tokens: int
@@ -67,13 +66,13 @@ class BeamSearch:
     completes_stop_string: Callable[[Step], bool] | None = None  # of the last token of a beam
     num_kept_top: int = 0  # of what else could have come, how much is kept for the caller
 
-    live: "list[Sequence]" = field(default_factory=list)
+    live: list[Beam] = field(default_factory=list)
     spare_slots: list[int] = field(default_factory=list)
     finished: list[Hypothesis] = field(default_factory=list)  # at most num_beams, best first
     done: bool = False
-    _answers: "dict[Sequence, Top]" = field(default_factory=dict)
-    _steps: "dict[Sequence, Step]" = field(default_factory=dict)
-    _scores: "dict[Sequence, float]" = field(default_factory=dict)
+    _answers: dict[Beam, Top] = field(default_factory=dict)
+    _steps: dict[Beam, Step] = field(default_factory=dict)
+    _scores: dict[Beam, float] = field(default_factory=dict)
     _generated: int = 0
 
     @property
@@ -85,11 +84,11 @@ class BeamSearch:
         stops = len(self.stop_token_ids)
         return max(2, 1 + stops) * self.num_beams + stops
 
-    def answer(self, beam: "Sequence", top: Top) -> None:
+    def answer(self, beam: Beam, top: Top) -> None:
         """The decoder's answer for one beam."""
         self._answers[beam] = top
 
-    def forget_answer(self, beam: "Sequence") -> None:
+    def forget_answer(self, beam: Beam) -> None:
         """A beam is computed again."""
         self._answers.pop(beam, None)
 
@@ -98,7 +97,7 @@ class BeamSearch:
         """Every live beam has its answer."""
         return all(beam in self._answers for beam in self.live)
 
-    def advance(self) -> list[Continuation]:
+    def advance(self) -> list[Continuation[Beam]]:
         """Decides a step. Returns the beams that live on, best first; none when the search is done."""
         keep = max(2, 1 + len(self.stop_token_ids)) * self.num_beams
         candidates = sorted(self._candidates(), key=lambda c: -c.score)[:keep]
@@ -113,7 +112,7 @@ class BeamSearch:
         self._answers.clear()
         return [] if self.done else going_on
 
-    def assign(self, beams: "Iterable[tuple[Sequence, Continuation]]") -> None:
+    def assign(self, beams: Iterable[tuple[Beam, Continuation[Beam]]]) -> None:
         """Which sequence carries on which beam."""
         pairs = list(beams)
         self.live = [beam for beam, _ in pairs]
@@ -125,7 +124,7 @@ class BeamSearch:
         self.live = []
         self._answers, self._steps, self._scores = {}, {}, {}
 
-    def _candidates(self) -> list[Continuation]:
+    def _candidates(self) -> list[Continuation[Beam]]:
         found = []
         too_early = self._generated + 1 < self.min_tokens
         for beam in self.live:
@@ -141,7 +140,7 @@ class BeamSearch:
                     found.append(Continuation(beam, step, score + logprob))
         return found
 
-    def _hypothesis(self, candidate: Continuation) -> Hypothesis | None:
+    def _hypothesis(self, candidate: Continuation[Beam]) -> Hypothesis | None:
         token = candidate.step.token
         stop = token if token in self.stop_token_ids else None
         has_string = stop is None and self._completes_stop_string(candidate.step)

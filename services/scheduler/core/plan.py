@@ -155,7 +155,7 @@ class StepProgress:
     tokens: list[int | None] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     endings: dict[int, Ending] = field(default_factory=dict)
-    beams: list[BeamSearch] = field(default_factory=list)  # that have come to their end
+    beams: list[BeamSearch[Sequence]] = field(default_factory=list)  # that have come to their end
 
     def __len__(self) -> int:
         return len(self.sequences)

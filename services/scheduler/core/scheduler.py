@@ -368,9 +368,9 @@ class Scheduler:
 
     def _commit(
         self, progress: StepProgress, step: PendingStep, output: StepOutput
-    ) -> dict[BeamSearch, None]:
+    ) -> dict[BeamSearch[Sequence], None]:
         """Appends tokens to their sequences. Returns the searches that were answered."""
-        searches: dict[BeamSearch, None] = {}
+        searches: dict[BeamSearch[Sequence], None] = {}
         sequences, tokens = step.plan.sample_sequence, output.tokens
         samples = list(range(len(tokens)))
         if step.restarted or [s for s in sequences if s.is_special]:
@@ -397,7 +397,7 @@ class Scheduler:
             progress.endings[index] = ending
             self.state.end(sequence)
 
-    def _advance_search(self, progress: StepProgress, search: BeamSearch) -> None:
+    def _advance_search(self, progress: StepProgress, search: BeamSearch[Sequence]) -> None:
         """Takes one step of a search all of whose beams are answered, or ends it."""
         continuations = search.advance()
         if search.done:
@@ -405,8 +405,8 @@ class Scheduler:
             self.state.end_search(search)
             return
         # The first continuation of a beam goes on in its place; the others are forks of it.
-        in_place: dict[Sequence, Continuation] = {}
-        forked: list[Continuation] = []
+        in_place: dict[Sequence, Continuation[Sequence]] = {}
+        forked: list[Continuation[Sequence]] = []
         for continuation in continuations:
             if in_place.setdefault(continuation.parent, continuation) is not continuation:
                 forked.append(continuation)
@@ -432,9 +432,8 @@ class Scheduler:
         without = [plan.sample_sequence[i] for i in samples if output.tokens[i] < 0]
         owners = without if samples else [plan.row_sequence[row]]
         failed = [s for s in owners if not s.ended and s not in step.restarted]
-        if len(without) == len(
-            samples
-        ):  # else it was computed, and only a choice could not be sampled
+        # Otherwise it was computed, and only a choice could not be sampled.
+        if len(without) == len(samples):
             self.state.restart_dependents(step, row, failed)
         lost: dict[bytes, None] = {}
         for sequence in failed:
@@ -485,7 +484,9 @@ def _sample(plan: StepPlan, row: int, sequence: Sequence) -> None:
     sequence.num_tokens += 1
 
 
-def _wanted(step: PendingStep, output: StepOutput, searches: dict[BeamSearch, None]) -> list[int]:
+def _wanted(
+    step: PendingStep, output: StepOutput, searches: dict[BeamSearch[Sequence], None]
+) -> list[int]:
     """The samples whose sequences commit their token; beam searches get their answers on the way."""
     wanted = []
     for sample, sequence in enumerate(step.plan.sample_sequence):

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from services.scheduler.core.beams import BeamSearch
+from services.scheduler.core.beams import BeamSearch
 
 # How many tokens a sequence generates before the blocks that they fill are named: nobody is likely to ask for an answer
 # that is being written, and when it has been written all of them are named.
@@ -116,9 +115,8 @@ class Sequence:
     scores_prompt: bool = (
         False  # wants log-probabilities of its prompt: all of it must be computed, in order
     )
-    beams: "BeamSearch | None" = (
-        None  # chooses its tokens; then the decoder's own choice counts for nothing
-    )
+    # Chooses its tokens; then the decoder's own choice counts for nothing.
+    beams: "BeamSearch[Sequence] | None" = None
     payload: Any = None  # what the servicer keeps with it; never read here
 
     status: SequenceStatus = SequenceStatus.WAITING

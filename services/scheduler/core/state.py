@@ -393,7 +393,7 @@ class DecoderState:
         child.num_cached_tokens = parent.num_cached_tokens
         self._run(child)
 
-    def fork_beam(self, search: BeamSearch, parent: Sequence) -> Sequence:
+    def fork_beam(self, search: BeamSearch[Sequence], parent: Sequence) -> Sequence:
         """A new beam that has got exactly as far as its parent. The next plan tells the decoder."""
         child = parent.fork(parent.choice)
         self._enter(child)
@@ -417,7 +417,7 @@ class DecoderState:
         self._beam_tokens.append((beam, token))
         self.update_cache(beam)
 
-    def end_search(self, search: BeamSearch) -> None:
+    def end_search(self, search: BeamSearch[Sequence]) -> None:
         """Ends all beams of a search and frees its slots."""
         search.done = True
         for beam in search.live:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from services.scheduler.core.beams import BeamSearch, Hypothesis, Step
-from services.scheduler.core.sequence import INVALID_ARGUMENT, Ending, EndReason, Error
+from services.scheduler.core.sequence import INVALID_ARGUMENT, Ending, EndReason, Error, Sequence
 from services.scheduler.output.stop_strings import BeamStops, stop_finder
 from shared.queue.beam_search import conflict_with_beams
 from shared.queue.token_log import encode_records, encode_tokens
@@ -14,7 +14,7 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 _MAX_LOGPROBS = 1024  # that a decoder reports for one sample
 
 
-def search_of(spec: RequestSpec, table: TokenBytes) -> BeamSearch:
+def search_of(spec: RequestSpec, table: TokenBytes) -> BeamSearch[Sequence]:
     """The search that a request asks for."""
     sampling, stops = spec.sampling, list(spec.sampling.stop)
     skip = spec.reply.skip_special_tokens
@@ -31,7 +31,7 @@ def search_of(spec: RequestSpec, table: TokenBytes) -> BeamSearch:
     )
 
 
-def refusal(sampling: SamplingParams, search: BeamSearch) -> Error | None:
+def refusal(sampling: SamplingParams, search: BeamSearch[Sequence]) -> Error | None:
     """Why a request with these parameters cannot be searched; None if it can."""
     if sampling.stop and sampling.min_tokens:
         message = "stop and min_tokens cannot both be combined with beam search: leave one out"
@@ -50,7 +50,7 @@ def refusal(sampling: SamplingParams, search: BeamSearch) -> Error | None:
 
 
 def result_of(
-    search: BeamSearch, number: int, spec: RequestSpec, table: TokenBytes
+    search: BeamSearch[Sequence], number: int, spec: RequestSpec, table: TokenBytes
 ) -> tuple[bytes, Ending]:
     """Log records and ending of one of the hypotheses that a search has found, best first."""
     if number >= len(search.finished):

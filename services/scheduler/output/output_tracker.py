@@ -237,7 +237,7 @@ class OutputTracker:
                 choice, records = request.choice(number), bytes(best.records)
                 batch.add(choice, 0, records, best.ending, cached, request.queue_s)
 
-    def _log_beams(self, batch: _Batch, search: BeamSearch) -> None:
+    def _log_beams(self, batch: _Batch, search: BeamSearch[Sequence]) -> None:
         """A search has ended: its best hypotheses are logged at once."""
         first = search.live[0]
         request: Request = first.payload.request

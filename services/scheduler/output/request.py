@@ -153,7 +153,7 @@ class Request:
         numbers = range(self.num_choices) if self.collects else (s.choice for s in self.sequences)
         return (self.choice(number) for number in numbers)
 
-    def hypothesis(self, search: BeamSearch, number: int) -> tuple[bytes, Ending]:
+    def hypothesis(self, search: BeamSearch[Sequence], number: int) -> tuple[bytes, Ending]:
         """Log records and ending of one of the hypotheses that a search has found, best first."""
         return beams.result_of(search, number, self.spec, self._table)
 
