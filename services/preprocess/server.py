@@ -15,6 +15,7 @@ from services.preprocess.media.pixel_cache import PixelCache
 from services.preprocess.media.processor_config import read_frame_selection
 from services.preprocess.prompt.builder import PromptBuilder
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
+from services.preprocess.prompt.item_limits import ItemLimits, parse_limits
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.preprocess.servicer import PreprocessServicer
@@ -87,7 +88,9 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
             intake,
             executor,
             model_name=settings.model_name,
-            max_images=settings.max_images,
+            limits=ItemLimits(
+                parse_limits(settings.limit_mm_per_prompt), builder.limits, settings.model_name
+            ),
             max_frames=settings.max_video_frames,
         )
         server.add(

@@ -12,6 +12,7 @@ from services.families.family import ItemSize
 from services.preprocess.media.intake import MediaIntake, TakenMedia
 from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
+from services.preprocess.prompt.item_limits import ItemLimits
 from services.preprocess.prompt.prompt_rule import MediaSpan
 from services.preprocess.prompt_stream import prepare_many
 from shared.artifacts.pixel_scaling import PixelScaling
@@ -49,14 +50,14 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         executor: Executor,
         *,
         model_name: str,
-        max_images: int,
+        limits: ItemLimits,
         max_frames: int,
     ) -> None:
         self._builder = builder
         self._intake = intake
         self._executor = executor
         self._model_name = model_name
-        self._max_images = max_images
+        self._limits = limits
         self._max_frames = max_frames
 
     async def Prepare(self, request: PrepareRequest, context: _Context) -> PrepareResponse:
@@ -120,33 +121,11 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             raise InvalidRequest(
                 "BAD_TRUNCATION", f"{field} cannot be combined with media", field=field
             )
-        if len(media) > self._max_images:
-            field = media[self._max_images].field
-            raise InvalidRequest(
-                "TOO_MANY_IMAGES",
-                f"{field}: the prompt has {len(media)} images, the limit is {self._max_images}"
-                " (--limit-mm-per-prompt)",
-                field=field,
-            )
-        self._check_limits(media)
         for item in media:
             if isinstance(item, Video):
                 self._check_video(item)
+        self._limits.check(media)
         return media
-
-    def _check_limits(self, media: Sequence[Media | Video]) -> None:
-        """Raises InvalidRequest for more items of a modality than the model takes in one prompt."""
-        for modality, limit in self._builder.limits.items():
-            is_video = modality == Modality.MODALITY_VIDEO
-            items = [item for item in media if isinstance(item, Video) == is_video]
-            if limit is not None and len(items) > limit:
-                field = items[limit].field
-                raise InvalidRequest(
-                    "TOO_MANY_IMAGES",
-                    f"{field}: the prompt has {len(items)} {'videos' if is_video else 'images'},"
-                    f" {self._model_name} takes {limit}",
-                    field=field,
-                )
 
     def _check_video(self, video: Video) -> None:
         field = video.field or "video"

@@ -1,11 +1,11 @@
 """Settings of preprocess."""
 
-import json
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from services.preprocess.prompt.item_limits import parse_limits
 from shared import processors
 from shared.settings import ModelLengthSettings, ServiceSettings
 
@@ -18,8 +18,9 @@ class PreprocessOptions(ModelLengthSettings):
     )
     language_model_only: bool = Field(False, description="Refuses pictures and videos.")
     limit_mm_per_prompt: str = Field(
-        "image=16",
-        description='Largest number of images and videos in a prompt: 16, image=16 or {"image": 16}.',
+        "image=16,video=16",
+        description="Largest numbers of images and of videos in a prompt: image=16,video=2, or as JSON;"
+        " one number is for each of both.",
     )
     max_video_frames: int = Field(
         128, ge=1, le=1024, description="Largest number of frames of a video that a model is shown."
@@ -35,7 +36,7 @@ class PreprocessOptions(ModelLengthSettings):
     @field_validator("limit_mm_per_prompt")
     @classmethod
     def _is_limit(cls, text: str) -> str:
-        parse_image_limit(text)
+        parse_limits(text)
         return text
 
 
@@ -93,11 +94,6 @@ class PreprocessSettings(PreprocessOptions, ServiceSettings):
     )
 
     @property
-    def max_images(self) -> int:
-        """Largest number of images in a prompt."""
-        return parse_image_limit(self.limit_mm_per_prompt)
-
-    @property
     def media_domains(self) -> tuple[str, ...]:
         """The hosts that media may come from; empty is all."""
         names = (name.strip().lower() for name in self.allowed_media_domains.split(","))
@@ -107,18 +103,3 @@ class PreprocessSettings(PreprocessOptions, ServiceSettings):
     def worker_count(self) -> int:
         """Processes that decode images."""
         return self.media_workers or max(1, processors.threads() // 2)
-
-
-def parse_image_limit(text: str) -> int:
-    """The images of `16`, `image=16` or `{"image": 16}`. Raises ValueError."""
-    text = text.strip()
-    if text.startswith("{"):
-        limits = json.loads(text)
-    elif "=" in text:
-        limits = dict(pair.split("=", 1) for pair in text.split(","))
-    else:
-        limits = {"image": text}
-    count = int(limits.get("image", 16))
-    if count < 0:
-        raise ValueError("the number of images cannot be negative")
-    return count

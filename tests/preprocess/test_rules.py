@@ -10,7 +10,6 @@ from services.families import registry
 from services.families.family import ItemSize, load_part
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
 from services.preprocess.prompt.prompt_rule import ImageProcessing
-from services.preprocess.settings import parse_image_limit
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
@@ -109,14 +108,3 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert read_template(tmp_path) == "json"
     (tmp_path / "chat_template.jinja").write_text("jinja")
     assert read_template(tmp_path) == "jinja"
-
-
-def test_image_limits() -> None:
-    assert [parse_image_limit(t) for t in ("3", "image=4", '{"image": 5}', "video=1")] == [
-        3,
-        4,
-        5,
-        16,
-    ]
-    with pytest.raises(ValueError):
-        parse_image_limit("image=-1")
