@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +14,7 @@ from services.decoder.worker.slots import PENDING, SlotTable
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Longs = np.ndarray[tuple[int], np.dtype[np.int64]]
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]
 # Rows [first, last) of a span's embedding.
 ReadRows = Callable[[MediaSpan, int, int], Tensor]
 
@@ -37,6 +39,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class SampledTokens:
+    """Tokens that were chosen on the device: `tokens` [samples], one of each of `slots`."""
+
+    slots: Longs
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
 class Batch:
     """T tokens, padding included; `rows` in the order of the batch: those of one token first."""
 
@@ -57,39 +67,34 @@ def order_rows(rows: Rows) -> Rows:
 
 
 def build_batch(
-    rows: Rows, slots: SlotTable, device: Device, read: ReadRows, last_token: Tensor
+    rows: Rows,
+    slots: SlotTable,
+    device: Device,
+    read: ReadRows,
+    sampled: SampledTokens | None = None,
 ) -> Batch:
     """Builds the batch of `order_rows(...)`; every row fits its history and its block table. Ids that are PENDING are
-    taken from `last_token` [slots] on the device."""
-    counts = rows.count
-    token_rows = np.repeat(np.arange(len(counts)), counts)
-    ends = np.cumsum(counts)
-    total = int(ends[-1])
-    offsets = np.arange(total) - np.repeat(ends - counts, counts)
-    places = rows.start[token_rows] + offsets
+    taken from `sampled`, what the step before this one chose."""
+    token_rows, places, ends = _lay_out(rows)
     owners = rows.slot[token_rows]
-
     size = slots.block_size
     blocks = slots.table[owners, places // size].astype(np.int64)
-    padded = device.ops.padded_rows(total)
-    # Padding: token 0 at position 0, written to block 0, which no row reads.
-    ids = np.zeros(padded, np.int64)
-    ids[:total] = slots.tokens[owners, places]
-    written = np.zeros(padded, np.int64)
-    written[:total] = blocks * size + places % size
-    axes = 1 if slots.rotary is None else len(slots.rotary)
-    positions = np.zeros((axes, padded), np.int64)
-    positions[:, :total] = places if slots.rotary is None else slots.rotary[:, owners, places]
+    padded = device.ops.padded_rows(len(places))
+    ids = _padded(slots.tokens[owners, places], padded)
+    written = _padded(blocks * size + places % size, padded)
+    rotary = places[None] if slots.rotary is None else slots.rotary[:, owners, places]
+    positions = _padded(rotary, padded)
 
-    width = -(-int(rows.end.max()) // size)
-    embeds, runs = _embeds(rows, ends - counts, slots, read)
+    lengths = rows.end.tolist()
+    width = -(-max(lengths) // size)
+    embeds, runs = _embeds(rows, ends - rows.count, slots, read)
     flags = [_takes_embedding(padded, runs)] if runs else []
     sent = device.upload(ids, positions, slots.table[rows.slot, :width], written, *flags)
-    meta = device.ops.make_meta(counts.tolist(), rows.end.tolist(), sent[2], sent[3])
+    meta = device.ops.make_meta(rows.count.tolist(), lengths, sent[2], sent[3])
     return Batch(
         rows=rows,
         step=Step(
-            ids=_with_pending(sent[0], ids, owners, device, last_token),
+            ids=_with_pending(sent[0], ids, owners, device, sampled) if sampled else sent[0],
             positions=sent[1],
             meta=meta,
             slots=rows.slot.tolist(),
@@ -103,15 +108,39 @@ def build_batch(
     )
 
 
+def _lay_out(rows: Rows) -> tuple[Longs, Longs, Longs]:
+    """Each token's row and position, and where each row ends in the batch."""
+    counts = rows.count
+    ends = np.cumsum(counts)
+    total = int(ends[-1])
+    if total == len(counts):  # nothing but rows of one token
+        return ends - 1, rows.start, ends
+    token_rows = np.repeat(np.arange(len(counts)), counts)
+    places = rows.start[token_rows] + np.arange(total) - np.repeat(ends - counts, counts)
+    return token_rows, places, ends
+
+
+def _padded(values: Integers, width: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """int64 [..., width]: padding is token 0 at position 0, written to block 0, which no row reads."""
+    count = values.shape[-1]
+    if count == width:
+        return values.astype(np.int64, copy=False)
+    result = np.zeros((*values.shape[:-1], width), np.int64)
+    result[..., :count] = values
+    return result
+
+
 def _with_pending(
-    sent: Tensor, ids: Longs, owners: Longs, device: Device, last_token: Tensor
+    sent: Tensor, ids: Longs, owners: Longs, device: Device, sampled: SampledTokens
 ) -> Tensor:
     """The ids on the device, with those that the host does not know yet."""
     pending = np.flatnonzero(ids == PENDING)
     if not len(pending):
         return sent
-    places, slots = device.upload(pending, owners[pending])
-    return sent.index_copy(0, places, last_token[slots])
+    order = np.argsort(sampled.slots)
+    found = order[np.searchsorted(sampled.slots, owners[pending], sorter=order)]
+    places, samples = device.upload(pending, found)
+    return sent.index_copy(0, places, sampled.tokens.index_select(0, samples).long())
 
 
 def _takes_embedding(tokens: int, runs: Sequence[tuple[int, int]]) -> Flags:

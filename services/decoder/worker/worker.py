@@ -18,6 +18,7 @@ from services.decoder.worker.inputs import (
     Batch,
     Longs,
     Rows,
+    SampledTokens,
     build_batch,
     order_rows,
     spans_of,
@@ -83,8 +84,8 @@ class Worker:
         )
         self.sealed = SealedBlocks(limits.num_blocks)
         self._sampler = device.make_sampler(limits.max_slots, vocabulary)
-        # The token that each slot sampled last, where it was chosen on the device.
-        self._last_token = torch.zeros(limits.max_slots, dtype=torch.int64, device=ops.device)
+        # The step that was launched last, until it is collected.
+        self._newest: LaunchedStep | None = None
         self._prompt_logprobs = PromptLogprobs(model, self.slots)
         self._has_failed = False  # some row, since the last reset
 
@@ -128,12 +129,15 @@ class Worker:
             self.slots.computed[rows.slot] = rows.end
             row = plan.sample_row[step.samples]
             self.slots.extend(step.owners, plan.row_start[row] + plan.row_count[row])
+        self._newest = step
         return step
 
     def collect(self, step: LaunchedStep, deliver: Deliver) -> None:
         """Waits for a step, the oldest that was launched, hands over its result, and completes the histories of its
         sequences then, while the result is on its way.
         """
+        if self._newest is step:
+            self._newest = None
         plan, result = step.plan, step.result
         tokens = np.full(len(plan.sample_row), -1, np.int32)
         if step.batch is not None:
@@ -283,9 +287,7 @@ class Worker:
 
     def _compute(self, step: LaunchedStep, rows: Rows) -> None:
         """Submits the rows, and what the sampler needs of their last tokens."""
-        batch = build_batch(
-            order_rows(rows), self.slots, self._device, self._read, self._last_token
-        )
+        batch = build_batch(order_rows(rows), self.slots, self._device, self._read, self._sampled())
         self.sealed.overwrite(batch.blocks)
         step.times.prepare_us = step.watch.lap_us()
         hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
@@ -295,21 +297,28 @@ class Worker:
         step.times.forward_us = step.watch.lap_us()
         self._compute_samples(step, batch, hidden)
 
+    def _sampled(self) -> SampledTokens | None:
+        """What was chosen and is known on the device alone."""
+        newest = self._newest
+        if newest is None or newest.largest is None:
+            return None
+        return SampledTokens(newest.owners, newest.largest[0])
+
     def _compute_samples(self, step: LaunchedStep, batch: Batch, hidden: Tensor) -> None:
         plan, slots = step.plan, self.slots
         token_of = np.full(len(plan.row_slot), -1, np.int64)
         token_of[batch.rows.place] = batch.last
         owner = plan.sample_slot.astype(np.int64)
-        usable = (token_of[plan.sample_row] >= 0) & slots.known[owner] & ~slots.failed[owner]
+        token = token_of[plan.sample_row]
+        usable = (token >= 0) & slots.known[owner] & ~slots.failed[owner]
         step.samples = np.flatnonzero(usable)
         step.owners = owner = owner[step.samples]
         if not len(owner):
             return
-        picked, owners = self._device.upload(token_of[plan.sample_row[step.samples]], owner)
+        [picked] = self._device.upload(token[step.samples])
         last = hidden.index_select(0, picked)
         if self._sampler.is_plain(owner):
             step.largest = self._model.largest(last)
-            self._last_token.index_copy_(0, owners, step.largest[0].long())
         else:
             step.logits = self._model.logits(last)
 
