@@ -1,6 +1,7 @@
 """Small files that cost much to decode: refused by their headers, or ended by a limit."""
 
 import asyncio
+import contextlib
 import io
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
+import pytest_asyncio
 import structlog
 
 from services.preprocess.media.frame_selection import FrameSelection
@@ -57,8 +59,24 @@ def moving_png(width: int, height: int, frames: int) -> bytes:
     return png(width, height, *parts)
 
 
+def moving_gif(width: int, height: int, frames: int) -> bytes:
+    """An animated GIF of two colours, whose second frame is told again and again."""
+    first, second = (PIL.Image.new("L", (width, height), colour) for colour in (0, 90))
+    two = file_of(first, "GIF", save_all=True, append_images=[second])
+    last = two.rindex(b"\x21\xf9\x04")
+    return two[:-1] + two[last:-1] * (frames - 2) + b"\x3b"
+
+
+def moving_webp(width: int, height: int, frames: int) -> bytes:
+    """An animated WebP of two colours, whose second frame is told again and again."""
+    first, second = (PIL.Image.new("RGB", (width, height), colour) for colour in (0, 90))
+    two = file_of(first, "WEBP", save_all=True, append_images=[second], quality=0, method=0)
+    whole = two + two[two.rindex(b"ANMF") :] * (frames - 2)
+    return whole[:4] + struct.pack("<I", len(whole) - 8) + whole[8:]
+
+
 def webp(width: int, height: int) -> bytes:
-    return file_of(PIL.Image.new("RGB", (width, height)), "WEBP", lossless=True)
+    return file_of(PIL.Image.new("RGB", (width, height)), "WEBP", lossless=True, method=0)
 
 
 PROFILE = chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000), 9))
@@ -84,20 +102,8 @@ def test_pictures_over_a_limit_are_refused_by_their_header(name: str) -> None:
 
 ANIMATIONS: dict[str, Callable[[], bytes]] = {
     "PNG": lambda: moving_png(2000, 2000, 150),
-    "GIF": lambda: file_of(
-        PIL.Image.new("P", (3000, 3000)),
-        "GIF",
-        save_all=True,
-        append_images=[PIL.Image.new("P", (3000, 3000), n % 2 + 1) for n in range(60)],
-    ),
-    "WebP": lambda: file_of(
-        PIL.Image.new("RGB", (3500, 3500)),
-        "WEBP",
-        save_all=True,
-        quality=0,
-        method=0,
-        append_images=[PIL.Image.new("RGB", (3500, 3500), n % 2 * 90) for n in range(35)],
-    ),
+    "GIF": lambda: moving_gif(3000, 3000, 61),
+    "WebP": lambda: moving_webp(3500, 3500, 36),
     "frames without pixels": lambda: moving_png(4, 4, 11_000),
 }
 
@@ -111,12 +117,12 @@ def test_animations_over_a_limit_are_refused_by_their_header(name: str) -> None:
 
 
 def test_files_of_common_encoders_pass() -> None:
-    large = picture(600, 400).resize((4000, 3000))
+    large = picture(60, 40).resize((4000, 3000))
     for style, options in (
         ("JPEG", {"progressive": True}),
         ("JPEG", {"progressive": True, "exif": thumbnail()}),
-        ("WEBP", {}),
-        ("PNG", {"icc_profile": bytes(3000)}),
+        ("WEBP", {"method": 0}),
+        ("PNG", {"icc_profile": bytes(3000), "compress_level": 1}),
     ):
         assert decode(file_of(large, style, **options), LIMITS).size == (4000, 3000)
     four = file_of(large.convert("CMYK"), "JPEG", progressive=True)
@@ -157,25 +163,24 @@ class Pool:
         return await task
 
 
-PoolMaker = Callable[..., "asyncio.Future[Pool]"]
-
-
-@pytest.fixture
-async def make_pool(clip_folder: Path, short_tmp: Path) -> AsyncIterator[Callable[..., object]]:
-    store = ArtifactStore(short_tmp / "artifacts", "pool", "unix:/none")
-    pools: list[ImageWorkerPool] = []
-
-    async def make(**options: float) -> Pool:
-        timeout_s = options.pop("timeout_s", 20.0)
-        limits = ImageLimits(max_pixels=50_000_000)
-        pool = ImageWorkerPool(clip_folder, limits, 1, timeout_s, **options)
-        pools.append(await pool.__aenter__())
-        return Pool(pool, store)
-
-    yield make
-    for pool in pools:
-        await pool.__aexit__(None, None, None)
+@contextlib.asynccontextmanager
+async def running_pool(
+    model: Path, folder: Path, timeout_s: float = 20.0, budget_s: float = 0.0
+) -> AsyncIterator[Pool]:
+    store = ArtifactStore(folder / "artifacts", "pool", "unix:/none")
+    limits = ImageLimits(max_pixels=50_000_000)
+    async with ImageWorkerPool(model, limits, 1, timeout_s, budget_s) as pool:
+        yield Pool(pool, store)
     store.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_pool(
+    clip_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Pool]:
+    """A pool of the defaults for several tests; each leaves it with one idle worker."""
+    async with running_pool(clip_folder, tmp_path_factory.mktemp("pool")) as pool:
+        yield pool
 
 
 GOOD = file_of(picture(80, 60))
@@ -186,37 +191,47 @@ def slow() -> bytes:
     return file_of(PIL.Image.new("RGB", (7000, 7000)), "JPEG", progressive=True)
 
 
-async def test_a_file_that_takes_too_long_is_tried_once(make_pool: PoolMaker) -> None:
-    pool = await make_pool(timeout_s=0.3)
-    with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as caught:
-        await pool.decode(slow())
-    assert caught.value.reason == "IMAGE_TIMEOUT"
-    assert "--image-timeout-s" in caught.value.message
-    assert [line["again"] for line in lines if line["event"] == "image worker lost"] == [False]
-    assert await pool.decode(GOOD) == (80, 60)
-
-
-async def test_a_file_is_tried_again_only_if_its_worker_was_killed_from_outside(
-    make_pool: PoolMaker,
+async def test_a_file_that_takes_too_long_is_tried_once_and_charged_to_its_tenant(
+    clip_folder: Path, short_tmp: Path
 ) -> None:
-    pool = await make_pool()
-    assert await pool.decode_signalled(GOOD, signal.SIGKILL) == (80, 60)
+    async with running_pool(clip_folder, short_tmp, timeout_s=0.3, budget_s=0.01) as pool:
+        with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as late:
+            await pool.decode(slow(), "a")
+        assert late.value.reason == "IMAGE_TIMEOUT"
+        assert "--image-timeout-s" in late.value.message
+        assert [line["again"] for line in lines if line["event"] == "image worker lost"] == [False]
+        with pytest.raises(Overloaded) as caught:
+            await pool.decode(GOOD, "a")
+        assert caught.value.reason == "DECODE_BUDGET"
+        assert "--media-budget-s" in caught.value.message
+        assert int(caught.value.metadata["retry_after_s"]) > 0
+        assert await pool.decode(GOOD, "b") == (80, 60)
+        # Ordinary pictures cost no budget, however many they are.
+        for _ in range(30):
+            assert await pool.decode(GOOD, "c") == (80, 60)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_file_is_tried_again_only_if_its_worker_was_killed_from_outside(
+    shared_pool: Pool,
+) -> None:
+    assert await shared_pool.decode_signalled(GOOD, signal.SIGKILL) == (80, 60)
     for number, reason in (
         (signal.SIGSEGV, "IMAGE_UNUSABLE"),
         (signal.SIGXCPU, "IMAGE_TIMEOUT"),
         (signal.SIGSYS, "IMAGE_UNUSABLE"),
     ):
         with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as caught:
-            await pool.decode_signalled(GOOD, number, signal.SIGCONT)
+            await shared_pool.decode_signalled(GOOD, number, signal.SIGCONT)
         assert caught.value.reason == reason
         assert len([line for line in lines if line["event"] == "image worker lost"]) == 1
-        assert await pool.decode(GOOD) == (80, 60)
+        assert await shared_pool.decode(GOOD) == (80, 60)
 
 
-async def test_a_worker_has_limits(make_pool: PoolMaker) -> None:
-    pool = await make_pool()
-    await pool.decode(GOOD)
-    (worker,) = pool.pool.pids
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_worker_has_limits(shared_pool: Pool) -> None:
+    await shared_pool.decode(GOOD)
+    (worker,) = shared_pool.pool.pids
     lines = Path(f"/proc/{worker}/limits").read_text().splitlines()
     soft = {line[:26].strip(): line[26:].split()[0] for line in lines[1:]}
     for name in ("Max address space", "Max cpu time", "Max file size"):
@@ -227,31 +242,13 @@ async def test_a_worker_has_limits(make_pool: PoolMaker) -> None:
     assert "TESSERA_" not in environment
 
 
-async def test_a_tenant_with_a_spent_budget_waits_and_others_do_not(make_pool: PoolMaker) -> None:
-    pool = await make_pool(timeout_s=0.3, budget_s=0.1)
-    with pytest.raises(InvalidRequest):
-        await pool.decode(slow(), "a")
-    with pytest.raises(Overloaded) as caught:
-        await pool.decode(GOOD, "a")
-    assert caught.value.reason == "DECODE_BUDGET"
-    assert "--media-budget-s" in caught.value.message
-    assert int(caught.value.metadata["retry_after_s"]) > 0
-    assert await pool.decode(GOOD, "b") == (80, 60)
-
-
-async def test_ordinary_pictures_cost_no_budget(make_pool: PoolMaker) -> None:
-    pool = await make_pool(budget_s=0.01)
-    for _ in range(30):
-        assert await pool.decode(GOOD, "a") == (80, 60)
-
-
-async def test_one_tenant_never_has_every_worker(make_pool: PoolMaker) -> None:
-    pool = await make_pool()
-    (held,) = pool.pool.pids
+@pytest.mark.asyncio(loop_scope="module")
+async def test_one_tenant_never_has_every_worker(shared_pool: Pool) -> None:
+    (held,) = shared_pool.pool.pids
     os.kill(held, signal.SIGSTOP)
-    stuck = [asyncio.create_task(pool.decode(GOOD, "a")) for _ in range(5)]
+    stuck = [asyncio.create_task(shared_pool.decode(GOOD, "a")) for _ in range(5)]
     await asyncio.sleep(0)
-    assert await pool.decode(GOOD, "b") == (80, 60)
+    assert await shared_pool.decode(GOOD, "b") == (80, 60)
     assert not any(task.done() for task in stuck)
     os.kill(held, signal.SIGCONT)
     assert await asyncio.gather(*stuck) == [(80, 60)] * 5
