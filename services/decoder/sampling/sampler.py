@@ -12,6 +12,7 @@ from services.decoder.sampling.random_numbers import uniform
 from services.decoder.sampling.token_masks import TokenMasks, TokenMatcher
 from services.decoder.sampling.truncation import Truncation, choose
 from shared.errors import Internal, InvalidRequest, ServingError
+from shared.step_columns import RESULT_COLUMNS
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 Floats = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -195,15 +196,15 @@ class Sampler:
         asked = np.where(self._logprobs[slots] >= 0)[0].tolist()
         if not asked:
             return b"", b"", b""
-        own = np.full(len(slots), np.nan, "<f4")
+        own = np.full(len(slots), np.nan, RESULT_COLUMNS["logprobs"])
         told = {int(ran[sample]): entry for sample, entry in chosen.logprobs.items()}
         ids, values = [], []
         for sample in asked:
             k = min(int(self._logprobs[slots[sample]]), self._vocab_size)
             nothing = (np.nan, np.full(k, -1, np.int32), np.full(k, np.nan, np.float32))
             own[sample], best, best_values = told.get(sample, nothing)
-            ids.append(best.astype("<i4").tobytes())
-            values.append(best_values.astype("<f4").tobytes())
+            ids.append(best.astype(RESULT_COLUMNS["top_ids"]).tobytes())
+            values.append(best_values.astype(RESULT_COLUMNS["top_logprobs"]).tobytes())
         return own.tobytes(), b"".join(ids), b"".join(values)
 
 

@@ -7,6 +7,7 @@ from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.logprobs import log_softmax, top
 from services.decoder.worker.slots import SlotTable
 from shared.errors import Precondition
+from shared.step_columns import RESULT_COLUMNS
 from tessera.decoder.v1 import decoder_pb2
 
 # Rows that go through the output layer at a time: bounds the memory of their logits.
@@ -69,9 +70,10 @@ class PromptLogprobs:
             some = tokens[start : start + _PIECE]
             logits = self._model.logits(before[start : start + _PIECE]).cpu().numpy()
             logprobs = log_softmax(logits)
-            own.append(logprobs[np.arange(len(some)), some].astype("<f4").tobytes())
+            chosen = logprobs[np.arange(len(some)), some]
+            own.append(chosen.astype(RESULT_COLUMNS["logprobs"]).tobytes())
             for row in logprobs:
                 best, best_values = top(row, k)
-                ids.append(best.astype("<i4").tobytes())
-                values.append(best_values.astype("<f4").tobytes())
+                ids.append(best.astype(RESULT_COLUMNS["top_ids"]).tobytes())
+                values.append(best_values.astype(RESULT_COLUMNS["top_logprobs"]).tobytes())
         return b"".join(own), b"".join(ids), b"".join(values)

@@ -4,16 +4,6 @@ from dataclasses import dataclass
 
 from services.gateway.reading.bounds import number, whole, wrong
 from services.gateway.reading.options import GenerationOptions
-from shared.errors import InvalidRequest
-
-# What shapes the model's probabilities before a token is drawn, with the values that ask for nothing. The parameters of
-# `shared/queue/beam_search.py` are checked once they have been read.
-_NOT_WITH_BEAMS: dict[str, tuple[float, ...]] = {
-    "temperature": (0, 1),
-    "top_p": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +49,11 @@ def read_choices(options: GenerationOptions, most: int) -> Choices:
 
 
 def _check_beams(options: GenerationOptions) -> None:
-    for name, off in _NOT_WITH_BEAMS.items():
-        value = getattr(options, name)
-        if value is not None and value not in off:
-            raise not_with_beams(name)
+    """What `shared/queue/beam_search.py` excludes is checked once all parameters have been read."""
     if options.stop and options.min_tokens:
         raise wrong(
             "min_tokens", "cannot be combined with stop in a beam search: leave one of them out"
         )
-
-
-def not_with_beams(name: str) -> InvalidRequest:
-    """The error about a parameter that cannot be combined with beam search."""
-    return wrong(
-        name,
-        "cannot be combined with use_beam_search, which ranks by the model's own probabilities: "
-        "leave it out",
-    )
 
 
 def _check_no_beams(options: GenerationOptions) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from services.gateway.admission.model import ServedModel
 from services.gateway.reading.bad_words import read_bad_words
 from services.gateway.reading.bounds import at_most, number, texts, whole, wholes, wrong
-from services.gateway.reading.choices import not_with_beams, read_choices
+from services.gateway.reading.choices import read_choices
 from services.gateway.reading.list_limits import MOST_IDS, MOST_STOP_IDS
 from services.gateway.reading.logprob_fields import Logprobs
 from services.gateway.reading.options import GenerationOptions
@@ -62,9 +62,13 @@ def read_sampling(
     )
     _read_truncation(options, {} if choices.beams else model.sampling_defaults, sampling)
     if choices.beams:
-        sampling.temperature = 0
         if (conflict := conflict_with_beams(sampling)) is not None:
-            raise not_with_beams(conflict)
+            raise wrong(
+                conflict,
+                "cannot be combined with use_beam_search, which ranks by the model's own"
+                " probabilities: leave it out",
+            )
+        sampling.temperature = 0
     return sampling
 
 

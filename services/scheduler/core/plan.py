@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.sequence import Ending, Error, Sequence
-from shared.step_columns import PlanColumns
+from shared.step_columns import PLAN_COLUMNS, PlanColumns
+
+_URGENT_COLUMNS = tuple(name for name in PLAN_COLUMNS if name != "sealed_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,8 @@ class StepPlan(PlanColumns[list[int]]):
     @property
     def is_empty(self) -> bool:
         """Whether the decoder need not be told anything now. What is sealed can wait for the next plan."""
-        return not (
-            self.row_slot
-            or self.drop
-            or self.fork_child
-            or self.set_token_slot
-            or self.edit_slot
-            or self.fetch
-            or self.release
-        )
+        columns = any(getattr(self, name) for name in _URGENT_COLUMNS)
+        return not (columns or self.fetch or self.release)
 
     @property
     def num_swapped(self) -> int:

@@ -37,8 +37,6 @@ class Device(ABC):
     default_batched_tokens: ClassVar[int]
     # Whether the largest step is run whole at start; elsewhere one layer of it tells the rest.
     profile_in_full: ClassVar[bool] = True
-    # Rows that a decode step is padded to, for graphs captured at start; none: no graphs.
-    graph_sizes: ClassVar[tuple[int, ...]] = ()
 
     def __init__(
         self,
