@@ -4,6 +4,8 @@ import asyncio
 import gc
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,11 +38,13 @@ def run(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         folder = diagnostics_folder()
+        answering: AbstractContextManager[None] = nullcontext()
         if folder is not None:
-            diagnostics.answer_signals(folder)
+            answering = diagnostics.answering(partial(diagnostics.write_report, folder))
         try:
             internal_token.use(token_file)
-            return await main(stop) or 0
+            with answering:
+                return await main(stop) or 0
         except ServingError as error:
             log.error("cannot go on", reason=error.reason, error=error.message)
             return 2 if isinstance(error, InvalidRequest | NotFound) else 1

@@ -175,6 +175,16 @@ class ComputeSettings(Settings):
     )
 
 
+class ProfileSettings(Settings):
+    """A setting of the services that compute the model, and of `tessera serve`."""
+
+    profile_ops: bool = Field(
+        False,
+        description="Counts calls, time and bytes of every op of decoder and encoder, and logs them on SIGUSR2 and at"
+        " the end. Slower: ops are not fused, and each is waited for.",
+    )
+
+
 class ServiceSettings(CommonSettings):
     """Settings that every service has."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from services.decoder.devices.base.op_profile import OpProfile
+from services.decoder.devices.base.op_profile import profile_ops
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
@@ -63,7 +63,7 @@ def _profile(options: argparse.Namespace) -> None:
             max_num_batched_tokens=options.prompt,
         )
     )
-    measured = OpProfile(loaded.device)
+    measured = profile_ops(loaded.device)
     count = options.sequences
     plans = _plans(loaded.worker, count, options.prompt, options.steps)
     for title, some in (("prompt", plans[:count]), ("decode", plans[count:])):

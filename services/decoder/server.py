@@ -4,9 +4,11 @@ import asyncio
 import os
 import platform
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import structlog
 
+from services.decoder.devices.base.op_profile import profile_ops
 from services.decoder.loading.load import Loaded, load
 from services.decoder.servicer import DecoderServicer
 from services.decoder.session import PLANS_IN_FLIGHT
@@ -59,14 +61,17 @@ async def serve(
         await server.ready()
         redis = connect(settings.queue_url)
         keys = Keys(settings.model_name)
-        async with Announcement(redis, keys, "decoder", decoder_id, server.address) as announcement:
-            log.info("ready", address=server.address)
-            on_ready()
-            await stop.wait()
-            log.info("draining")
-            await server.not_ready()
-            await announcement.withdraw()
-            await servicer.drain(settings.shutdown_timeout)
+        announcing = Announcement(redis, keys, "decoder", decoder_id, server.address)
+        profiling = profile_ops(loaded.device).reported() if settings.profile_ops else nullcontext()
+        with profiling:
+            async with announcing as announcement:
+                log.info("ready", address=server.address)
+                on_ready()
+                await stop.wait()
+                log.info("draining")
+                await server.not_ready()
+                await announcement.withdraw()
+                await servicer.drain(settings.shutdown_timeout)
         await loaded.worker.embeddings.close()
         await redis.aclose()
         compute.stop()

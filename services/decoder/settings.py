@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from shared.settings import ComputeSettings, ModelLengthSettings, ServiceSettings
+from shared.settings import ComputeSettings, ModelLengthSettings, ProfileSettings, ServiceSettings
 
 
-class DecoderOptions(ComputeSettings, ModelLengthSettings):
+class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
     """Settings of the decoder that `tessera serve` has too. None and "auto" mean: chosen at start, and logged."""
 
     max_num_seqs: int = Field(

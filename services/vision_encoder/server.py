@@ -9,6 +9,8 @@ from redis.asyncio import Redis
 
 from services.families.family import ItemSize
 from services.vision_encoder.cache import EmbeddingCache
+from services.vision_encoder.devices import load_tower_ops
+from services.vision_encoder.devices.op_profile import profile_ops
 from services.vision_encoder.embedding_producer import EmbeddingProducer
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.pixel_source import PixelSource
@@ -26,6 +28,7 @@ from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.telemetry.logs import Stopwatch
+from shared.telemetry.op_profile import OpProfile
 from shared.torch_device import torch_device
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
@@ -50,7 +53,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as resources, server:
         log.info("loading", model=str(settings.model), address=server.address)
         device = torch_device(settings.device)
-        model = await asyncio.to_thread(_load, settings, device)
+        model, profile = await asyncio.to_thread(_load, settings, device)
         redis = connect(settings.queue_url)
         resources.push_async_callback(redis.aclose)
         instance_id = new_instance_id()
@@ -61,7 +64,11 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
         if model is None:
             log.warning("the checkpoint has no vision part; every Encode is refused")
         else:
+            if profile is not None:
+                resources.enter_context(profile.reported())
             encoder = await _encoder(settings, device, model, store, redis, resources)
+            if profile is not None:
+                profile.clear()  # of the warm-up
         server.add(
             _SERVICE_NAME,
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
@@ -91,17 +98,17 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
         await server.not_ready()
 
 
-def _load(settings: VisionEncoderSettings, device: str) -> Encoder | None:
+def _load(settings: VisionEncoderSettings, device: str) -> tuple[Encoder | None, OpProfile | None]:
     require_dtype(settings.dtype, device)
     checkpoint = Checkpoint(settings.model)
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = checkpoint.default_dtype(device)
-    model = load_encoder(
-        checkpoint, torch.device(device), getattr(torch, dtype), _threads(settings)
-    )
+    name = checkpoint.default_dtype(device) if settings.dtype == "auto" else settings.dtype
+    where, dtype, threads = torch.device(device), getattr(torch, name), _threads(settings)
+    ops = load_tower_ops(where, dtype, threads) if settings.profile_ops else None
+    model = load_encoder(checkpoint, where, dtype, threads, ops)
     checkpoint.close()
-    return model
+    if settings.profile_ops and ops is None:
+        log.warning("the tower runs as torch modules here: it has no ops to profile")
+    return model, None if ops is None else profile_ops(ops)
 
 
 def _threads(settings: VisionEncoderSettings) -> int:

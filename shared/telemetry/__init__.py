@@ -1,1 +1,1 @@
-"""Logs and diagnostics."""
+"""Logs, diagnostics and the profile of ops."""

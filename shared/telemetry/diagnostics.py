@@ -1,4 +1,4 @@
-"""A report of a process's memory and objects on request, for finding leaks."""
+"""What a process tells on SIGUSR2; one answer is a report of its memory and objects, for finding leaks."""
 
 import asyncio
 import ctypes
@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 from collections import Counter
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SIGNAL = signal.SIGUSR2
@@ -26,11 +27,28 @@ class _MallInfo(ctypes.Structure):
     ]
 
 
-def answer_signals(folder: Path) -> None:
-    """From now on each SIGUSR2 writes `report()` to `folder/PID.json`, atomically. Runs in the event loop, so that no
-    task is interrupted halfway.
+_answers: list[Callable[[], None]] = []
+
+
+@contextmanager
+def answering(answer: Callable[[], None]) -> Iterator[None]:
+    """Inside of it each SIGUSR2 calls `answer`, after those of the blocks around it. It runs in the event loop, so that
+    no task is interrupted halfway.
     """
-    asyncio.get_running_loop().add_signal_handler(SIGNAL, partial(_write, folder))
+    loop = asyncio.get_running_loop()
+    _answers.append(answer)
+    loop.add_signal_handler(SIGNAL, _answer)
+    try:
+        yield
+    finally:
+        _answers.remove(answer)
+        if not _answers:
+            loop.remove_signal_handler(SIGNAL)
+
+
+def _answer() -> None:
+    for answer in list(_answers):
+        answer()
 
 
 def report() -> dict[str, object]:
@@ -57,7 +75,8 @@ def report() -> dict[str, object]:
     }
 
 
-def _write(folder: Path) -> None:
+def write_report(folder: Path) -> None:
+    """Writes `report()` to `folder/PID.json`, atomically."""
     path = folder / f"{os.getpid()}.json"
     part = path.with_suffix(".part")
     part.write_text(json.dumps(report()))

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.decoder.devices.base.op_profile import OpProfile
+from services.decoder.devices.base.op_profile import profile_ops
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
 from services.launcher import cli
+from shared.telemetry.op_profile import OpProfile
 from tests.support.step_stream import Text, greedy, introduce, make_plan, read_ints
 
 
@@ -18,7 +19,7 @@ def one_step(folder: Path, profiled: bool) -> tuple[list[int], OpProfile | None]
     """The token after a prompt of 40, and what was measured."""
     told = {"model": folder, "device": "cpu", "kv_cache_memory_bytes": 4 << 20, "threads": 1}
     loaded = load(DecoderSettings.model_validate(told))
-    measured = OpProfile(loaded.device) if profiled else None
+    measured = profile_ops(loaded.device) if profiled else None
     plan = make_plan(
         new=[introduce(Text(0, list(range(40)), greedy()))],
         edit_slot=[0], edit_index=[0], edit_len=[3], edit_blocks=[1, 2, 3],
@@ -53,7 +54,7 @@ def test_every_op_of_a_step_is_counted(llama_folder: Path) -> None:
 def test_bytes_are_those_of_weights_and_rows() -> None:
     device = CpuDevice(torch.float32, threads=1)
     x, weight = torch.randn(3, 64), torch.ones(64)
-    measured = OpProfile(device)
+    measured = profile_ops(device)
     device.ops.rms_norm(x, weight, 1e-6)
     assert measured.totals["rms_norm"].nbytes == 4 * (3 * 64 + 64 + 3 * 64)
     measured.clear()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 from shared.telemetry import diagnostics
@@ -31,12 +32,9 @@ async def told(folder: Path) -> dict[str, int]:
 
 async def test_objects_that_are_still_referenced_are_counted(tmp_path: Path) -> None:
     name = f"{Kept.__module__}.{Kept.__qualname__}"
-    diagnostics.answer_signals(tmp_path)
-    try:
+    with diagnostics.answering(partial(diagnostics.write_report, tmp_path)):
         assert name not in await told(tmp_path)
         held = [Kept() for _ in range(300)]
         assert (await told(tmp_path))[name] == len(held)
         del held[100:]
         assert (await told(tmp_path))[name] == 100
-    finally:
-        asyncio.get_running_loop().remove_signal_handler(diagnostics.SIGNAL)
