@@ -27,6 +27,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shared.devices import DEVICES
 from shared.net.redis_url import with_password
 
 # Variables that programs need to start.
@@ -166,7 +167,8 @@ class ComputeSettings(Settings):
     """Settings of the services that compute the model, and of `tessera serve`."""
 
     device: str = Field(
-        "auto", description="auto, cpu or cuda; auto is cuda where there is one, else cpu."
+        "auto",
+        description=f"auto, {' or '.join(DEVICES)}; auto is cuda where there is one, else cpu.",
     )
     dtype: str = Field(
         "auto",

@@ -9,7 +9,7 @@ from shared.errors import InvalidRequest
 def torch_device(name: str) -> str:
     """As `resolve_device`, and torch can use it: its CUDA may be newer than the driver."""
     device = resolve_device(name)
-    if device == "cpu" or torch.cuda.is_available():
+    if device != "cuda" or torch.cuda.is_available():
         return device
     if name == "auto":
         return "cpu"
