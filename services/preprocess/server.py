@@ -22,45 +22,24 @@ from services.preprocess.servicer import PreprocessServicer
 from services.preprocess.settings import PreprocessSettings
 from services.preprocess.worker.pool import ImageWorkerPool
 from shared import service_process
-from shared.artifacts import store as artifacts
-from shared.artifacts.store import ArtifactServicer, ArtifactStore, remove_abandoned
+from shared.artifacts.producer import open_producer
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.net.registry import Announcement
-from shared.net.rpc.server import RpcServer
-from shared.queue import connect
-from shared.queue.keys import Keys, new_instance_id
 from shared.queue.media_store import MediaStore
 from shared.telemetry.logs import Stopwatch
-from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 
 log = structlog.get_logger(__name__)
 
 _MAX_MESSAGE_BYTES = 64 << 20
-_MAX_CONNECTION_AGE_S = 30.0
 _SERVICE_NAME = "tessera.preprocess.v1.PreprocessService"
 
 
 async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ServingError when the service cannot start."""
     watch = Stopwatch()
-    server = RpcServer(
-        settings.listen,
-        advertise=settings.advertise,
-        heartbeat=settings.heartbeat,
-        max_message_bytes=_MAX_MESSAGE_BYTES,
-        max_connection_age_s=_MAX_CONNECTION_AGE_S,
-    )
-    # Resources are closed after the server: calls under way finish before what they use is closed.
-    async with AsyncExitStack() as resources, server:
-        log.info("loading", model=str(settings.model), address=server.address)
-        redis = connect(settings.queue_url)
-        resources.push_async_callback(redis.aclose)
-        instance_id = new_instance_id()
-        remove_abandoned(settings.artifact_dir)
-        store = ArtifactStore(settings.artifact_dir, instance_id, server.address)
-        resources.callback(store.close)
+    async with open_producer(settings, _MAX_MESSAGE_BYTES) as producer:
+        resources = producer.resources
         executor = ThreadPoolExecutor(4, "tokenize")
         resources.callback(executor.shutdown, cancel_futures=True)
 
@@ -71,12 +50,12 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
         builder = _build(settings, checkpoint, await loading, pool)
         intake = None
         if pool is not None:
-            cache = PixelCache(pool, store, settings.pixel_cache_bytes)
+            cache = PixelCache(pool, producer.store, settings.pixel_cache_bytes)
             resources.push_async_callback(cache.close)
             intake = MediaIntake(
                 await resources.enter_async_context(MediaFetcher(_policy(settings))),
                 cache,
-                MediaStore(redis, settings.media_store_bytes),
+                MediaStore(producer.redis, settings.media_store_bytes),
                 IntakeLimits(
                     settings.max_image_bytes,
                     settings.max_video_bytes,
@@ -93,30 +72,21 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
             ),
             max_frames=settings.max_video_frames,
         )
-        server.add(
+        producer.server.add(
             _SERVICE_NAME,
             preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server,
             servicer,
         )
-        server.add(
-            artifacts.SERVICE_NAME,
-            artifact_pb2_grpc.add_ArtifactServiceServicer_to_server,
-            ArtifactServicer(store),
-        )
-        await server.ready()
-        keys = Keys(settings.model_name)
-        async with Announcement(redis, keys, "preprocess", instance_id, server.address):
+        async with producer.serving("preprocess"):
             log.info(
                 "serving",
                 model=settings.model_name,
-                address=server.address,
+                address=producer.server.address,
                 images=builder.takes_images,
                 start_ms=watch.lap_us() // 1000,
             )
             service_process.settle()
             await stop.wait()
-        log.info("draining")
-        await server.not_ready()
 
 
 async def _image_pool(

@@ -1,11 +1,9 @@
 """The vision encoder from start to end: bind, load, warm up, serve, drain."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import structlog
 import torch
-from redis.asyncio import Redis
 
 from services.families.family import ItemSize
 from services.vision_encoder.cache import EmbeddingCache
@@ -19,23 +17,18 @@ from services.vision_encoder.servicer import VisionEncoderServicer
 from services.vision_encoder.settings import VisionEncoderSettings
 from services.vision_encoder.towers.encoder import Encoder
 from shared import processors, service_process
-from shared.artifacts import store as artifacts
-from shared.artifacts.store import ArtifactReader, ArtifactServicer, ArtifactStore, remove_abandoned
+from shared.artifacts.producer import Producer, open_producer
+from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
-from shared.net.registry import Announcement, Directory
-from shared.net.rpc.server import RpcServer
-from shared.queue import connect
-from shared.queue.keys import Keys, new_instance_id
+from shared.net.registry import Directory
 from shared.telemetry.logs import Stopwatch
 from shared.telemetry.op_profile import OpProfile
 from shared.torch_device import torch_device
-from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 
 log = structlog.get_logger(__name__)
 
-_MAX_CONNECTION_AGE_S = 30.0
 _WARM_UP = ItemSize(224, 224)  # small: a large one takes seconds on a CPU
 _SERVICE_NAME = "tessera.vision_encoder.v1.VisionEncoderService"
 
@@ -43,49 +36,28 @@ _SERVICE_NAME = "tessera.vision_encoder.v1.VisionEncoderService"
 async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ServingError when the service cannot start."""
     watch = Stopwatch()
-    server = RpcServer(
-        settings.listen,
-        advertise=settings.advertise,
-        heartbeat=settings.heartbeat,
-        max_connection_age_s=_MAX_CONNECTION_AGE_S,
-    )
-    # Resources are closed after the server: calls under way finish before what they use is closed.
-    async with AsyncExitStack() as resources, server:
-        log.info("loading", model=str(settings.model), address=server.address)
+    async with open_producer(settings) as producer:
         device = torch_device(settings.device)
         model, profile = await asyncio.to_thread(_load, settings, device)
-        redis = connect(settings.queue_url)
-        resources.push_async_callback(redis.aclose)
-        instance_id = new_instance_id()
-        remove_abandoned(settings.artifact_dir)
-        store = ArtifactStore(settings.artifact_dir, instance_id, server.address)
-        resources.callback(store.close)
         encoder = None
         if model is None:
             log.warning("the checkpoint has no vision part; every Encode is refused")
         else:
             if profile is not None:
-                resources.enter_context(profile.reported())
-            encoder = await _encoder(settings, device, model, store, redis, resources)
+                producer.resources.enter_context(profile.reported())
+            encoder = await _encoder(settings, device, model, producer)
             if profile is not None:
                 profile.clear()  # of the warm-up
-        server.add(
+        producer.server.add(
             _SERVICE_NAME,
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
             VisionEncoderServicer(encoder, settings.model_name),
         )
-        server.add(
-            artifacts.SERVICE_NAME,
-            artifact_pb2_grpc.add_ArtifactServiceServicer_to_server,
-            ArtifactServicer(store),
-        )
-        await server.ready()
-        keys = Keys(settings.model_name)
-        async with Announcement(redis, keys, "vision_encoder", instance_id, server.address):
+        async with producer.serving("vision_encoder"):
             log.info(
                 "serving",
                 model=settings.model_name,
-                address=server.address,
+                address=producer.server.address,
                 device=device,
                 dtype=str(model.dtype).removeprefix("torch.") if model else "none",
                 threads=_threads(settings),
@@ -94,8 +66,6 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
             )
             service_process.settle()
             await stop.wait()
-        log.info("draining")
-        await server.not_ready()
 
 
 def _load(settings: VisionEncoderSettings, device: str) -> tuple[Encoder | None, OpProfile | None]:
@@ -116,13 +86,9 @@ def _threads(settings: VisionEncoderSettings) -> int:
 
 
 async def _encoder(
-    settings: VisionEncoderSettings,
-    device: str,
-    model: Encoder,
-    store: ArtifactStore,
-    redis: Redis,
-    resources: AsyncExitStack,
+    settings: VisionEncoderSettings, device: str, model: Encoder, producer: Producer
 ) -> EmbeddingProducer:
+    resources = producer.resources
     queue = TowerQueue(model, settings.batch_patches(device))
     resources.callback(queue.close)
 
@@ -135,11 +101,11 @@ async def _encoder(
     reader = ArtifactReader()
     resources.push_async_callback(reader.close)
     directory = await resources.enter_async_context(
-        Directory(redis, Keys(settings.model_name), "preprocess")
+        Directory(producer.redis, producer.keys, "preprocess")
     )
     source = PixelSource(reader, directory)
     resources.push_async_callback(source.close)
-    cache = EmbeddingCache(store, settings.encoder_cache_bytes)
-    encoder = EmbeddingProducer(model, queue, source, store, cache)
+    cache = EmbeddingCache(producer.store, settings.encoder_cache_bytes)
+    encoder = EmbeddingProducer(model, queue, source, producer.store, cache)
     resources.push_async_callback(encoder.close)
     return encoder
