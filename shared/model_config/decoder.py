@@ -33,12 +33,19 @@ class DecoderConfig:
     output_bias: bool  # of the attention's output layer
     mlp_bias: bool
     head_norms: bool  # RMS norms of each head's queries and keys before rotation
+    post_norms: bool  # RMS norms of what attention and MLP give, before it is added
+    qkv_by_head: bool  # of one stored matrix: each key head's queries, its key, its value; else all queries first
     windows: tuple[int | None, ...]
     rope: RopeConfig
 
 
 def read_config(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> DecoderConfig:
-    """Raises InvalidRequest for an option that the model code does not have."""
+    """The shape, with what `defaults` say where the checkpoint is silent.
+
+    Beside the keys of configuration classes, `defaults` may have `head_norms`, `post_norms`, `qkv_by_head` and
+    `rope_interleaved`; only families whose defaults name `partial_rotary_factor` may have one. Raises InvalidRequest
+    for an option that the model code does not have.
+    """
     text = checkpoint.text_config
     # `None` stands for "not given" in these files.
     values = {**defaults, **{key: value for key, value in text.items() if value is not None}}
@@ -68,8 +75,10 @@ def read_config(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> DecoderC
         output_bias=bool(values["attention_output_bias"]),
         mlp_bias=bool(values["mlp_bias"]),
         head_norms=bool(values.get("head_norms")),
+        post_norms=bool(values.get("post_norms")),
+        qkv_by_head=bool(values.get("qkv_by_head")),
         windows=_windows(checkpoint, values, layers),
-        rope=RopeConfig.read(values, head_size),
+        rope=RopeConfig.read(values, head_size, "partial_rotary_factor" in defaults),
     )
 
 

@@ -23,17 +23,25 @@ _NEEDED = {
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Kind, base and parameters of the rotation of heads of `size` elements."""
+    """Kind, base and parameters of the rotation of heads: of the first `size` of their `head_size` elements, in pairs
+    of neighbours (`interleaved`) or of an element of the first half and one of the second."""
 
     kind: str
     theta: float
     size: int
+    head_size: int
     max_position_embeddings: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    interleaved: bool = False
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], head_size: int) -> "RopeConfig":
-        """From a text configuration. Raises InvalidRequest naming the kind or key it lacks."""
+    def read(
+        cls, config: Mapping[str, Any], head_size: int, may_be_partial: bool = False
+    ) -> "RopeConfig":
+        """From a text configuration. may_be_partial: of this family a part of each head may be rotated.
+
+        Raises InvalidRequest naming the kind or key it lacks.
+        """
         # As upstream: the old spelling wins where both are there.
         parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
         kind = str(parameters.get("rope_type", parameters.get("type", "default")))
@@ -50,16 +58,19 @@ class RopeConfig:
         if missing:
             raise _bad(f"rope_type {kind!r} needs {', '.join(missing)}")
         partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if partial not in (None, 1, 1.0):
+        size = head_size if partial is None else int(head_size * float(partial))
+        if size % 2 or not 0 < size <= head_size or (size < head_size and not may_be_partial):
             raise _bad(f"partial_rotary_factor {partial} is not supported")
         if kind == "longrope":
-            _check_factors(parameters, head_size // 2)
+            _check_factors(parameters, size // 2)
         return cls(
             kind=kind,
             theta=float(parameters.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-            size=head_size,
+            size=size,
+            head_size=head_size,
             max_position_embeddings=int(config["max_position_embeddings"]),
             parameters=parameters,
+            interleaved=bool(config.get("rope_interleaved")),
         )
 
     @property

@@ -136,11 +136,12 @@ def test_unknown_and_missing_tensors_are_named(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llava")
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    extra = "language_model.model.layers.0.self_attn.q_norm.weight"
     norm = "language_model.model.norm.weight"
-    save_file({**tensors, extra: tensors[norm].clone()}, file, {"format": "pt"})
-    with pytest.raises(InvalidRequest, match=r"no place for .*q_norm"):
-        load(settings(folder))
+    for extra, message in (("q_norm", "no use for"), ("sinks", "the model has no place for")):
+        name = f"language_model.model.layers.0.self_attn.{extra}.weight"
+        save_file({**tensors, name: tensors[norm].clone()}, file, {"format": "pt"})
+        with pytest.raises(InvalidRequest, match=rf"{message} .*{extra}"):
+            load(settings(folder))
     save_file({k: v for k, v in tensors.items() if k != norm}, file, {"format": "pt"})
     with pytest.raises(InvalidRequest, match=r"lacks norm\.weight"):
         load(settings(folder))

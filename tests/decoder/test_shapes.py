@@ -1,5 +1,6 @@
 """Drawn shapes of every decoder family, 1 to 32 sequences at once, with and without shared prefixes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.greedy_reference import assert_greedy
 from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "glm", "glm4", "chatglm")
 NEW_TOKENS = 8
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10_000.0},
@@ -36,6 +37,17 @@ class Shape:
     shared: int  # tokens that all prompts begin with
 
 
+def rope(family: str, size: int, choose: Callable[..., Any]) -> dict[str, Any]:
+    """One of ROPES, as far as the family has it; size: of a head."""
+    if family == "qwen2_vl":
+        quarter = size // 8
+        return {**ROPES[0], "mrope_section": [quarter, quarter, size // 2 - 2 * quarter]}
+    if family == "chatglm":
+        return {**choose(*ROPES[:2]), "partial_rotary_factor": 0.5}
+    parts = {"partial_rotary_factor": choose(0.25, 0.5, 1.0)} if family.startswith("glm") else {}
+    return {**choose(*ROPES), **parts}
+
+
 def draw(seed: int) -> Shape:
     numbers = np.random.default_rng(seed)
 
@@ -53,24 +65,22 @@ def draw(seed: int) -> Shape:
         "num_hidden_layers": choose(1, 2, 3),
         "intermediate_size": choose(40, 96),
         "tie_word_embeddings": choose(True, False),
-        "rope_parameters": dict(choose(*ROPES)),
+        "rope_parameters": rope(family, size, choose),
     }
-    if family in ("llama", "mistral", "qwen3"):
+    if family not in ("qwen2", "qwen2_vl"):
         text |= {"hidden_size": heads * choose(6, 8), "head_dim": size}
     else:
         text["hidden_size"] = heads * size
-    if family in ("llama", "qwen3"):
+    if family in ("llama", "qwen3", "glm", "glm4", "chatglm"):
         text["attention_bias"] = choose(True, False)
     if family == "llama":
         text["mlp_bias"] = choose(True, False)
+    if family == "chatglm":
+        text["tie_word_embeddings"] = False
     if family == "mistral":
         text["sliding_window"] = choose(None, 5, 33)
     if family in ("qwen2", "qwen3") and choose(True, False):
         text |= {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}
-    if family == "qwen2_vl":
-        half = size // 2
-        sections = [half // 4, half // 4, half - 2 * (half // 4)]
-        text["rope_parameters"] = {**ROPES[0], "mrope_section": sections}
     return Shape(
         family=family,
         text=text,

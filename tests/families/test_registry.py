@@ -53,7 +53,10 @@ def test_every_family_has_all_that_its_record_names() -> None:
     assert max(Counter(served).values()) == 1
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "glm", "glm4", "chatglm"],
+)
 def test_a_checkpoint_without_model_type_has_its_own_decoder(tmp_path: Path, family: str) -> None:
     own = next(f for f in registry.in_tree() if family in f.text_types)
     found = checkpoint(tmp_path, architectures=list(own.architectures))

@@ -54,6 +54,10 @@ class LinearWeight(ABC):
         """
         return _Shard(self, axis, ranges)
 
+    def reordered(self, order: Sequence[int]) -> "LinearWeight":
+        """Output number i is what is number order[i] here. The weight itself where nothing moves."""
+        return self if list(order) == list(range(self.out)) else _Reordered(self, order)
+
 
 class StoredWeight(LinearWeight):
     """One tensor."""
@@ -104,6 +108,16 @@ class _Shard(LinearWeight):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return _pieces(self._whole.dense(dtype), self._axis, self._ranges)
+
+
+class _Reordered(LinearWeight):
+    def __init__(self, whole: LinearWeight, order: Sequence[int]) -> None:
+        self._whole, self._order = whole, torch.tensor(order)
+        bias = None if whole.bias is None else whole.bias[self._order]
+        super().__init__(whole.name, len(order), whole.inputs, bias)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self._whole.dense(dtype)[self._order]
 
 
 def in_memory(weight: Tensor, bias: Tensor | None = None, name: str = "a tensor") -> LinearWeight:

@@ -1,7 +1,7 @@
 """The language part of a checkpoint, under one spelling of its names."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -18,15 +18,33 @@ _PREFIXES = ("language_model.model.", "model.language_model.", "model.")
 _HEADS = ("language_model.lm_head.", "lm_head.")
 
 
+def canonical_name(name: str) -> str:
+    """A language tensor's name without the prefixes of composite checkpoints."""
+    for prefix in _HEADS:
+        if name.startswith(prefix):
+            return "lm_head." + name.removeprefix(prefix)
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
 class LanguageWeights:
     """Tensors by canonical name ("layers.0.self_attn.q_proj.weight", "lm_head.weight").
 
-    `known` matches the canonical names of the family, `ignored` those that may be there unused.
+    `canonical` gives a stored tensor's canonical name; `known` matches those of the family, `ignored` those that may be
+    there unused.
     Every name of the checkpoint must be known, ignored or the vision encoder's; `finish` checks
     that each known one was taken, and says how long that took.
     """
 
-    def __init__(self, checkpoint: Checkpoint, known: str, ignored: str = "") -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        known: str,
+        ignored: str = "",
+        canonical: Callable[[str], str] = canonical_name,
+    ) -> None:
         self._checkpoint = checkpoint
         self._names: dict[str, str] = {}
         unknown = []
@@ -35,10 +53,10 @@ class LanguageWeights:
         for name in checkpoint.names():
             if foreign and foreign.match(name):
                 continue
-            canonical = canonical_name(name)
-            if re.fullmatch(known, canonical):
-                self._names[canonical] = name
-            elif not (ignored and re.fullmatch(ignored, canonical)):
+            found = canonical(name)
+            if re.fullmatch(known, found):
+                self._names[found] = name
+            elif not (ignored and re.fullmatch(ignored, found)):
                 unknown.append(name)
         if unknown:
             raise self._bad("the model has no place for", unknown)
@@ -85,14 +103,3 @@ class LanguageWeights:
         return InvalidRequest(
             "BAD_CHECKPOINT", f"{self._checkpoint.folder}: {what} {shown}", field="model"
         )
-
-
-def canonical_name(name: str) -> str:
-    """A language tensor's name without the prefixes of composite checkpoints."""
-    for prefix in _HEADS:
-        if name.startswith(prefix):
-            return "lm_head." + name.removeprefix(prefix)
-    for prefix in _PREFIXES:
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name

@@ -7,13 +7,14 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import HeadNorms, Heads, Packed, PagedKV
+from services.decoder.devices.base.attention_meta import Packed, PagedKV
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight, StackedWeight, in_memory
-from services.decoder.loading.weights import LanguageWeights
+from services.decoder.loading.linear_weight import LinearWeight, in_memory
+from services.decoder.loading.weights import LanguageWeights, canonical_name
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
+from services.decoder.models.layer_weights import load_layer
 from services.decoder.models.rope import rope_table
 from services.decoder.models.step import Step
 from services.families import registry
@@ -24,15 +25,17 @@ log = structlog.get_logger(__name__)
 
 
 class Llama(DecoderModel):
-    """Touvron et al., 2023; grouped queries and rotary variants as in its successors."""
+    """Touvron et al., 2023; grouped queries, rotary variants, norms of heads and norms behind attention and MLP as in
+    its successors. A family whose checkpoints have other names overrides `canonical`."""
 
     # There are rotations for so many times the longest sequence.
     REACH: ClassVar[int] = 1
-    # Canonical names of this family's tensors.
+    # Canonical names of the tensors; which of them a checkpoint has follows from its configuration.
     TENSORS: ClassVar[str] = (
         r"embed_tokens\.weight|norm\.weight|lm_head\.weight"
-        r"|layers\.\d+\.(input_layernorm|post_attention_layernorm)\.weight"
-        r"|layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.(weight|bias)"
+        r"|layers\.\d+\.(input|post_attention|post_self_attn|post_mlp)_layernorm\.weight"
+        r"|layers\.\d+\.self_attn\.[qk]_norm\.weight"
+        r"|layers\.\d+\.(self_attn\.(qkv|[qkvo])_proj|mlp\.(gate_up|gate|up|down)_proj)\.(weight|bias)"
     )
     # Old checkpoints stored what follows from the configuration.
     IGNORED: ClassVar[str] = r".*rotary_emb\.inv_freq"
@@ -49,11 +52,16 @@ class Llama(DecoderModel):
         self._first_norm: Tensor
         self._head: Packed
 
+    @staticmethod
+    def canonical(name: str) -> str:
+        """The canonical name of a stored tensor, a spelling of those in `TENSORS`."""
+        return canonical_name(name)
+
     @classmethod
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "Llama":
-        """Fuses queries, keys and values, and gate and up. Embedding rows stay in the file."""
+        """Embedding rows stay in the file."""
         config = registry.decoder_config(checkpoint)
-        weights = LanguageWeights(checkpoint, cls.TENSORS, cls.IGNORED)
+        weights = LanguageWeights(checkpoint, cls.TENSORS, cls.IGNORED, cls.canonical)
         model = cls(config, ops, max_model_len)
         table, head = _embedding_and_head(weights, config)
         names = [f"layers.{i}.input_layernorm.weight" for i in range(config.num_layers)]
@@ -61,7 +69,7 @@ class Llama(DecoderModel):
             ops.vector(weights.take(name, config.hidden_size)) for name in (*names, "norm.weight")
         )
         model._first_norm = first
-        model._layers = [_load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
+        model._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
         model._head = ops.pack_head(head)
         model._embedding = ops.embedding_table(table)
         weights.finish()
@@ -125,44 +133,3 @@ def _embedding_and_head(
         " the stored head is used; set tie_word_embeddings to false"
     )
     return table, head
-
-
-def _load_layer(
-    weights: LanguageWeights, i: int, after_norm: Tensor, config: DecoderConfig, ops: BaseOps
-) -> DecoderLayer:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = (n * config.head_size for n in (config.num_heads, config.num_kv_heads))
-
-    def linear(name: str, out: int, inputs: int, bias: bool) -> LinearWeight:
-        return weights.take_linear(f"layers.{i}.{name}_proj", out, inputs, bias)
-
-    qkv = StackedWeight(
-        [
-            linear(f"self_attn.{name}", out, hidden, config.qkv_bias)
-            for name, out in (("q", queries), ("k", keys), ("v", keys))
-        ]
-    )
-    gate_up = StackedWeight(
-        [linear(f"mlp.{name}", inner, hidden, config.mlp_bias) for name in ("gate", "up")]
-    )
-
-    def norm(name: str, size: int = hidden) -> Tensor:
-        return ops.vector(weights.take(f"layers.{i}.{name}.weight", size))
-
-    norms = None
-    if config.head_norms:
-        q, k = (norm(f"self_attn.{name}_norm", config.head_size) for name in "qk")
-        norms = HeadNorms(q, k, config.rms_norm_eps)
-    return DecoderLayer(
-        qkv=ops.pack(qkv),
-        output=ops.pack(linear("self_attn.o", hidden, queries, config.output_bias)),
-        post_norm=norm("post_attention_layernorm"),
-        gate_up=ops.pack_gate_up(gate_up),
-        down=ops.pack(linear("mlp.down", hidden, inner, config.mlp_bias)),
-        after_norm=after_norm,
-        heads=Heads(config.num_heads, config.num_kv_heads, config.head_size),
-        norms=norms,
-        scale=config.head_size**-0.5,
-        window=config.windows[i],
-        eps=config.rms_norm_eps,
-    )

@@ -1,5 +1,9 @@
 """Rotary positions: one table of cosines and sines for every position a model is served with.
 
+Ops rotate whole heads, in pairs of an element of the first half and one of the second. Where a model rotates other
+pairs, or a part of each head, the rows of its query and key matrices are loaded in another order (`head_order`):
+scores are the same in any order that queries and keys share.
+
 Frequencies follow `transformers.modeling_rope_utils`, in both spellings of the configuration
 (`rope_parameters`, or `rope_theta` with `rope_scaling`). Two kinds there depend on the length of
 the running text, which a cache shared between sequences cannot; docs/api.md says what "dynamic" and
@@ -9,13 +13,17 @@ the running text, which a cache shared between sequences cannot; docs/api.md say
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shared.model_config.rope import RopeConfig
 
 
 def rope_table(rope: RopeConfig, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, 1, size]; the first half of the sines is negated (`ops.rope`)."""
+    """Cosines and sines [length, 1, head_size]; the first half of the sines is negated (`ops.rope`).
+
+    What is not rotated stands behind what is, in both halves, with cosine 1 and sine 0.
+    """
     positions = torch.arange(length, dtype=torch.float32)[:, None]
     if rope.kind == "dynamic":
         angles = positions * _dynamic(rope, length)
@@ -23,10 +31,22 @@ def rope_table(rope: RopeConfig, length: int, dtype: torch.dtype) -> tuple[Tenso
     else:
         frequencies, scaling = _frequencies(rope, length)
         angles = positions * frequencies
-    cos, sin = angles.cos() * scaling, angles.sin() * scaling
+    still = (0, (rope.head_size - rope.size) // 2)
+    cos = F.pad(angles.cos() * scaling, still, value=1.0)
+    sin = F.pad(angles.sin() * scaling, still)
     table_cos = torch.cat([cos, cos], -1).to(dtype)
     table_sin = torch.cat([-sin, sin], -1).to(dtype)
     return table_cos[:, None], table_sin[:, None]
+
+
+def head_order(rope: RopeConfig) -> list[int]:
+    """Of each place of a head as `rope_table` rotates it, the place where the model has it."""
+    size, half = rope.size, rope.size // 2
+    first, second = range(half), range(half, size)
+    if rope.interleaved:
+        first, second = range(0, size, 2), range(1, size, 2)
+    middle = size + (rope.head_size - size) // 2
+    return [*first, *range(size, middle), *second, *range(middle, rope.head_size)]
 
 
 def _frequencies(rope: RopeConfig, length: int) -> tuple[Tensor, float]:

@@ -5,6 +5,6 @@ from services.families.family import Family
 FAMILY = Family(
     architectures=("Qwen3ForCausalLM",),
     text_types=("qwen3",),
-    decoder="services.families.qwen3.decoder:Qwen3",
+    decoder="services.decoder.models.llama:Llama",
     config="services.families.qwen3.config:read",
 )

@@ -6,6 +6,7 @@ with `build`, `inputs` and `respelt`, and a line in `_IMAGE_FAMILIES`.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from PIL.Image import Image
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.support.checkpoints import llava, llava_next, qwen2_5_vl, qwen2_vl
+from tests.support.checkpoints import chatglm, llava, llava_next, qwen2_5_vl, qwen2_vl
 from tests.support.checkpoints.options import (
     TEXT_MODELS,
     CheckpointOptions,
@@ -32,7 +33,12 @@ _IMAGE_FAMILIES = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
 }
-FAMILIES = (*TEXT_MODELS, *_IMAGE_FAMILIES)
+# Layouts that transformers has no class for, of models that it has: `BASE` is the family, `rewrite` makes the layout.
+_LAYOUTS = {"chatglm": chatglm}
+TEXT_FAMILIES = (*TEXT_MODELS, *_LAYOUTS)
+FAMILIES = (*TEXT_FAMILIES, *_IMAGE_FAMILIES)
+# Below a folder in another layout: the checkpoint as transformers saved it.
+_SAVED = "saved_by_transformers"
 SPELLINGS = ("saved", "old", "new")
 
 
@@ -42,6 +48,14 @@ def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path
     Every parameter of two or more dimensions is drawn from N(0, 0.2), so that greedy choices are
     not degenerate; the others are jittered.
     """
+    if family in _LAYOUTS:
+        layout = _LAYOUTS[family]
+        saved = make_checkpoint(folder / _SAVED, layout.BASE, **options)
+        for file in saved.iterdir():
+            if file.suffix != ".safetensors":
+                shutil.copy(file, folder)
+        layout.rewrite(saved, folder)
+        return folder
     chosen = CheckpointOptions(**options)
     words = tokenizer()
     if family in _IMAGE_FAMILIES:
@@ -69,7 +83,9 @@ def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path
 
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The checkpoint as transformers loads it, ready to be asked."""
+    """The checkpoint as transformers loads it, ready to be asked; of a layout that it has no class for, the same
+    weights in the layout that it has."""
+    folder = folder / _SAVED if (folder / _SAVED).is_dir() else folder
     architecture = load_config(folder)["architectures"][0]
     model: PreTrainedModel = getattr(transformers, architecture).from_pretrained(
         folder, dtype=dtype
@@ -127,6 +143,7 @@ def _respell_rope(folder: Path) -> None:
 __all__ = [
     "FAMILIES",
     "SPELLINGS",
+    "TEXT_FAMILIES",
     "CheckpointOptions",
     "load_config",
     "load_reference",

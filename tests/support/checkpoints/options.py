@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -31,6 +35,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TEXT_MODELS: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "glm": (GlmConfig, GlmForCausalLM),
+    "glm4": (Glm4Config, Glm4ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -114,6 +120,8 @@ def text_config(
     sizes = text_sizes(chosen, words)
     if family == "qwen3":
         sizes.setdefault("head_dim", 24)
+    if family in ("glm", "glm4"):
+        sizes.setdefault("head_dim", 16)
     if family == "mistral":
         sizes.setdefault("sliding_window", 20)
     return TEXT_MODELS[family][0](**sizes)

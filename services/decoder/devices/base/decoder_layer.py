@@ -23,3 +23,5 @@ class DecoderLayer:
     scale: float  # of attention scores
     window: int | None  # tokens that a query sees, itself included; None is all
     eps: float
+    attention_norm: Tensor | None = None  # of what attention gives, before it is added
+    mlp_norm: Tensor | None = None  # of what the MLP gives; either both or none

@@ -170,8 +170,12 @@ class BaseOps:
         q, k, v = self.qkv_rope_write(fused, cos, sin, layer.heads, kv, meta, layer.norms)
         mixed = self.paged_attention(q, k, v, kv, meta, scale=layer.scale, window=layer.window)
         mixed = self.linear(mixed.flatten(1), layer.output)
+        if layer.attention_norm is not None:
+            mixed = self.rms_norm(mixed, layer.attention_norm, layer.eps)
         normed, residual = self.add_rms_norm(mixed, residual, layer.post_norm, layer.eps)
         mixed = self.linear(self.gate_up_swiglu(normed, layer.gate_up), layer.down)
+        if layer.mlp_norm is not None:
+            mixed = self.rms_norm(mixed, layer.mlp_norm, layer.eps)
         return self.add_rms_norm(mixed, residual, layer.after_norm, layer.eps)
 
     # The cache

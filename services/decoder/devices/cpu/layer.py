@@ -15,8 +15,8 @@ from shared.cpu_kernels.packed_linear import PackedLinear
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A layer as the kernels get it. `whole`: no rows need padding between its linear layers;
-    `widths`: of what `qkv` and `gate_up` give."""
+    """A layer as the kernels get it. `whole`: one call does all of it, because no rows need padding between its linear
+    layers and nothing is normed before it is added; `widths`: of what `qkv` and `gate_up` give."""
 
     call: binding.Layer
     whole: bool
@@ -41,7 +41,8 @@ def make_call(
         layer.window or 0,
         layer.eps,
     )
-    whole = all(linear.inputs == linear.call.inputs for linear in linears)
+    whole = layer.attention_norm is None and layer.mlp_norm is None
+    whole &= all(linear.inputs == linear.call.inputs for linear in linears)
     return LayerCall(call, whole, (qkv.outputs, gate_up.outputs))
 
 

@@ -1,0 +1,102 @@
+"""The weights of one decoder layer: taken from a checkpoint, fused, and packed for a device."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from services.decoder.devices.base.attention_meta import HeadNorms, Heads
+from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.loading.linear_weight import LinearWeight, StackedWeight
+from services.decoder.loading.weights import LanguageWeights
+from services.decoder.models.rope import head_order
+from shared.model_config.decoder import DecoderConfig
+
+
+def load_layer(
+    weights: LanguageWeights, i: int, after_norm: Tensor, config: DecoderConfig, ops: BaseOps
+) -> DecoderLayer:
+    """Layer number `i`; after_norm: the norm behind it. Queries, keys and values may be stored as one matrix, so may gate
+    and up. Raises InvalidRequest as `LanguageWeights.take` does."""
+    layer = f"layers.{i}"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    attention = f"{layer}.self_attn"
+
+    def norm(name: str) -> Tensor:
+        return ops.vector(weights.take(f"{layer}.{name}_layernorm.weight", hidden))
+
+    output = weights.take_linear(
+        f"{attention}.o_proj", hidden, config.num_heads * config.head_size, config.output_bias
+    )
+    gate_up = _stacked(
+        weights,
+        f"{layer}.mlp.gate_up_proj",
+        {f"{layer}.mlp.gate_proj": inner, f"{layer}.mlp.up_proj": inner},
+        hidden,
+        config.mlp_bias,
+    )
+    down = weights.take_linear(f"{layer}.mlp.down_proj", hidden, inner, config.mlp_bias)
+    return DecoderLayer(
+        qkv=ops.pack(_qkv(weights, attention, config)),
+        output=ops.pack(output),
+        post_norm=norm("post_attention"),
+        gate_up=ops.pack_gate_up(gate_up),
+        down=ops.pack(down),
+        after_norm=after_norm,
+        heads=Heads(config.num_heads, config.num_kv_heads, config.head_size),
+        norms=_head_norms(weights, attention, config, ops) if config.head_norms else None,
+        scale=config.head_size**-0.5,
+        window=config.windows[i],
+        eps=config.rms_norm_eps,
+        attention_norm=norm("post_self_attn") if config.post_norms else None,
+        mlp_norm=norm("post_mlp") if config.post_norms else None,
+    )
+
+
+def _qkv(weights: LanguageWeights, attention: str, config: DecoderConfig) -> LinearWeight:
+    """Queries, keys and values of all heads as `Heads` says, in the order in which they are rotated."""
+    sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    parts = {
+        f"{attention}.{name}_proj": heads * config.head_size
+        for name, heads in zip("qkv", sizes, strict=True)
+    }
+    fused = f"{attention}.qkv_proj"
+    stacked = _stacked(weights, fused, parts, config.hidden_size, config.qkv_bias)
+    return stacked.reordered(_qkv_order(config))
+
+
+def _qkv_order(config: DecoderConfig) -> list[int]:
+    """Of each row of a layer's fused queries, keys and values the row of the stored ones."""
+    size, share = config.head_size, config.num_heads // config.num_kv_heads
+    heads = list(range(config.num_heads + 2 * config.num_kv_heads))
+    if config.qkv_by_head:
+        groups = [heads[first : first + share + 2] for first in heads[:: share + 2]]
+        queries = [head for group in groups for head in group[:share]]
+        heads = [*queries, *(group[-2] for group in groups), *(group[-1] for group in groups)]
+    turned = config.num_heads + config.num_kv_heads
+    order = head_order(config.rope)
+    return [head * size + place for head in heads[:turned] for place in order] + [
+        head * size + place for head in heads[turned:] for place in range(size)
+    ]
+
+
+def _head_norms(
+    weights: LanguageWeights, attention: str, config: DecoderConfig, ops: BaseOps
+) -> HeadNorms:
+    order = head_order(config.rope)
+    q, k = (
+        ops.vector(weights.take(f"{attention}.{name}_norm.weight", config.head_size)[order])
+        for name in "qk"
+    )
+    return HeadNorms(q, k, config.rms_norm_eps)
+
+
+def _stacked(
+    weights: LanguageWeights, fused: str, parts: Mapping[str, int], inputs: int, bias: bool
+) -> LinearWeight:
+    """Linear layers of the same inputs as one: `fused` where it is stored so, else the parts, of so many outputs."""
+    if f"{fused}.weight" in weights:
+        return weights.take_linear(fused, sum(parts.values()), inputs, bias)
+    return StackedWeight(
+        [weights.take_linear(name, out, inputs, bias) for name, out in parts.items()]
+    )

@@ -1,0 +1,70 @@
+"""ChatGLM2 and its successors: what their configurations say, and what is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.families import registry
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
+
+CHATGLM3: dict[str, Any] = {
+    "architectures": ["ChatGLMModel"],
+    "model_type": "chatglm",
+    "add_bias_linear": False,
+    "add_qkv_bias": True,
+    "ffn_hidden_size": 13_696,
+    "hidden_size": 4096,
+    "kv_channels": 128,
+    "layernorm_epsilon": 1e-05,
+    "multi_query_attention": True,
+    "multi_query_group_num": 2,
+    "num_attention_heads": 32,
+    "num_layers": 28,
+    "original_rope": True,
+    "padded_vocab_size": 65_024,
+    "post_layer_norm": True,
+    "rmsnorm": True,
+    "rope_ratio": 50,
+    "seq_length": 32_768,
+    "quantization_bit": 0,
+    "pre_seq_len": None,
+}
+
+
+def checkpoint(folder: Path, **changes: Any) -> Checkpoint:
+    (folder / "config.json").write_text(json.dumps({**CHATGLM3, **changes}))
+    return Checkpoint(folder)
+
+
+def test_a_released_configuration(tmp_path: Path) -> None:
+    config = registry.decoder_config(checkpoint(tmp_path))
+    assert (config.vocab_size, config.num_layers, config.intermediate_size) == (65_024, 28, 13_696)
+    assert (config.num_heads, config.num_kv_heads, config.head_size) == (32, 2, 128)
+    assert config.qkv_bias and not config.output_bias and not config.mlp_bias and not config.tied
+    assert config.rope.theta == 500_000 and config.rope.size == 64 and config.rope.interleaved
+    assert config.max_position_embeddings == 32_768
+    alone = registry.decoder_config(checkpoint(tmp_path, multi_query_attention=False))
+    assert alone.num_kv_heads == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position_encoding_2d": True}, "position_encoding_2d"),
+        ({"inner_hidden_size": 16_384}, "inner_hidden_size"),
+        ({"vision_config": {"image_size": 1120}}, "vision_config"),
+        ({"rmsnorm": False}, "rmsnorm"),
+        ({"pre_seq_len": 128}, "pre_seq_len"),
+        ({"quantization_bit": 4}, "quantization_bit"),
+        ({"apply_residual_connection_post_layernorm": True}, "apply_residual"),
+        ({"_name_or_path": "THUDM/chatglm2-6b-32k"}, "rope_ratio"),
+    ],
+)
+def test_other_blocks_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        registry.decoder_config(checkpoint(tmp_path, **changes))
