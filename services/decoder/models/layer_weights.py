@@ -16,8 +16,8 @@ from shared.model_config.decoder import DecoderConfig
 def load_layer(
     weights: LanguageWeights, i: int, after_norm: Tensor, config: DecoderConfig, ops: BaseOps
 ) -> DecoderLayer:
-    """Layer number `i`; after_norm: the norm behind it. Queries, keys and values may be stored as one matrix, so may gate
-    and up. Raises InvalidRequest as `LanguageWeights.take` does."""
+    """Layer number `i`; after_norm: the norm behind it. Queries, keys and values may be stored as one matrix, and gate
+    and up as another. Raises InvalidRequest as `LanguageWeights.take` does."""
     layer = f"layers.{i}"
     hidden, inner = config.hidden_size, config.intermediate_size
     attention = f"{layer}.self_attn"
