@@ -2,9 +2,10 @@
 
 from tests.support.preprocess_fixtures import (
     clip_folder,
+    clip_service,
     llama_folder,
     make_preprocess,
     siglip_folder,
 )
 
-__all__ = ["clip_folder", "llama_folder", "make_preprocess", "siglip_folder"]
+__all__ = ["clip_folder", "clip_service", "llama_folder", "make_preprocess", "siglip_folder"]

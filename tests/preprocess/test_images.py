@@ -23,6 +23,7 @@ from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
 from tests.support.pixels import pixel_values
 from tests.support.preprocess_service import (
     PreprocessMaker,
+    RunningPreprocess,
     file_of,
     image,
     image_at,
@@ -81,16 +82,14 @@ def kinds() -> dict[str, tuple[bytes, PIL.Image.Image]]:
     return files
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_every_format_gives_the_pixels_of_transformers(
-    clip_folder: Path, make_preprocess: PreprocessMaker
+    clip_service: RunningPreprocess,
 ) -> None:
-    async with make_preprocess(clip_folder) as service:
-        for kind, (data, seen) in kinds().items():
-            response = await service.chat(turn("user", image(data), text("hi")))
-            np.testing.assert_array_equal(
-                await pixel_values(response.media[0]), expected(seen), kind
-            )
-            assert response.times.media_us > 0
+    for kind, (data, seen) in kinds().items():
+        response = await clip_service.chat(turn("user", image(data), text("hi")))
+        np.testing.assert_array_equal(await pixel_values(response.media[0]), expected(seen), kind)
+        assert response.times.media_us > 0
 
 
 def png_that_says(width: int, height: int) -> bytes:
@@ -125,49 +124,43 @@ BAD = {
 }
 
 
-async def test_bad_images_are_refused_by_field(
-    clip_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_bad_images_are_refused_by_field(clip_service: RunningPreprocess) -> None:
     good = file_of(picture(80, 60), "JPEG")
-    async with make_preprocess(clip_folder, max_image_bytes=200_000) as service:
-        for case, (reason, source) in BAD.items():
-            part = (
-                image(source, FIELD) if isinstance(source, bytes) else image_at(str(source), FIELD)
-            )
-            with pytest.raises(InvalidRequest) as caught:
-                await service.chat(turn("user", image(good, "other"), part, text("hi")))
-            assert caught.value.reason.startswith(reason), (case, caught.value)
-            assert caught.value.metadata["field"] == FIELD
-            assert caught.value.message.startswith(FIELD)
-            await service.chat(turn("user", image(good)))
+    for case, (reason, source) in BAD.items():
+        part = image(source, FIELD) if isinstance(source, bytes) else image_at(str(source), FIELD)
+        with pytest.raises(InvalidRequest) as caught:
+            await clip_service.chat(turn("user", image(good, "other"), part, text("hi")))
+        assert caught.value.reason.startswith(reason), (case, caught.value)
+        assert caught.value.metadata["field"] == FIELD
+        assert caught.value.message.startswith(FIELD)
+        await clip_service.chat(turn("user", image(good)))
 
 
-async def test_data_urls(clip_folder: Path, make_preprocess: PreprocessMaker) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_data_urls(clip_service: RunningPreprocess) -> None:
     import base64
     from urllib.parse import quote
 
     data = file_of(picture(40, 40))
     plain = base64.b64encode(data).decode()
-    async with make_preprocess(clip_folder) as service:
-        urls = [
-            f"data:image/png;base64,{plain}",
-            f"DATA:;base64,{plain[:50]}\n{plain[50:].rstrip('=')}",
-            f"data:image/png,{quote(data)}",
-        ]
-        for url in urls:
-            response = await service.chat(turn("user", image_at(url)))
-            assert response.media[0].source_digest == media_digest(data)
+    urls = [
+        f"data:image/png;base64,{plain}",
+        f"DATA:;base64,{plain[:50]}\n{plain[50:].rstrip('=')}",
+        f"data:image/png,{quote(data)}",
+    ]
+    for url in urls:
+        response = await clip_service.chat(turn("user", image_at(url)))
+        assert response.media[0].source_digest == media_digest(data)
 
 
-async def test_repeated_images_are_processed_once(
-    clip_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_repeated_images_are_processed_once(clip_service: RunningPreprocess) -> None:
     a, b = (file_of(picture(300, 300, seed)) for seed in (1, 2))
-    async with make_preprocess(clip_folder) as service:
-        together = await asyncio.gather(
-            *(service.chat(turn("user", image(a), image(b), image(a))) for _ in range(4))
-        )
-        again = await service.chat(turn("user", image(b), image(a)))
+    together = await asyncio.gather(
+        *(clip_service.chat(turn("user", image(a), image(b), image(a))) for _ in range(4))
+    )
+    again = await clip_service.chat(turn("user", image(b), image(a)))
     first = [m.pixels.location.path for m in together[0].media]
     assert first[0] == first[2] != first[1]
     for response in together:
@@ -181,9 +174,9 @@ async def test_repeated_images_are_processed_once(
 async def test_pixels_are_made_again_after_a_restart(
     clip_folder: Path, siglip_folder: Path, make_preprocess: PreprocessMaker, redis_url: str
 ) -> None:
-    data = file_of(picture(90, 70))
+    data, more = file_of(picture(90, 70)), file_of(picture(70, 90))
     async with make_preprocess(clip_folder, "first") as service:
-        item = (await service.chat(turn("user", image(data)))).media[0]
+        item, other = (await service.chat(turn("user", image(data), image(more)))).media
         before = await pixel_values(item)
     assert not Path(item.pixels.location.path).exists()
     async with make_preprocess(clip_folder, "second") as service:
@@ -194,9 +187,8 @@ async def test_pixels_are_made_again_after_a_restart(
             await client.flushall()
         with pytest.raises(Precondition), calling("preprocess"):
             await service.stub.GetPixels(GetPixelsRequest(media=MediaItem(digest=b"x" * 16)))
-    async with make_preprocess(clip_folder, "third") as service:
         with pytest.raises(NotFound), calling("preprocess"):
-            await service.stub.GetPixels(GetPixelsRequest(media=item))
+            await service.stub.GetPixels(GetPixelsRequest(media=other))
     async with make_preprocess(siglip_folder, "other model") as service:
         with pytest.raises(Precondition), calling("preprocess"):
             await service.stub.GetPixels(GetPixelsRequest(media=item))
@@ -229,32 +221,31 @@ async def test_a_full_media_store_asks_to_retry(
         await service.chat(turn("user", image(one)))
 
 
-async def test_a_killed_worker_costs_no_request(
-    clip_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
-    async with make_preprocess(clip_folder) as service:
-        await service.chat(turn("user", image(file_of(picture(50, 50, 1)))))
-        for pid in image_workers():
-            os.kill(pid, signal.SIGKILL)
-        responses = await asyncio.gather(
-            *(
-                service.chat(turn("user", image(file_of(picture(50, 50, seed)))))
-                for seed in range(3)
-            )
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_worker_costs_no_request(clip_service: RunningPreprocess) -> None:
+    await clip_service.chat(turn("user", image(file_of(picture(50, 50, 1)))))
+    for pid in image_workers():
+        os.kill(pid, signal.SIGKILL)
+    responses = await asyncio.gather(
+        *(
+            clip_service.chat(turn("user", image(file_of(picture(50, 50, seed)))))
+            for seed in range(3)
         )
-        assert all(len(response.media) == 1 for response in responses)
+    )
+    assert all(len(response.media) == 1 for response in responses)
 
 
 async def test_a_worker_that_hangs_costs_one_request(
     clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
+    others = set(image_workers())
     async with make_preprocess(clip_folder, image_timeout_s=0.5) as service:
-        stopped = image_workers()
+        stopped = set(image_workers()) - others
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         response = await service.chat(turn("user", image(file_of(picture(50, 50)))))
         assert len(response.media) == 1
-        assert not set(stopped) & set(image_workers())
+        assert not stopped & set(image_workers())
 
 
 async def test_without_redis_text_is_prepared_and_images_are_not(

@@ -14,6 +14,7 @@ from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, Pr
 from tests.support.pixels import pixel_values
 from tests.support.preprocess_service import (
     PreprocessMaker,
+    RunningPreprocess,
     file_of,
     ids_of,
     image,
@@ -108,36 +109,36 @@ async def test_template_without_images_gets_markers_in_the_text(
     assert [m.length for m in response.media] == [16]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_what_users_write_is_never_a_control_token(
-    clip_folder: Path, make_preprocess: PreprocessMaker
+    clip_folder: Path, clip_service: RunningPreprocess
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(clip_folder)
     special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<image>")}
-    async with make_preprocess(clip_folder) as service:
-        plain = await service.chat(turn("user", text("hello")))
-        expected = [i for i in ids_of(plain) if i in special]
-        for words in (
-            "<image>",
-            "a <image><image> b",
-            "<IMAGE>",
-            "<<image>image>",
-            "x <|im_end|> y",
-        ):
-            response = await service.chat(turn("user", text(words)))
-            assert [i for i in ids_of(response) if i in special] == expected, words
-            assert words in response.text
-            assert words in tokenizer.decode(ids_of(response))
-            with_image = await service.chat(turn("user", text(words), image(file_of(A))))
-            assert [m.length for m in with_image.media] == [16]
+    plain = await clip_service.chat(turn("user", text("hello")))
+    expected = [i for i in ids_of(plain) if i in special]
+    for words in (
+        "<image>",
+        "a <image><image> b",
+        "<IMAGE>",
+        "<<image>image>",
+        "x <|im_end|> y",
+    ):
+        response = await clip_service.chat(turn("user", text(words)))
+        assert [i for i in ids_of(response) if i in special] == expected, words
+        assert words in response.text
+        assert words in tokenizer.decode(ids_of(response))
+        with_image = await clip_service.chat(turn("user", text(words), image(file_of(A))))
+        assert [m.length for m in with_image.media] == [16]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_control_token_split_over_two_parts_is_text(
-    clip_folder: Path, make_preprocess: PreprocessMaker
+    clip_service: RunningPreprocess,
 ) -> None:
-    async with make_preprocess(clip_folder) as service:
-        response = await service.chat(
-            turn("user", text("a <ima"), text("ge> b"), image(file_of(A)))
-        )
+    response = await clip_service.chat(
+        turn("user", text("a <ima"), text("ge> b"), image(file_of(A)))
+    )
     assert len(response.media) == 1
 
 
@@ -272,32 +273,30 @@ async def test_limit_of_the_request(clip_folder: Path, make_preprocess: Preproce
         assert caught.value.metadata["field"] == "second"
 
 
-async def test_the_end_of_a_prompt_is_kept(
-    clip_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_end_of_a_prompt_is_kept(clip_service: RunningPreprocess) -> None:
     long = "one two three " * 400  # far over the model's length
     ids = np.arange(20, dtype="<i4")
-    async with make_preprocess(clip_folder) as service:
-        short = ids_of(await service.prepare(PrepareRequest(text="three one two three")))
-        kept = await service.prepare(PrepareRequest(text=long.strip(), keep_last_tokens=6))
-        assert ids_of(kept)[1:] == short[-5:] and len(ids_of(kept)) == 6
-        request = PrepareRequest(token_ids=ids.tobytes(), keep_last_tokens=5)
-        assert ids_of(await service.prepare(request)) == [15, 16, 17, 18, 19]
-        request = PrepareRequest(text="one two", keep_last_tokens=200)
-        assert ids_of(await service.prepare(request)) == ids_of(
-            await service.prepare(PrepareRequest(text="one two"))
-        )
-        request = PrepareRequest(keep_last_tokens=7)
-        request.conversation.messages.append(turn("user", text(long)))
-        whole = ids_of(await service.chat(turn("user", text("three"))))
-        assert ids_of(await service.prepare(request))[-2:] == whole[-2:]
-        with pytest.raises(InvalidRequest, match="a prompt may have"):
-            request = PrepareRequest(text=long * 200, keep_last_tokens=6)
-            await service.prepare(request)
-        request = PrepareRequest(keep_last_tokens=7)
-        request.conversation.messages.append(turn("user", image(file_of(A)), text("hi")))
-        with pytest.raises(InvalidRequest, match="cannot be combined with media"):
-            await service.prepare(request)
+    short = ids_of(await clip_service.prepare(PrepareRequest(text="three one two three")))
+    kept = await clip_service.prepare(PrepareRequest(text=long.strip(), keep_last_tokens=6))
+    assert ids_of(kept)[1:] == short[-5:] and len(ids_of(kept)) == 6
+    request = PrepareRequest(token_ids=ids.tobytes(), keep_last_tokens=5)
+    assert ids_of(await clip_service.prepare(request)) == [15, 16, 17, 18, 19]
+    request = PrepareRequest(text="one two", keep_last_tokens=200)
+    assert ids_of(await clip_service.prepare(request)) == ids_of(
+        await clip_service.prepare(PrepareRequest(text="one two"))
+    )
+    request = PrepareRequest(keep_last_tokens=7)
+    request.conversation.messages.append(turn("user", text(long)))
+    whole = ids_of(await clip_service.chat(turn("user", text("three"))))
+    assert ids_of(await clip_service.prepare(request))[-2:] == whole[-2:]
+    with pytest.raises(InvalidRequest, match="a prompt may have"):
+        request = PrepareRequest(text=long * 200, keep_last_tokens=6)
+        await clip_service.prepare(request)
+    request = PrepareRequest(keep_last_tokens=7)
+    request.conversation.messages.append(turn("user", image(file_of(A)), text("hi")))
+    with pytest.raises(InvalidRequest, match="cannot be combined with media"):
+        await clip_service.prepare(request)
 
 
 async def test_a_template_from_a_file(

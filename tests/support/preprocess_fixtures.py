@@ -1,11 +1,16 @@
-"""Fixtures for tests that start preprocess: checkpoints and a maker of services. Import them in a conftest."""
+"""Fixtures for tests that start preprocess: checkpoints and services. Import them in a conftest."""
 
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from services.preprocess.settings import PreprocessSettings
 from tests.support.preprocess_service import PreprocessMaker, RunningPreprocess, running
 from tests.support.vision_checkpoints import llama_checkpoint, llava_checkpoint
@@ -27,6 +32,28 @@ def siglip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text-only model whose template takes strings."""
     return llama_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def clip_service(
+    clip_folder: Path, redis_server: EmbeddedRedis
+) -> AsyncIterator[RunningPreprocess]:
+    """A service of `clip_folder` for those tests of a file that need no settings of their own, on the module's loop:
+    starting its image worker takes a second.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ts-", dir="/tmp"))
+    settings = PreprocessSettings(
+        model=clip_folder,
+        listen=f"unix:{folder}/shared.sock",
+        artifact_dir=folder / "artifacts",
+        media_workers=1,
+        redis_url=redis_server.url,
+        served_model_name="m",
+        max_image_bytes=300_000,
+    )
+    async with running(settings) as service:
+        yield service
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

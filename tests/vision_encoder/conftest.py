@@ -11,12 +11,20 @@ from services.vision_encoder.settings import VisionEncoderSettings
 from tests.support.encoder_service import EncoderMaker, RunningEncoder, running
 from tests.support.preprocess_fixtures import (
     clip_folder,
+    clip_service,
     llama_folder,
     make_preprocess,
     siglip_folder,
 )
 
-__all__ = ["clip_folder", "llama_folder", "make_encoder", "make_preprocess", "siglip_folder"]
+__all__ = [
+    "clip_folder",
+    "clip_service",
+    "llama_folder",
+    "make_encoder",
+    "make_preprocess",
+    "siglip_folder",
+]
 
 torch.set_num_threads(1)
 

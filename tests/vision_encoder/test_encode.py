@@ -108,14 +108,12 @@ async def test_a_row_is_the_same_alone_and_in_a_batch(
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_bfloat16(
-    clip_folder: Path, make_encoder: EncoderMaker, make_preprocess: PreprocessMaker
+    clip_folder: Path, make_encoder: EncoderMaker, clip_service: RunningPreprocess
 ) -> None:
-    async with (
-        make_preprocess(clip_folder) as preprocess,
-        make_encoder(clip_folder, dtype="bfloat16") as encoder,
-    ):
-        items = await items_of(preprocess, 2)
+    async with make_encoder(clip_folder, dtype="bfloat16") as encoder:
+        items = await items_of(clip_service, 2)
         expected = await features(clip_folder, items)
         response = await encoder.encode(items[0])
         assert response.embeddings.dtype == "bfloat16"
@@ -125,11 +123,12 @@ async def test_bfloat16(
     assert np.abs(rows - expected[0]).max() < 0.05 * scale
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_equal_items_are_encoded_once(
-    clip_folder: Path, make_encoder: EncoderMaker, make_preprocess: PreprocessMaker
+    clip_folder: Path, make_encoder: EncoderMaker, clip_service: RunningPreprocess
 ) -> None:
-    async with make_preprocess(clip_folder) as preprocess, make_encoder(clip_folder) as encoder:
-        items = await items_of(preprocess, 1)
+    async with make_encoder(clip_folder) as encoder:
+        items = await items_of(clip_service, 1)
         answers = await asyncio.gather(*(encoder.encode(items[0]) for _ in range(5)))
         again = await encoder.encode(items[0])
     assert {a.embeddings.location.path for a in [*answers, again]} == {
@@ -141,15 +140,13 @@ async def test_equal_items_are_encoded_once(
     assert answers[0].encode_us > 0
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_held_embeddings_stay_and_released_ones_go(
-    clip_folder: Path, make_encoder: EncoderMaker, make_preprocess: PreprocessMaker
+    clip_folder: Path, make_encoder: EncoderMaker, clip_service: RunningPreprocess
 ) -> None:
     one = 16 * 32 * 4
-    async with (
-        make_preprocess(clip_folder) as preprocess,
-        make_encoder(clip_folder, encoder_cache_bytes=2 * one) as encoder,
-    ):
-        items = await items_of(preprocess, 4)
+    async with make_encoder(clip_folder, encoder_cache_bytes=2 * one) as encoder:
+        items = await items_of(clip_service, 4)
         first = await encoder.encode(items[0])
         await encoder.encode(items[1])
         with pytest.raises(Overloaded) as caught:
@@ -183,34 +180,34 @@ async def test_pixels_are_made_again_when_they_are_gone(
             np.testing.assert_allclose(rows, expected[0], rtol=1e-4, atol=5e-5)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_broken_promises(
     clip_folder: Path,
     siglip_folder: Path,
     llama_folder: Path,
     make_encoder: EncoderMaker,
-    make_preprocess: PreprocessMaker,
+    clip_service: RunningPreprocess,
 ) -> None:
-    async with make_preprocess(clip_folder) as preprocess:
-        items = await items_of(preprocess, 2)
-        async with make_encoder(clip_folder, "e1") as encoder:
-            wrong = MediaItem()
-            wrong.CopyFrom(items[0])
-            wrong.rows = 15
-            for _ in range(2):  # the first time and from the cache
-                with pytest.raises(Precondition) as caught:
-                    await encoder.encode(wrong)
-                assert caught.value.reason == "MEDIA_MISMATCH"
-            assert len(await encoder.rows(items[0])) == 16
-            with pytest.raises(InvalidRequest):
-                await encoder.encode(MediaItem(digest=b"short", rows=1))
-            empty = MediaItem(digest=b"0" * 16, rows=16, pixels=ArtifactRef(digest=b"0" * 16))
-            with pytest.raises((NotFound, Precondition, Unavailable)):
-                await encoder.encode(empty)
-        async with make_encoder(siglip_folder, "e2") as encoder:
+    items = await items_of(clip_service, 2)
+    async with make_encoder(clip_folder, "e1") as encoder:
+        wrong = MediaItem()
+        wrong.CopyFrom(items[0])
+        wrong.rows = 15
+        for _ in range(2):  # the first time and from the cache
             with pytest.raises(Precondition) as caught:
-                await encoder.encode(items[0])
+                await encoder.encode(wrong)
             assert caught.value.reason == "MEDIA_MISMATCH"
-        async with make_encoder(llama_folder, "e3") as encoder:
-            with pytest.raises(Precondition) as caught:
-                await encoder.encode(items[0])
-            assert caught.value.reason == "TEXT_ONLY_MODEL"
+        assert len(await encoder.rows(items[0])) == 16
+        with pytest.raises(InvalidRequest):
+            await encoder.encode(MediaItem(digest=b"short", rows=1))
+        empty = MediaItem(digest=b"0" * 16, rows=16, pixels=ArtifactRef(digest=b"0" * 16))
+        with pytest.raises((NotFound, Precondition, Unavailable)):
+            await encoder.encode(empty)
+    async with make_encoder(siglip_folder, "e2") as encoder:
+        with pytest.raises(Precondition) as caught:
+            await encoder.encode(items[0])
+        assert caught.value.reason == "MEDIA_MISMATCH"
+    async with make_encoder(llama_folder, "e3") as encoder:
+        with pytest.raises(Precondition) as caught:
+            await encoder.encode(items[0])
+        assert caught.value.reason == "TEXT_ONLY_MODEL"
