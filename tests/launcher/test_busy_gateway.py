@@ -70,7 +70,7 @@ def usual_open_files() -> Iterator[None]:
 def test_two_thousand_callers_at_once_are_answered_and_a_standstill_ends_it() -> None:
     with contextlib.ExitStack() as stack:
         with usual_open_files():
-            system = stack.enter_context(System())
+            system = stack.enter_context(System(None, "--language-model-only"))
         gateway = system.pids()["gateway"]
         replies = asyncio.run(ask_all(system.port))
         broken = [reply for reply in replies if not is_whole(reply)]

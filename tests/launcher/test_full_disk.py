@@ -82,7 +82,7 @@ def takes_requests(system: System) -> bool:
 
 
 def test_a_death_on_a_full_disk_does_not_end_the_system() -> None:
-    system = System()
+    system = System(None, "--language-model-only")
     # Its queue, its list of processes and its log.
     with small_disk(system.folder, "24m"), system:
         before = ask(system)

@@ -75,7 +75,7 @@ def test_a_model_that_fails_while_it_is_loaded_ends_with_the_reason(tmp_path: Pa
     weights = load_file(model / "model.safetensors")
     weights["model.surprise.weight"] = next(iter(weights.values())).clone()
     save_file(weights, model / "model.safetensors")
-    system = System(model)
+    system = System(model, "--language-model-only")
     with pytest.raises(AssertionError, match="ended with status 1"), system:
         pass
     assert "does not come up" in system.log
