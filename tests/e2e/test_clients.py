@@ -29,12 +29,9 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A random LLaVA with two of everything that scales."""
-    folder = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
-    flags = ("--decoders", "2", "--vision-encoders", "2", "--preprocessors", "2")
-    with System(folder, *flags) as running:
-        yield running
+def system(system_of_two: System) -> System:
+    system_of_two.wait_ready()
+    return system_of_two
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,17 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image, ImageDraw
 
+from services.launcher.redis.embedded_redis import EmbeddedRedis
+from shared.settings import DEMO_MODEL
 from tests.support.pictures import data_url
-from tests.support.system import System
+from tests.support.services_in_process import Addresses, services_in_process
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def system() -> Iterator[System]:
-    with System() as running:
+def system(redis_server: EmbeddedRedis) -> Iterator[Addresses]:
+    with services_in_process(DEMO_MODEL, redis_server.url) as running:
         yield running
 
 
@@ -61,7 +63,7 @@ QUESTIONS = [
 ]
 
 
-def test_the_demo_model_answers_questions_about_pictures(system: System) -> None:
+def test_the_demo_model_answers_questions_about_pictures(system: Addresses) -> None:
     async def ask_all() -> list[str]:
         async with AsyncOpenAI(base_url=system.base_url, api_key="none") as client:
             answers = [
@@ -91,7 +93,7 @@ def test_the_demo_model_answers_questions_about_pictures(system: System) -> None
     assert len(wrong) <= 1, wrong
 
 
-def test_a_streamed_conversation_continues_about_the_same_picture(system: System) -> None:
+def test_a_streamed_conversation_continues_about_the_same_picture(system: Addresses) -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": RED_CIRCLE}},
         {"type": "text", "text": "Describe the picture."},

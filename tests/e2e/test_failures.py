@@ -15,7 +15,6 @@ from openai import OpenAI
 
 from services.launcher.state.folders import Folders
 from shared.queue.keys import Keys
-from tests.support.checkpoints import make_checkpoint
 from tests.support.pictures import data_url, png
 from tests.support.system import System
 
@@ -32,12 +31,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Rotary positions of three axes, two of everything that scales, float32."""
-    folder = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "qwen2_vl")
-    flags = ("--decoders", "2", "--vision-encoders", "2", "--preprocessors", "2")
-    with System(folder, *flags, "--dtype", "float32") as running:
-        yield running
+def system(system_of_two: System) -> System:
+    system_of_two.wait_ready()
+    return system_of_two
 
 
 @pytest.fixture(scope="module")

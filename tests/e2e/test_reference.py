@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from tests.support.checkpoints import load_reference, make_checkpoint, reference_inputs
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import animation, data_url, png
-from tests.support.system import System
+from tests.support.services_in_process import services_in_process
 
 NEW_TOKENS = 24
 WORDS = ["the", "red", "circle", "is", "left", "of", "a", "blue", "square", "图中有一个圆形", "and"]
@@ -216,9 +216,11 @@ def has_images(model: PreTrainedModel) -> bool:
     "name",
     [pytest.param(n, marks=() if n in BY_DEFAULT else pytest.mark.full) for n in CASES],
 )
-def test_sixteen_at_once_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+def test_sixteen_at_once_give_the_tokens_of_transformers(
+    name: str, tmp_path: Path, redis_url: str
+) -> None:
     torch.set_num_threads(1)
-    folder = make_checkpoint(tmp_path / "model", **CASES[name])
+    folder = make_checkpoint(tmp_path / "under-test", **CASES[name])
     reference = Reference(folder)
     chats = conversations(has_images(reference.model), has_videos(reference.model))
 
@@ -227,7 +229,7 @@ def test_sixteen_at_once_give_the_tokens_of_transformers(name: str, tmp_path: Pa
             asked = [ask(client, chat, stream=i % 2 == 0) for i, chat in enumerate(chats)]
             return await asyncio.gather(*asked)
 
-    with System(folder, "--served-model-name", "under-test") as system:
+    with services_in_process(folder, redis_url) as system:
         answers = asyncio.run(ask_all(system.base_url))
         again = asyncio.run(ask_all(system.base_url))
     ties = 0

@@ -11,10 +11,11 @@ import torch
 from openai import OpenAI
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from services.launcher.redis.embedded_redis import EmbeddedRedis
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.system import System
+from tests.support.services_in_process import Addresses, services_in_process
 
 pytestmark = pytest.mark.timeout(600)
 PROMPT = [5, 9, 33, 60, 12, 7, 41, 80, 23, 6, 90, 11, 50, 17, 19, 70, 8, 14, 35]
@@ -31,13 +32,13 @@ def reference(folder: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def system(folder: Path) -> Iterator[System]:
-    with System(folder, "--decoders", "1", "--vision-encoders", "1") as running:
+def system(folder: Path, redis_server: EmbeddedRedis) -> Iterator[Addresses]:
+    with services_in_process(folder, redis_server.url) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(system: System) -> Iterator[OpenAI]:
+def client(system: Addresses) -> Iterator[OpenAI]:
     with OpenAI(base_url=system.base_url, api_key="none", max_retries=0, timeout=90) as opened:
         yield opened
 
@@ -247,7 +248,7 @@ def test_bad_words_are_never_generated(client: OpenAI) -> None:
     assert word not in (answer.choices[0].message.content or "").split()
 
 
-def test_grpc_gives_the_answers_of_rest(client: OpenAI, system: System) -> None:
+def test_grpc_gives_the_answers_of_rest(client: OpenAI, system: Addresses) -> None:
     whole = complete(client, n=2, temperature=1.0, seed=4, logprobs=1)
     options = GenerationOptions(
         max_tokens=12, n=2, temperature=1.0, seed=4, logprobs=1, ignore_eos=True,

@@ -1,0 +1,1 @@
+"""The whole system as its clients meet it."""

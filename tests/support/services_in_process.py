@@ -1,0 +1,94 @@
+"""A whole system of real services on real sockets, all of them in this process, on an event loop of its own thread."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+from anyio.from_thread import start_blocking_portal
+
+from services.decoder import server as decoder
+from services.decoder.settings import DecoderSettings
+from services.families import registry
+from services.gateway.gateway import open_gateway
+from services.gateway.settings import GatewaySettings
+from services.preprocess import server as preprocess
+from services.preprocess.settings import PreprocessSettings
+from services.scheduler import server as scheduler
+from services.scheduler.settings import SchedulerSettings
+from services.vision_encoder import server as vision_encoder
+from services.vision_encoder.settings import VisionEncoderSettings
+from shared.checkpoint.folder import Checkpoint
+from tests.support.gateway_stage import until_ready
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the gateway listens: for an OpenAI client, and for ChatService."""
+
+    base_url: str
+    grpc_address: str
+
+
+@contextlib.contextmanager
+def services_in_process(model: Path, redis_url: str) -> Iterator[Addresses]:
+    """One of each service that the model needs, ready, on a Redis that is emptied first. The model has the name that
+    `serve` gives it.
+
+    For tests of what the services compute together. Tests of their processes start a `System`, which takes three
+    times as much processor time: each process imports its libraries anew.
+    """
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    with (
+        tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as folder,
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_running(model, redis_url, folder)) as addresses,
+    ):
+        yield addresses
+
+
+@contextlib.asynccontextmanager
+async def _running(model: Path, redis_url: str, folder: str) -> AsyncIterator[Addresses]:
+    stop = asyncio.Event()
+    artifacts = Path(folder) / "artifacts"
+    common: dict[str, Any] = {"model": model, "redis_url": redis_url, "artifact_dir": artifacts}
+    settings = GatewaySettings(**common, port=0, grpc_port=0, shutdown_timeout=0.2)
+    async with asyncio.TaskGroup() as group:
+        for service in _behind_the_gateway(common, folder, stop):
+            group.create_task(service)
+        try:
+            async with (
+                open_gateway(settings) as gateway,
+                httpx.AsyncClient(base_url=gateway.url, verify=False) as http,
+            ):
+                await until_ready(http)
+                yield Addresses(f"{gateway.url}/v1", gateway.grpc_address)
+        finally:
+            stop.set()
+
+
+def _behind_the_gateway(
+    common: dict[str, Any], folder: str, stop: asyncio.Event
+) -> Iterator[Coroutine[Any, Any, object]]:
+    """Every other service, each of which runs until `stop` is set."""
+
+    def options(service: str, **own: Any) -> dict[str, Any]:
+        return {**common, "listen": f"unix:{folder}/{service}", **own}
+
+    yield scheduler.serve(SchedulerSettings(**options("scheduler")), stop, on_ready=lambda: None)
+    yield decoder.serve(
+        DecoderSettings(**options("decoder", threads=1, shutdown_timeout=0.2)),
+        stop,
+        on_ready=lambda: None,  # what is freed later stays collectable
+    )
+    yield preprocess.serve(PreprocessSettings(**options("preprocess", media_workers=1)), stop)
+    if registry.find(Checkpoint(common["model"])).takes_media:
+        yield vision_encoder.serve(
+            VisionEncoderSettings(**options("vision-encoder", threads=1)), stop
+        )
