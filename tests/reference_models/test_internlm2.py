@@ -66,7 +66,7 @@ def add_plora(model: LlamaForCausalLM, tensors: dict[str, Tensor], mask: Tensor)
 
 def test_without_images_it_is_llama() -> None:
     tensors = draw(CONFIG, Draw(0), RANKS)
-    embeds = torch.randn(9, 64)
+    embeds = 5 * Draw(9).weight(9, 64)
     ours = InternLM2(CONFIG, tensors, SCALES).logits(embeds, torch.zeros(9, dtype=torch.bool))
     with torch.no_grad():
         theirs = llama(tensors)(inputs_embeds=embeds[None]).logits[0]
@@ -75,7 +75,7 @@ def test_without_images_it_is_llama() -> None:
 
 def test_on_rows_of_images_it_is_llama_with_hooks() -> None:
     tensors = draw(CONFIG, Draw(1), RANKS)
-    embeds, is_image = torch.randn(9, 64), torch.tensor([0, 0, 1, 1, 1, 0, 0, 1, 0]) > 0
+    embeds, is_image = 5 * Draw(9).weight(9, 64), torch.tensor([0, 0, 1, 1, 1, 0, 0, 1, 0]) > 0
     ours = InternLM2(CONFIG, tensors, SCALES).logits(embeds, is_image)
     model = llama(tensors)
     add_plora(model, tensors, is_image[:, None].float())

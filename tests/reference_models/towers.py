@@ -1,9 +1,11 @@
 """Vision towers with the tensor names that transformers gives CLIP, SigLIP and Idefics2."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,6 +20,8 @@ from tests.reference_models.common import (
 )
 
 Config = Mapping[str, Any]
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def draw_layers(random: Draw, prefix: str, config: Config) -> dict[str, Tensor]:
@@ -71,3 +75,27 @@ def activate(x: Tensor, act: str) -> Tensor:
     if act == "quick_gelu":
         return x * torch.sigmoid(1.702 * x)
     return functional.gelu(x, approximate="tanh" if act == "gelu_pytorch_tanh" else "none")
+
+
+def draw_clip(random: Draw, prefix: str, config: Config, rows: int) -> dict[str, Tensor]:
+    """CLIP's vision model without the last norm, with a position table of so many rows."""
+    tensors = draw_embeddings(random, prefix, config, rows)
+    del tensors[f"{prefix}embeddings.patch_embedding.bias"]
+    tensors[f"{prefix}embeddings.class_embedding"] = random.bias(config["hidden_size"])
+    tensors |= random.norm(f"{prefix}pre_layrnorm", config["hidden_size"])
+    return tensors | draw_layers(random, prefix, config)
+
+
+def clip_features(pixels: Tensor, tensors: Tensors, heads: int) -> Tensor:
+    """CLIP's last hidden state [patches, hidden] before the last norm, without the class row."""
+    patches = embed_patches(pixels, tensors, "embeddings.patch_embedding")
+    x = torch.cat([tensors["embeddings.class_embedding"][None], patches])
+    x = x + tensors["embeddings.position_embedding.weight"]
+    x = layer_norm(x, tensors, "pre_layrnorm", 1e-5)
+    return run_layers(x, tensors, heads, "quick_gelu", 1e-5)[1:]
+
+
+def to_pixels(image: Image, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """An RGB image as [3, H, W]: divided by 255 and normalised, both in float32."""
+    scaled = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
+    return (scaled - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.processors import TemplateProcessing
 
 from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
@@ -24,13 +25,25 @@ def byte_level_words(special: Mapping[str, int]) -> Tokenizer:
     return with_special(byte_level_tokenizer(), special)
 
 
-def with_special(tokenizer: Tokenizer, special: Mapping[str, int]) -> Tokenizer:
-    """The tokenizer with these special tokens; those of the same name lose their old id."""
+def blank_keeping_words(special: Mapping[str, int], plain: Mapping[str, int]) -> Tokenizer:
+    """Llama-2 style, one blank before a whole text alone, with tokens `plain` that decoding keeps."""
+    tokenizer = with_special(sentencepiece_like_tokenizer(), special, plain)
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
+def with_special(
+    tokenizer: Tokenizer, special: Mapping[str, int], plain: Mapping[str, int] | None = None
+) -> Tokenizer:
+    """The tokenizer with these special and plain tokens; those of the same name lose their old id."""
+    added = {**special, **(plain or {})}
     content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] not in special]
-    content["model"]["vocab"] |= special
+    content["added_tokens"] = [t for t in content["added_tokens"] if t["content"] not in added]
+    content["model"]["vocab"] |= added
     made: Tokenizer = Tokenizer.from_str(json.dumps(content))
     made.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    made.add_tokens([AddedToken(token, normalized=False) for token in plain or {}])
     return made
 
 
