@@ -18,7 +18,7 @@ from tests.simulation.world import Outcome, simulate
 
 SEEDS = int(os.environ.get("TESSERA_SIMULATION_SEEDS", "60"))
 _ROOT = Path(__file__).parents[2]
-_AT_A_TIME = 20
+_AT_A_TIME = 5  # few, so that all cores end at about the same time
 _SEEDS_WITH_A_FAULT = 120  # what the rarest of them needs takes place in one of a hundred
 
 
