@@ -10,6 +10,7 @@ import torch
 from services.decoder.devices.cpu.device import CpuDevice
 from services.families import registry
 from services.families.family import load_part
+from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
 from shared.checkpoint.folder import Checkpoint
 from tests.support.checkpoints import SPELLINGS, make_checkpoint
@@ -47,17 +48,31 @@ def names_read(folder: Path, load: Callable[[Checkpoint], object]) -> set[str]:
     return read
 
 
+def load_decoder(checkpoint: Checkpoint) -> object:
+    """As the decoder does."""
+    ops = CpuDevice(torch.float32).ops
+    return load_part(registry.find_decoder(checkpoint).decoder).load(checkpoint, ops, 128)
+
+
+@pytest.mark.parametrize("family", ["idefics3", "llava_onevision"])
+def test_a_native_decoder_takes_what_the_class_leaves_it(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(make_checkpoint(tmp_path, family))
+
+    decoders = names_read(checkpoint.folder, load_decoder)
+    encoder = load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+    assert isinstance(encoder, GenericEncoder)
+    encoders = {name for name, _ in encoder._model.named_parameters()}
+    assert not decoders & encoders and len(encoders) + len(decoders) == len(checkpoint.names())
+    taken = sum(checkpoint.tensor(name).numel() for name in decoders)
+    taken += sum(parameter.numel() for parameter in encoder._model.parameters())
+    assert taken == sum(checkpoint.tensor(name).numel() for name in checkpoint.names())
+
+
 @pytest.mark.parametrize("options", CASES, ids=lambda options: "-".join(map(str, options.values())))
 def test_decoder_and_encoder_share_a_checkpoint_out(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     folder = make_checkpoint(tmp_path, **options)
-
-    def load_decoder(checkpoint: Checkpoint) -> object:
-        ops = CpuDevice(torch.float32).ops
-        model_class = load_part(registry.find_decoder(checkpoint).decoder)
-
-        return model_class.load(checkpoint, ops, 128)
 
     def encoder_of(checkpoint: Checkpoint) -> object:
         return load_encoder(checkpoint, torch.device("cpu"), torch.float32)

@@ -25,8 +25,8 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
 
 def main(arguments: list[str]) -> None:
     """Prints, for each processor and size, bytes and milliseconds of both ways."""
-    # The worker's module shuts torch out, which is not needed here either.
-    from services.preprocess.worker.image_worker import PixelMaker
+    # It imports transformers, which takes seconds.
+    from services.preprocess.worker.pixel_maker import PixelMaker
 
     for name, settings in _PROCESSORS.items():
         maker = PixelMaker(name, settings, None)
@@ -39,7 +39,7 @@ def compare(what: str, maker: Any, data: bytes) -> None:
     image = decode(data, _LIMITS)
 
     def make() -> Any:
-        return maker.make(image)
+        return maker.make(image)[0]
 
     pixels, as_bytes = make(), measure(make)
     find, early_resize.target_size = early_resize.target_size, lambda *_: None

@@ -8,6 +8,10 @@ from typing import Any
 from shared.checkpoint.folder import Checkpoint
 from tessera.common.v1.media_pb2 import Modality
 
+# Parts that run the code of transformers for the checkpoint's own classes.
+GENERIC_PROMPT = "services.preprocess.prompt.generic:GenericRule"
+GENERIC_ENCODER = "services.vision_encoder.generic:GenericEncoder"
+
 
 @dataclass(frozen=True)
 class ItemSize:

@@ -1,7 +1,8 @@
-"""Finds the family of a checkpoint: a folder beside this file, or a record that an installed package brings.
+"""Finds the family of a checkpoint: a folder beside this file, a record that an installed package brings, or the code
+of transformers.
 
 A package brings one by an entry point of the group "tessera.families" whose value is a `Family`. The folders here go
-before packages; two packages that serve the same model are refused.
+before packages, and both before transformers; two packages that serve the same model are refused.
 """
 
 import importlib
@@ -11,6 +12,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 import services.families
+from services.families import generic_media
 from services.families.family import Family, load_part
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
@@ -26,7 +28,12 @@ def find(checkpoint: Checkpoint) -> Family:
     Raises InvalidRequest if there is none, or more than one.
     """
     architecture = checkpoint.architecture
-    return _the_one(checkpoint, architecture, lambda family: architecture in family.architectures)
+    return _the_one(
+        checkpoint,
+        architecture,
+        lambda family: architecture in family.architectures,
+        lambda: generic_media.family_of(checkpoint),
+    )
 
 
 def find_decoder(checkpoint: Checkpoint) -> Family:
@@ -51,7 +58,12 @@ def in_tree() -> tuple[Family, ...]:
     return tuple(importlib.import_module(f"{package.__name__}.{name}").FAMILY for name in names)
 
 
-def _the_one(checkpoint: Checkpoint, what: str, serves: Callable[[Family], bool]) -> Family:
+def _the_one(
+    checkpoint: Checkpoint,
+    what: str,
+    serves: Callable[[Family], bool],
+    fallback: Callable[[], Family | None] = lambda: None,
+) -> Family:
     for family in in_tree():
         if serves(family):
             return family
@@ -63,6 +75,8 @@ def _the_one(checkpoint: Checkpoint, what: str, serves: Callable[[Family], bool]
             f"{checkpoint.folder}: {what} is served by {' and by '.join(sorted(found))}: uninstall one",
             field="model",
         )
+    if not found and (other := fallback()) is not None:
+        return other
     if not found:
         raise _unknown(checkpoint, what, (*in_tree(), *plugins.values()))
     return next(iter(found.values()))

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import structlog
 
 from services.families import registry
-from services.families.family import load_part
+from services.families.family import GENERIC_PROMPT, load_part
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.intake import IntakeLimits, MediaIntake
@@ -107,6 +107,7 @@ async def _image_pool(
         settings.worker_count,
         settings.image_timeout_s,
         settings.media_budget_s,
+        bundles=registry.find(checkpoint).prompt == GENERIC_PROMPT,
     )
     return await resources.enter_async_context(pool)
 

@@ -8,20 +8,23 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from services.families.family import ItemSize
 from services.preprocess.media.intake import MediaIntake, TakenMedia
 from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
 from services.preprocess.prompt.item_limits import ItemLimits
-from services.preprocess.prompt.prompt_rule import MediaSpan
 from services.preprocess.prompt_stream import prepare_many
-from shared.artifacts.pixel_scaling import PixelScaling
+from shared.artifacts.small_tensor import small_tensor
 from shared.errors import InvalidRequest, Precondition
 from shared.net import tasks
 from shared.telemetry import request_names
 from shared.telemetry.logs import Stopwatch
-from tessera.common.v1 import media_pb2
-from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
+from tessera.common.v1.media_pb2 import (
+    EmbedRun,
+    MediaItem,
+    Modality,
+    PixelFormat,
+    PixelScaling,
+)
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 from tessera.preprocess.v1.preprocess_pb2 import (
     GetPixelsRequest,
@@ -67,11 +70,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
         work += [self._take(item, request.tenant) for item in media]
         (draft, tokenize_us), *images = await tasks.together(work)
-        spans = [
-            self._builder.span(ItemSize(i.pixels.size.width, i.pixels.size.height, i.frames))
-            for i in images
-        ]
-        prompt = self._builder.expand(draft, spans)
+        prompt = self._builder.expand(draft, [image.pixels.item for image in images])
         fetch_us = max((i.fetch_us for i in images), default=0)
         media_us = max((i.media_us for i in images), default=0)
         cached = sum(image.cached for image in images)
@@ -87,7 +86,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self._builder.check_length(len(prompt.ids), request.max_prompt_tokens, draft.field)
         return PrepareResponse(
             token_ids=prompt.ids.astype("<i4").tobytes(),
-            media=_items(prompt, spans, images, self._intake.scaling if self._intake else None),
+            media=_items(prompt, images, self._intake) if self._intake else (),
             text=draft.text,
             times=PrepareTimes(fetch_us=fetch_us, media_us=media_us, tokenize_us=tokenize_us),
             cached_media=cached,
@@ -161,17 +160,11 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         return await self._intake.take(media, tenant)
 
 
-def _items(
-    prompt: Prompt,
-    spans: Sequence[MediaSpan],
-    images: Sequence[TakenMedia],
-    scaling: PixelScaling | None,
-) -> list[MediaItem]:
-    message = None
-    if scaling is not None:
-        message = media_pb2.PixelScaling(
-            factor=scaling.factor, mean=scaling.mean, std=scaling.deviation
-        )
+def _items(prompt: Prompt, images: Sequence[TakenMedia], intake: MediaIntake) -> list[MediaItem]:
+    scaling = None
+    if (given := intake.scaling) is not None:
+        scaling = PixelScaling(factor=given.factor, mean=given.mean, std=given.deviation)
+    bundles = intake.bundles
     return [
         MediaItem(
             digest=image.digest,
@@ -186,9 +179,11 @@ def _items(
             grid_w=span.grid[2],
             seconds_per_grid=span.frames_per_step * image.seconds_per_frame,
             pixels=image.pixels.ref,
-            width=image.pixels.size.width,
-            height=image.pixels.size.height,
-            scaling=message,
+            width=image.pixels.item.width,
+            height=image.pixels.item.height,
+            scaling=scaling,
+            fields={name: small_tensor(value) for name, value in span.fields.items()},
+            format=PixelFormat.PIXEL_FORMAT_BUNDLE if bundles else PixelFormat.PIXEL_FORMAT_PLAIN,
         )
-        for offset, span, image in zip(prompt.offsets, spans, images, strict=True)
+        for offset, span, image in zip(prompt.offsets, prompt.spans, images, strict=True)
     ]

@@ -8,13 +8,14 @@ from services.vision_encoder.cache import EmbeddingCache
 from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.queue import TowerQueue
 from services.vision_encoder.towers.encoder import BadPixels, Encoder, Item, pixel_item
+from shared.artifacts import bundle
 from shared.artifacts.file import Array
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactStore
 from shared.errors import Precondition
 from shared.net.single_flight import SingleFlight
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
-from tessera.common.v1.media_pb2 import MediaItem
+from tessera.common.v1.media_pb2 import MediaItem, PixelFormat
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ class EmbeddingProducer:
 
 def _item(media: MediaItem, pixels: Array) -> Item:
     grid = (media.grid_t, media.grid_h, media.grid_w)
+    if media.format == PixelFormat.PIXEL_FORMAT_BUNDLE:
+        try:
+            return Item(bundle.unpack(pixels), grid, media.height, media.width)
+        except ValueError as error:
+            raise BadPixels(str(error)) from error
     scaling = None
     if pixels.dtype == np.uint8 and media.HasField("scaling"):
         given = media.scaling

@@ -89,9 +89,8 @@ class TowerQueue:
 
     def _fits(self, first: _Job, patches: int) -> bool:
         following = self._waiting[0]
-        shapes = following.item.pixels.shape, first.item.pixels.shape
-        same = not self._model.stacked or shapes[0] == shapes[1]
-        return same and patches + following.patches <= self._max_patches
+        together = not self._model.stacked or following.item.pixels.shape == first.item.pixels.shape
+        return together and patches + following.patches <= self._max_patches
 
     def _compute(self, batch: list[_Job]) -> list[Encoded | Exception]:
         began = time.perf_counter_ns()

@@ -78,7 +78,7 @@ def test_positions_are_those_of_the_published_rule(folder: Path) -> None:
     for length, media in drawn_prompts():
         parts = parts_of(length, media, tokens_per_second(folder))
         expected = np.array(published_positions(parts)).T
-        found, delta = model.positions(length, media[::-1])
+        found, delta = model.positions(np.zeros(length, np.int64), media[::-1])
         np.testing.assert_array_equal(found, expected)
         assert delta == expected.max() + 1 - length
         outran += any(isinstance(part, Grid) and part.outruns for part in parts)
@@ -103,7 +103,7 @@ def test_positions_are_those_of_transformers(folder: Path) -> None:
             grids(media, Modality.MODALITY_VIDEO),
             **more,
         )
-        found, delta = model.positions(length, media[::-1])
+        found, delta = model.positions(np.zeros(length, np.int64), media[::-1])
         parts = parts_of(length, media, tokens_per_second(folder))
         ends = [
             item.offset + item.length
@@ -121,7 +121,7 @@ def test_the_answer_goes_on_behind_a_video_that_ends_the_prompt(tmp_path: Path) 
         modality=Modality.MODALITY_VIDEO, offset=2, length=3, grid_t=3, grid_h=2, grid_w=2
     )
     video.seconds_per_grid = 1.0
-    found, delta = model.positions(5, [video])
+    found, delta = model.positions(np.zeros(5, np.int64), [video])
     assert found.tolist() == [[0, 1, 2, 27, 52], [0, 1, 2, 2, 2], [0, 1, 2, 2, 2]]
     assert 5 + delta == 53
 
@@ -133,13 +133,13 @@ def test_a_grid_that_is_not_its_span_is_refused(folder: Path, grid: tuple[int, i
     t, h, w = grid
     item = MediaItem(offset=1, length=7, grid_t=t, grid_h=h, grid_w=w)
     with pytest.raises(InvalidRequest, match="is not a span of 7"):
-        load(folder).positions(20, [item])
+        load(folder).positions(np.zeros(20, np.int64), [item])
 
 
 def test_media_that_overlap_are_refused(folder: Path) -> None:
     items = [MediaItem(offset=i, length=4, grid_t=1, grid_h=4, grid_w=4) for i in (2, 5)]
     with pytest.raises(InvalidRequest, match="overlap"):
-        load(folder).positions(20, items)
+        load(folder).positions(np.zeros(20, np.int64), items)
 
 
 @pytest.mark.parametrize("pace", [float("nan"), float("inf"), -1.0, 1e30])
@@ -149,7 +149,7 @@ def test_time_goes_forward(tmp_path: Path, pace: float) -> None:
     )
     video.seconds_per_grid = pace
     with pytest.raises(InvalidRequest, match="no pace"):
-        load(make_checkpoint(tmp_path, "qwen2_5_vl")).positions(20, [video])
+        load(make_checkpoint(tmp_path, "qwen2_5_vl")).positions(np.zeros(20, np.int64), [video])
 
 
 def test_a_video_that_outruns_the_rotations_is_refused(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_a_video_that_outruns_the_rotations_is_refused(tmp_path: Path) -> None:
         modality=Modality.MODALITY_VIDEO, offset=1, length=10, grid_t=10, grid_h=2, grid_w=2
     )
     video.seconds_per_grid = 2.0
-    model.positions(20, [video])
+    model.positions(np.zeros(20, np.int64), [video])
     video.seconds_per_grid = 5.0
     with pytest.raises(InvalidRequest, match="shorter video"):
-        model.positions(20, [video])
+        model.positions(np.zeros(20, np.int64), [video])
 
 
 def test_sections_are_the_frequencies_of_a_head(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from PIL import Image
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.support.checkpoints import load_reference, make_checkpoint, reference_inputs
+from tests.support.checkpoints import GENERIC, load_reference, make_checkpoint, reference_inputs
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import animation, data_url, png
 from tests.support.services_in_process import services_in_process
@@ -86,6 +86,8 @@ CASES: dict[str, dict[str, Any]] = {
         "language": "qwen3",
         "spelling": "new",
     },
+    "idefics3-transformers-llama": {"family": "idefics3"},
+    "llava-onevision-transformers-qwen2": {"family": "llava_onevision"},
 }
 
 BY_DEFAULT = {
@@ -94,6 +96,7 @@ BY_DEFAULT = {
     "llava-next-siglip-qwen3-new-names",
     "qwen2-vl-old-config",
     "qwen2.5-vl-tied-sharded-new-names",
+    "idefics3-transformers-llama",
 }
 
 
@@ -204,7 +207,7 @@ def opened(file: bytes) -> Image.Image:
 
 
 def has_videos(model: PreTrainedModel) -> bool:
-    return hasattr(model.config, "video_token_id")
+    return hasattr(model.config, "video_token_id") and model.config.model_type not in GENERIC
 
 
 def has_images(model: PreTrainedModel) -> bool:

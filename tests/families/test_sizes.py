@@ -10,14 +10,11 @@ import torch
 
 from services.families import registry
 from services.families.family import ItemSize, load_part
-from services.preprocess.media.processor_config import (
-    processor_class_name,
-    read_processor_config,
-    read_video_size,
-)
+from services.preprocess.media.processor_config import read_processor_config, read_video_size
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.vision_encoder.loading import load_encoder
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.processor import image_processor_class, image_processor_name
 from tessera.common.v1.media_pb2 import Modality
 from tests.support.checkpoints import make_checkpoint
 
@@ -35,10 +32,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def rule_of(checkpoint: Checkpoint) -> PromptRule:
     """As preprocess makes it."""
-    import transformers
-
     config = read_processor_config(checkpoint.folder)
-    processor = getattr(transformers, f"{processor_class_name(config)}Pil").from_dict(config)
+    processor = image_processor_class(image_processor_name(config)).from_dict(config)
     made = processor(images=PIL.Image.new("RGB", (64, 48)), return_tensors="np")["pixel_values"]
     settings = {key: value for key, value in processor.to_dict().items() if value is not None}
     if "temporal_patch_size" in settings:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from services.decoder.loading.linear_weight import LinearWeight, StoredWeight
 from services.families import registry
+from services.families.family import GENERIC_ENCODER
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
@@ -48,12 +49,12 @@ class LanguageWeights:
         self._checkpoint = checkpoint
         self._names: dict[str, str] = {}
         unknown = []
-        encoders = "|".join(map(re.escape, registry.find(checkpoint).encoder_tensors))
-        foreign = re.compile(rf"(model\.)?({encoders})(\.|$)") if encoders else None
+        language_name = _language_names(checkpoint)
         for name in checkpoint.names():
-            if foreign and foreign.match(name):
+            own = language_name(name)
+            if own is None:
                 continue
-            found = canonical(name)
+            found = canonical(own)
             if re.fullmatch(known, found):
                 self._names[found] = name
             elif not (ignored and re.fullmatch(ignored, found)):
@@ -103,3 +104,31 @@ class LanguageWeights:
         return InvalidRequest(
             "BAD_CHECKPOINT", f"{self._checkpoint.folder}: {what} {shown}", field="model"
         )
+
+
+def _language_names(checkpoint: Checkpoint) -> Callable[[str], str | None]:
+    """Gives a stored tensor's name as a checkpoint without other parts has it; None for one of the encoder's."""
+    family = registry.find(checkpoint)
+    if family.encoder == GENERIC_ENCODER:
+        return _names_of_class(checkpoint)
+    encoders = "|".join(map(re.escape, family.encoder_tensors))
+    foreign = re.compile(rf"(model\.)?({encoders})(\.|$)" if encoders else "(?!)")
+    return lambda name: None if foreign.match(name) else name
+
+
+def _names_of_class(checkpoint: Checkpoint) -> Callable[[str], str | None]:
+    """The same by the place where the decoder hangs in the class of transformers."""
+    # transformers takes seconds to import, and most models do without.
+    from shared.checkpoint.model_half import decoder_paths, model_class, read_config
+
+    paths = decoder_paths(model_class(checkpoint), read_config(checkpoint))
+    own = tuple(f"{path}." for path in paths if not path.endswith("lm_head"))
+    prefixes = (*_PREFIXES[:2], *own)
+
+    def language_name(name: str) -> str | None:
+        if name.startswith(_HEADS):
+            return name
+        found = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        return found and "model." + name.removeprefix(found)
+
+    return language_name

@@ -22,7 +22,9 @@ class DecoderModel(ABC):
     """A language model over a paged cache. T tokens of several sequences run as one ragged batch."""
 
     # Axes of rotary positions that `positions` gives; 0: a token's position is its index.
-    rotary_axes: ClassVar[int] = 0
+    rotary_axes: int = 0
+    # Rows that are added behind the first layers (deepstack): a row of media is 1 + levels times as wide as the model.
+    levels: int = 0
     needs: ClassVar[Needs] = Needs()
 
     config: DecoderConfig
@@ -40,10 +42,10 @@ class DecoderModel(ABC):
         """Hidden rows [T, H] of token ids [T]; embeds[i] [n, H] replaces runs[i] = (first, n)."""
 
     def positions(
-        self, prompt_len: int, media: Sequence[MediaItem]
+        self, prompt: "np.ndarray[tuple[int], np.dtype[np.int64]]", media: Sequence[MediaItem]
     ) -> "tuple[np.ndarray[tuple[int, int], np.dtype[np.int32]], int]":
-        """Rotary positions [axes, prompt_len] of a prompt, and what to add for later tokens."""
-        return np.arange(prompt_len, dtype=np.int32)[None], 0
+        """Rotary positions [axes, tokens] of a prompt's ids [tokens], and what to add for later tokens."""
+        return np.arange(len(prompt), dtype=np.int32)[None], 0
 
     @abstractmethod
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:

@@ -93,10 +93,10 @@ class Embeddings:
             self._held.difference_update(digests)
             self._evict()
 
-    def rows(self, digest: bytes, first: int, last: int, promised: int, hidden: int) -> Tensor:
+    def rows(self, digest: bytes, first: int, last: int, promised: int, width: int) -> Tensor:
         """Rows [first, last) of an artifact. Raises Precondition if it is away or not as promised.
 
-        promised: number of rows the sequence counts on; hidden: width of the model.
+        promised: number of rows the sequence counts on; width: of one row.
         """
         with self._lock:
             tensor = self._tensors.get(digest)
@@ -110,11 +110,11 @@ class Embeddings:
                 "MEDIA_NOT_READY",
                 f"embedding {digest.hex()} is not on this decoder: fetch it first",
             )
-        if tuple(tensor.shape) != (promised, hidden):
+        if tuple(tensor.shape) != (promised, width):
             raise Precondition(
                 "MEDIA_MISMATCH",
                 f"embedding {digest.hex()} has shape {list(tensor.shape)}; the prompt and the model"
-                f" ask for {[promised, hidden]}",
+                f" ask for {[promised, width]}",
             )
         return tensor[first:last]
 

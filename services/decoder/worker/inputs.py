@@ -72,9 +72,10 @@ def build_batch(
     device: Device,
     read: ReadRows,
     sampled: SampledTokens | None = None,
+    levels: int = 0,
 ) -> Batch:
     """Builds the batch of `order_rows(...)`; every row fits its history and its block table. Ids that are PENDING are
-    taken from `sampled`, what the step before this one chose."""
+    taken from `sampled`, what the step before this one chose. `levels`: see `DecoderModel.levels`."""
     token_rows, places, ends = _lay_out(rows)
     owners = rows.slot[token_rows]
     size = slots.block_size
@@ -88,6 +89,9 @@ def build_batch(
     lengths = rows.end.tolist()
     width = -(-max(lengths) // size)
     embeds, runs = _embeds(rows, ends - rows.count, slots, read)
+    deeper: list[Tensor] = []
+    if levels and runs:
+        embeds, deeper = _split_levels(embeds, runs, levels, padded)
     flags = [_takes_embedding(padded, runs)] if runs else []
     sent = device.upload(ids, positions, slots.table[rows.slot, :width], written, *flags)
     meta = device.ops.make_meta(rows.count.tolist(), lengths, sent[2], sent[3])
@@ -99,6 +103,7 @@ def build_batch(
             meta=meta,
             slots=rows.slot.tolist(),
             media=sent[4] if runs else None,
+            levels=deeper,
         ),
         embeds=embeds,
         runs=runs,
@@ -168,6 +173,19 @@ def _embeds(
                 embeds.append(values[taken : taken + count])
                 taken += count
     return embeds, runs
+
+
+def _split_levels(
+    embeds: Sequence[Tensor], runs: Sequence[tuple[int, int]], levels: int, tokens: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Of rows [n, (1 + levels) * H] the first H, and the others of all runs as [tokens, H] for each level, zero
+    elsewhere."""
+    width = embeds[0].shape[1] // (1 + levels)
+    deeper = [embeds[0].new_zeros((tokens, width)) for _ in range(levels)]
+    for rows, (first, count) in zip(embeds, runs, strict=True):
+        for level, part in enumerate(deeper, 1):
+            part[first : first + count] = rows[:, level * width : (level + 1) * width]
+    return [rows[:, :width] for rows in embeds], deeper
 
 
 def spans_of(slots: SlotTable, slot: int, start: int, end: int) -> list[tuple[MediaSpan, int, int]]:

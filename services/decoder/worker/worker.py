@@ -206,7 +206,7 @@ class Worker:
             params = sequence.sampling
             self._sampler.introduce(slot, sequence.choice, params, prompt, output)
             if self._model.rotary_axes:
-                rotary = self._model.positions(sequence.prompt_len, sequence.media)
+                rotary = self._model.positions(prompt, sequence.media)
                 self.slots.set_rotary(slot, *rotary)
         except ServingError as error:
             if error.reason == "INVALID_PLAN":
@@ -281,13 +281,19 @@ class Worker:
         return True
 
     def _read(self, span: MediaSpan, first: int, last: int) -> Tensor:
-        return self.embeddings.rows(
-            span.digest, first, last, len(span.positions), self._model.config.hidden_size
-        )
+        width = self._model.config.hidden_size * (1 + self._model.levels)
+        return self.embeddings.rows(span.digest, first, last, len(span.positions), width)
 
     def _compute(self, step: LaunchedStep, rows: Rows) -> None:
         """Submits the rows, and what the sampler needs of their last tokens."""
-        batch = build_batch(order_rows(rows), self.slots, self._device, self._read, self._sampled())
+        batch = build_batch(
+            order_rows(rows),
+            self.slots,
+            self._device,
+            self._read,
+            self._sampled(),
+            self._model.levels,
+        )
         self.sealed.overwrite(batch.blocks)
         step.times.prepare_us = step.watch.lap_us()
         hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)

@@ -20,6 +20,7 @@ from shared.errors import InvalidRequest
 from shared.model_config.decoder import DecoderConfig
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 
+Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 Positions = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 _MOST_POSITIONS = 1 << 30
 
@@ -27,7 +28,7 @@ _MOST_POSITIONS = 1 << 30
 class Qwen2VL(Llama):
     """Wang et al., 2024."""
 
-    rotary_axes: ClassVar[int] = 3
+    rotary_axes = 3
     REACH: ClassVar[int] = 2  # in a video time may run faster than tokens
 
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
@@ -46,8 +47,9 @@ class Qwen2VL(Llama):
         model._read_vision(checkpoint.vision_config or {})
         return model
 
-    def positions(self, prompt_len: int, media: Sequence[MediaItem]) -> tuple[Positions, int]:
+    def positions(self, prompt: Ids, media: Sequence[MediaItem]) -> tuple[Positions, int]:
         """See `DecoderModel.positions`. Raises InvalidRequest for a grid that is not its span's."""
+        prompt_len = len(prompt)
         found = np.empty((3, prompt_len), np.int32)
         done = place = 0  # tokens that have positions, and the next one
         for item in sorted(media, key=lambda item: item.offset):

@@ -58,8 +58,13 @@ class MediaIntake:
 
     @property
     def scaling(self) -> PixelScaling | None:
-        """The scaling of pixels stored as uint8; None where they are stored as float32."""
+        """The scaling of pixels stored as uint8; None where they are stored as float32 or in bundles."""
         return self._cache.scaling
+
+    @property
+    def bundles(self) -> bool:
+        """Whether an item's artifact is a bundle of several tensors."""
+        return self._cache.bundles
 
     async def take(self, media: Media, tenant: str) -> TakenMedia:
         """Pixel values of a client's image; its raw bytes are in the media store when it returns.
@@ -92,11 +97,11 @@ class MediaIntake:
         digest = self._cache.digest(source_digest)
         cached = self._cache.find(digest) is not None
         pixels = await self._cache.get(digest, data, tenant)
-        size = pixels.size
-        pace = _pace(size.seconds_per_frame) if size.frames else 0.0
+        item = pixels.item
+        pace = _pace(item.seconds_per_frame) if item.frames else 0.0
         await self._store.put(source_digest, data)
         return TakenMedia(
-            digest, source_digest, pixels, fetch_us, watch.lap_us(), size.frames, pace, cached
+            digest, source_digest, pixels, fetch_us, watch.lap_us(), item.frames, pace, cached
         )
 
     async def pixels_again(self, media: MediaItem) -> Pixels:

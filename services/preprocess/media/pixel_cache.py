@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 
 from cachetools import LRUCache
 
-from services.preprocess.worker.pool import ImageWorkerPool, PictureSize, ProcessorInfo
+from services.preprocess.prompt.prompt_rule import MadeItem
+from services.preprocess.worker.pool import ImageWorkerPool, ProcessorInfo
 from shared.artifacts.file import DIGEST_BYTES
 from shared.artifacts.store import ArtifactStore
 from shared.net.single_flight import SingleFlight
@@ -15,10 +16,10 @@ from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 
 @dataclass(frozen=True)
 class Pixels:
-    """Pixel values of one image and the size of the picture they were made of."""
+    """Pixel values of one image or video, and what else is known of it."""
 
     ref: ArtifactRef
-    size: PictureSize
+    item: MadeItem
 
 
 class _Entries(LRUCache[bytes, Pixels]):
@@ -47,6 +48,7 @@ class PixelCache:
         self._processing: SingleFlight[bytes, Pixels] = SingleFlight()
         self._settings = settings_fingerprint(pool.info)
         self.scaling = pool.info.scaling
+        self.bundles = pool.bundles
         self.processed = 0
 
     def digest(self, source_digest: bytes) -> bytes:
@@ -77,11 +79,11 @@ class PixelCache:
     async def _make(self, digest: bytes, data: bytes, tenant: str) -> Pixels:
         place = self._store.reserve(digest)
         try:
-            size = await self._pool.process(data, place, tenant)
+            item = await self._pool.process(data, place, tenant)
         except BaseException:
             self._store.discard(place)
             raise
-        entry = Pixels(self._store.adopt(place), size)
+        entry = Pixels(self._store.adopt(place), item)
         self._entries[digest] = entry
         self.processed += 1
         return entry

@@ -8,9 +8,6 @@ from services.preprocess.media.frame_selection import FrameSelection
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
-# Names in released checkpoints that transformers no longer has.
-_RENAMED = {"Qwen2_5_VLImageProcessor": "Qwen2VLImageProcessor"}
-
 
 def read_processor_config(folder: Path) -> dict[str, Any]:
     """preprocessor_config.json, or the part of processor_config.json that newer versions write instead.
@@ -46,15 +43,3 @@ def read_frame_selection(folder: Path, most: int) -> FrameSelection:
         min_frames=min(wanted.min_frames, most),
         max_frames=min(wanted.max_frames, most),
     )
-
-
-def processor_class_name(config: dict[str, Any]) -> str:
-    """The image processor's name without the suffix of its implementation ("CLIPImageProcessor")."""
-    name = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-    if not name:
-        raise InvalidRequest(
-            "BAD_CHECKPOINT", "preprocessor_config.json has no image_processor_type"
-        )
-    name = name.removesuffix("Fast").removesuffix("Pil")
-    name = name.replace("FeatureExtractor", "ImageProcessor")
-    return _RENAMED.get(name, name)

@@ -8,7 +8,7 @@ import numpy as np
 from services.families.family import ItemSize
 from services.preprocess.prompt import conversation as conversations
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, refused
-from services.preprocess.prompt.prompt_rule import MediaSpan, Mode, PromptRule, Update
+from services.preprocess.prompt.prompt_rule import Example, MediaSpan, Mode, PromptRule, Update
 from services.preprocess.prompt.tokenizer import GUARD, Ids, PromptTokenizer
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
@@ -31,10 +31,11 @@ class Draft:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt with its placeholders: ids, and the offset of each media span."""
+    """A prompt with its placeholders: ids, each item's span, and the offset of each span."""
 
     ids: Ids
-    offsets: tuple[int, ...]
+    spans: tuple[MediaSpan, ...] = ()
+    offsets: tuple[int, ...] = ()
 
 
 class PromptBuilder:
@@ -52,11 +53,11 @@ class PromptBuilder:
         trust_request_template: bool,
     ) -> None:
         self._tokenizer = tokenizer
-        tokens = {update.modality: _marker(update) for update in rule.updates()}
-        self._marker_ids = list(tokens.values())
-        self._markers = {
-            _KINDS[modality]: tokenizer.token_text(token) for modality, token in tokens.items()
-        }
+        updates = rule.updates()
+        self._marker_ids = {update.modality: _marker(update) for update in updates}
+        texts = {kind: tokenizer.token_text(token) for kind, token in self._marker_ids.items()}
+        self._markers = {_KINDS[modality]: text for modality, text in texts.items()}
+        self._around = {texts[u.modality]: u.around for u in updates if any(u.around)}
         if self._markers:
             tokenizer.protect(*self._markers.values())
         self._template = template
@@ -67,6 +68,8 @@ class PromptBuilder:
         # text without them.
         self._adds_special_tokens = processor_adds_special_tokens
         self._trusts = trust_request_template
+        if rule.example is not None:
+            self._require(rule.example)
 
     @property
     def limits(self) -> Mapping[Modality.ValueType, int | None]:
@@ -83,10 +86,6 @@ class PromptBuilder:
         """Whether the model takes videos."""
         return Modality.MODALITY_VIDEO in self.limits
 
-    def span(self, item: ItemSize) -> MediaSpan:
-        """The placeholder tokens of an image or a video."""
-        return self._rule.span(item)
-
     def draft(self, request: PrepareRequest) -> Draft:
         """Renders and tokenizes. Raises InvalidRequest naming the field."""
         keep = request.keep_last_tokens
@@ -101,19 +100,20 @@ class PromptBuilder:
                 raise InvalidRequest("NO_PROMPT", "the request has no prompt", field="prompt")
         return replace(draft, ids=draft.ids[-keep:]) if keep else draft
 
-    def expand(self, draft: Draft, spans: Sequence[MediaSpan]) -> Prompt:
-        """Puts each span in its marker's place. Raises InvalidRequest when markers and images differ in number."""
+    def expand(self, draft: Draft, items: Sequence[ItemSize]) -> Prompt:
+        """Puts each item's span in its marker's place. Raises InvalidRequest when markers and items do not match."""
         ids = self._rule.finish(draft.ids)
-        if not spans:
-            return Prompt(ids, ())
-        places = np.flatnonzero(np.isin(ids, self._marker_ids))
-        if ids[places].tolist() != [span.token_ids[0] for span in spans]:
+        if not items:
+            return Prompt(ids)
+        places = np.flatnonzero(np.isin(ids, list(self._marker_ids.values())))
+        if ids[places].tolist() != [self._marker_ids[_modality(item)] for item in items]:
             raise InvalidRequest(
                 "IMAGE_MARKERS",
-                f"{draft.field}: the chat template wrote {len(places)} places for {len(spans)} images"
+                f"{draft.field}: the chat template wrote {len(places)} places for {len(items)} images"
                 " and videos, or not in their order",
                 field=draft.field,
             )
+        spans = tuple(self._rule.span(item) for item in items)
         pieces: list[Ids] = []
         offsets: list[int] = []
         length = start = 0
@@ -123,7 +123,7 @@ class PromptBuilder:
             pieces += [text, image]
             length += len(text) + len(image)
             start = place + 1
-        return Prompt(np.concatenate([*pieces, ids[start:]]), tuple(offsets))
+        return Prompt(np.concatenate([*pieces, ids[start:]]), spans, tuple(offsets))
 
     def check_length(self, tokens: int, limit: int, field: str, at_least: bool = False) -> None:
         """Raises InvalidRequest when a prompt is over the request's or the model's limit."""
@@ -187,10 +187,24 @@ class PromptBuilder:
         # Hopeless lengths are refused before they are tokenized; of what is cut, those beyond reason.
         least = len(text) // self._tokenizer.longest_token
         self.check_length(least // _CUT_AT_MOST if keep else least, 0, field, at_least=True)
-        ids = self._tokenizer.encode(text, add_special_tokens)
+        written = text
+        for marker, (before, behind) in self._around.items():
+            written = written.replace(marker, before + marker + behind)
+        ids = self._tokenizer.encode(written, add_special_tokens)
         if len(ids) == 0:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: the prompt has no tokens", field=field)
         return Draft(ids, text.replace(GUARD, ""), field)
+
+    def _require(self, example: Example) -> None:
+        """Raises InvalidRequest if the example does not come out as the checkpoint's own processor writes it."""
+        draft = self._encoded(example.text, "prompt", True, 0)
+        if self.expand(draft, [example.item]).ids.tolist() != list(example.ids):
+            raise InvalidRequest(
+                "UNSUPPORTED_MODEL",
+                "the model's processor does more to a prompt than to put tokens in the places of images:"
+                " it needs a prompt rule of its own",
+                field="model",
+            )
 
     def _token_ids(self, data: bytes) -> Draft:
         field = "prompt"
@@ -205,6 +219,10 @@ class PromptBuilder:
                 field=field,
             )
         return Draft(ids, "", field)
+
+
+def _modality(item: ItemSize) -> Modality.ValueType:
+    return Modality.MODALITY_VIDEO if item.frames else Modality.MODALITY_IMAGE
 
 
 def _marker(update: Update) -> int:

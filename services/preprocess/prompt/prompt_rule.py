@@ -5,14 +5,28 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+import numpy as np
+
 from services.families.family import ItemSize
 from services.preprocess.prompt.tokenizer import Ids
 from tessera.common.v1.media_pb2 import Modality
 
 
 @dataclass(frozen=True)
+class MadeItem(ItemSize):
+    """A media item whose pixel values are made: its size before that, and what its processor says of it.
+
+    `ids`, `fields`: of the generic rule's items; see `services.preprocess.worker.processor_maker`.
+    """
+
+    seconds_per_frame: float = 0.0  # of a video; 0 where it is not known
+    ids: Sequence[int] = ()
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class MediaSpan:
-    """The tokens that stand for one media item, known from its size alone.
+    """The tokens that stand for one media item.
 
     `embed_runs` are (start, length) pairs inside the span that take an embedding row; empty means
     all positions.
@@ -23,6 +37,9 @@ class MediaSpan:
     embed_runs: tuple[tuple[int, int], ...] = ()
     grid: tuple[int, int, int] = (0, 0, 0)
     frames_per_step: int = 0  # of a video: how many frames one step of the grid shows
+    fields: Mapping[str, "np.ndarray[Any, np.dtype[Any]]"] = field(
+        default_factory=dict
+    )  # for the decoder, by name
 
 
 class Place(Enum):
@@ -48,11 +65,24 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Update:
-    """Where the spans of one modality go: each in the place of `target`'s next occurrence, or beside it."""
+    """Where the spans of one modality go: each in the place of `target`'s next occurrence, or beside it.
+
+    `around`: text that comes before and behind each occurrence, before the text is tokenized.
+    """
 
     modality: Modality.ValueType
     target: tuple[int, ...] | Place | After
     mode: Mode = Mode.REPLACE
+    around: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text with one image, and the ids that the checkpoint's own processor makes of the two."""
+
+    text: str
+    item: MadeItem
+    ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -73,12 +103,16 @@ class PromptRule:
     # The modalities that the model takes, and how many items of each a prompt may have; None is any number.
     limits: Mapping[Modality.ValueType, int | None] = {}
 
+    # A prompt that has to come out so, else the model is refused at start.
+    example: Example | None = None
+
     def updates(self) -> Sequence[Update]:
         """Where spans go, one entry for each modality of `limits`."""
         return ()
 
     def span(self, item: ItemSize) -> MediaSpan:
-        """The tokens of an item of this size, of a modality that is in `limits`."""
+        """The tokens of an item of a modality that is in `limits`, known from its size alone unless the rule asks for
+        a `MadeItem`."""
         raise NotImplementedError
 
     def finish(self, ids: Ids) -> Ids:

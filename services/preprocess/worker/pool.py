@@ -13,16 +13,14 @@ from typing import Any, Self
 import structlog
 
 from services.preprocess.media.image_limits import ImageLimits
-from services.preprocess.media.processor_config import (
-    processor_class_name,
-    read_processor_config,
-    read_video_size,
-)
+from services.preprocess.media.processor_config import read_processor_config, read_video_size
+from services.preprocess.prompt.prompt_rule import MadeItem
 from services.preprocess.worker.decode_quota import DecodeBudget, DecodeSlots
 from services.preprocess.worker.process import WorkerDied, WorkerProcess
 from shared.artifacts import file as artifact_file
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import Reservation, out_of_space
+from shared.checkpoint.processor import image_processor_name
 from shared.errors import InvalidRequest, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -34,25 +32,13 @@ _NOTHING_S = 0.1  # a worker that got less processor time than this before its t
 
 @dataclass(frozen=True)
 class ProcessorInfo:
-    """A worker's image processor: its settings with defaults, the shape of its output, and the scaling of pixels
-    stored as uint8; None where they are stored as float32.
+    """A worker's processor: its settings with defaults, the shape of its output, and the scaling of pixels stored as
+    uint8; None where they are stored as float32, or in bundles.
     """
 
     settings: dict[str, Any]
     shape: tuple[int, ...]
     scaling: PixelScaling | None
-
-
-@dataclass(frozen=True)
-class PictureSize:
-    """Width and height of the upright picture, in pixels; of a video also its number of selected frames and the
-    seconds per frame, 0 where unknown.
-    """
-
-    width: int
-    height: int
-    frames: int = 0
-    seconds_per_frame: float = 0.0
 
 
 class ImageWorkerPool:
@@ -67,14 +53,12 @@ class ImageWorkerPool:
         size: int,
         timeout_s: float,
         budget_s: float = 0.0,
+        bundles: bool = False,
     ) -> None:
-        config = read_processor_config(folder)
-        self._arguments = (
-            processor_class_name(config),
-            json.dumps(config),
-            json.dumps(asdict(limits)),
-            json.dumps(read_video_size(folder)),
-        )
+        """`bundles`: by the checkpoint's whole processor, which also says the token ids of an item."""
+        self.bundles = bundles
+        maker = {"folder": str(folder)} if bundles else _image_processor(folder)
+        self._arguments = (json.dumps(maker), json.dumps(asdict(limits)))
         self._timeout_s = timeout_s
         self._budget = DecodeBudget(budget_s)
         self._slots = DecodeSlots(size)
@@ -104,7 +88,7 @@ class ImageWorkerPool:
         workers, self._workers = self._workers, set()
         await asyncio.gather(*(worker.stop() for worker in workers))
 
-    async def process(self, data: bytes, place: Reservation, tenant: str = "") -> PictureSize:
+    async def process(self, data: bytes, place: Reservation, tenant: str = "") -> MadeItem:
         """Writes the pixel values of an image file, or of a video of `frames`, under the reservation.
 
         A file is tried again only where its worker was ended for another reason than the file. Raises
@@ -120,7 +104,7 @@ class ImageWorkerPool:
             raise out_of_space(OSError(answer["errno"], answer["message"]), place.path)
         if "reason" in answer:
             raise InvalidRequest(answer["reason"], answer["message"])
-        return PictureSize(**answer)
+        return MadeItem(**answer)
 
     async def _tried(
         self, job: dict[str, Any], data: bytes, place: Reservation, tenant: str
@@ -198,6 +182,10 @@ class ImageWorkerPool:
             raise Unavailable(
                 "IMAGE_WORKER", "the image worker does not start; its own message stands above"
             ) from error
+        if "refused" in hello:
+            self._workers.discard(worker)
+            await worker.stop()
+            raise InvalidRequest(hello["refused"], hello["message"], field="model")
         scaling = None if hello["scaling"] is None else _scaling(**hello["scaling"])
         if first:
             _log_confinement(hello["confinement"])
@@ -213,6 +201,13 @@ class _JobFailed(Exception):
         self.reason = reason
         self.message = message
         self.again = again
+
+
+def _image_processor(folder: Path) -> dict[str, Any]:
+    """The options of a `PixelMaker`."""
+    config = read_processor_config(folder)
+    name = image_processor_name(config)
+    return {"name": name, "config": config, "video_size": read_video_size(folder)}
 
 
 def _create(path: Path) -> int:

@@ -57,6 +57,7 @@ class WorkerProcess:
                 env=bare_environment(
                     TRANSFORMERS_VERBOSITY="error",
                     OMP_NUM_THREADS="1",
+                    TOKENIZERS_PARALLELISM="false",
                     OPENBLAS_NUM_THREADS="1",
                     PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
                 ),

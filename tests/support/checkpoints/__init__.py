@@ -2,7 +2,8 @@
 
 `make_checkpoint(folder, family, ...)` writes weights, config, generation config, a real byte-level
 BPE tokenizer, a chat template and, for families with images, a processor. A family is a file here
-with `build`, `inputs` and `respelt`, and a line in `_IMAGE_FAMILIES`.
+with `build`, `inputs` and `respelt`, and a line in `_IMAGE_FAMILIES`; models that no family serves are
+in `generic.py`.
 """
 
 import json
@@ -17,7 +18,7 @@ from PIL.Image import Image
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.support.checkpoints import chatglm, llava, llava_next, qwen2_5_vl, qwen2_vl
+from tests.support.checkpoints import chatglm, generic, llava, llava_next, qwen2_5_vl, qwen2_vl
 from tests.support.checkpoints.options import (
     TEXT_MODELS,
     CheckpointOptions,
@@ -39,11 +40,12 @@ TEXT_FAMILIES = (*TEXT_MODELS, *_LAYOUTS)
 FAMILIES = (*TEXT_FAMILIES, *_IMAGE_FAMILIES)
 # Below a folder in another layout: the checkpoint as transformers saved it.
 _SAVED = "saved_by_transformers"
+GENERIC = tuple(generic.BUILDERS)  # whose prompt and encoder are transformers' code
 SPELLINGS = ("saved", "old", "new")
 
 
 def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path:
-    """Writes a checkpoint of a family (FAMILIES) with CheckpointOptions; returns the folder.
+    """Writes a checkpoint of a family (FAMILIES, GENERIC) with CheckpointOptions; returns the folder.
 
     Every parameter of two or more dimensions is drawn from N(0, 0.2), so that greedy choices are
     not degenerate; the others are jittered.
@@ -58,8 +60,9 @@ def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path
         return folder
     chosen = CheckpointOptions(**options)
     words = tokenizer()
-    if family in _IMAGE_FAMILIES:
-        model, processor = _IMAGE_FAMILIES[family].build(chosen, words)
+    if family in _IMAGE_FAMILIES or family in GENERIC:
+        build = generic.BUILDERS.get(family) or _IMAGE_FAMILIES[family].build
+        model, processor = build(chosen, words)
         processor.save_pretrained(folder)
     else:
         model = TEXT_MODELS[family][1](text_config(family, chosen, words))
@@ -112,6 +115,8 @@ def reference_inputs(
             folder, text, images, **videos
         )
         return found
+    if kind in GENERIC:
+        return generic.inputs(folder, text, images)
     words = PreTrainedTokenizerFast.from_pretrained(folder)
     return {"input_ids": words(text, return_tensors="pt", add_special_tokens=False)["input_ids"]}
 
@@ -142,6 +147,7 @@ def _respell_rope(folder: Path) -> None:
 
 __all__ = [
     "FAMILIES",
+    "GENERIC",
     "SPELLINGS",
     "TEXT_FAMILIES",
     "CheckpointOptions",

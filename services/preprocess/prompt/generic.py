@@ -1,0 +1,61 @@
+"""Prompts of models without a rule of their own: what the checkpoint's own processor writes for each image."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from services.families.family import ItemSize
+from services.preprocess.prompt.prompt_rule import (
+    Example,
+    ImageProcessing,
+    MadeItem,
+    MediaSpan,
+    PromptRule,
+    Update,
+)
+from shared.checkpoint.folder import Checkpoint
+from tessera.common.v1.media_pb2 import Modality
+
+
+class GenericRule(PromptRule):
+    """Spans are the ids that the image worker gives for each image (`services.preprocess.worker.processor_maker`).
+
+    Of a span those ids take an embedding row that the model's configuration calls its image token.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
+        settings = processing.settings
+        before, after = settings["around"]
+        self._update = Update(
+            Modality.MODALITY_IMAGE, (settings["marker"],), around=(before, after)
+        )
+        self._placeholders = settings["placeholders"]
+        self.limits: Mapping[Modality.ValueType, int | None] = {
+            Modality.MODALITY_IMAGE: settings["most_images"]
+        }
+        found = settings["example"]
+        self.example = Example(found["text"], MadeItem(0, 0, ids=found["span"]), found["ids"])
+
+    def updates(self) -> Sequence[Update]:
+        """See `PromptRule.updates`."""
+        return (self._update,)
+
+    def span(self, item: ItemSize) -> MediaSpan:
+        """The item's own ids; the item must be a `MadeItem`."""
+        assert isinstance(item, MadeItem)
+        takes_row = np.isin(item.ids, self._placeholders)
+        edges = np.flatnonzero(np.diff(takes_row, prepend=False, append=False))
+        runs = [(int(start), int(end - start)) for start, end in edges.reshape(-1, 2)]
+        return MediaSpan(
+            token_ids=tuple(item.ids),
+            rows=int(takes_row.sum()),
+            embed_runs=() if takes_row.all() else tuple(runs),
+            fields={name: _tensor(**value) for name, value in item.fields.items()},
+        )
+
+
+def _tensor(
+    dtype: str, shape: Sequence[int], values: Sequence[Any]
+) -> "np.ndarray[Any, np.dtype[Any]]":
+    return np.array(values, dtype).reshape(shape)

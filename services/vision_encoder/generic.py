@@ -1,0 +1,126 @@
+"""The encoder of models without one of their own: what their transformers class does with the tensors of an item."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+
+from services.families import registry
+from services.families.family import ItemSize, load_part
+from services.vision_encoder.devices.cpu import TowerOps
+from services.vision_encoder.towers.encoder import BadPixels, Item, PixelArray
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.model_half import (
+    decoder_paths,
+    load_without,
+    model_class,
+    read_config,
+    unsupported,
+)
+from shared.checkpoint.processor import (
+    build_processor,
+    picture_tensors,
+    placeholder_ids,
+    run_processor,
+)
+
+_SAMPLE = ItemSize(64, 48)
+_PATCH_VALUES = 3 * 14 * 14
+
+
+class GenericEncoder:
+    """`get_image_features` of the checkpoint's class, for one item at a time.
+
+    Rows are [n, (1 + levels) * H]: H is the width of the text model, and behind the embedding itself stand the rows
+    that the decoder adds behind its first layers (deepstack), where the class has such.
+    """
+
+    stacked = False
+    on_kernels = False
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: TowerOps | None = None,
+    ) -> None:
+        """Raises InvalidRequest for a class that gives no such rows, or not one for each placeholder."""
+        kind, config = model_class(checkpoint), read_config(checkpoint)
+        self.dtype = dtype
+        self._device = device
+        self._processor = build_processor(checkpoint)
+        features = registry.find(checkpoint).overrides.get("features")
+        self._features = load_part(features) if features else _image_features
+        self._model = load_without(checkpoint, decoder_paths(kind, config), dtype).to(device)
+        placeholders = placeholder_ids(checkpoint)
+        ids, tensors = self._make(_SAMPLE)
+        try:
+            rows = self._rows(tensors)
+        except Exception as error:  # whatever the code of some model raises
+            raise unsupported(checkpoint, f"its encoder fails on a picture: {error!r}") from error
+        width, count = (
+            config.get_text_config(decoder=True).hidden_size,
+            int(np.isin(ids, placeholders).sum()),
+        )
+        if rows.shape[1] % width or len(rows) != count:
+            raise unsupported(
+                checkpoint,
+                f"its encoder gives rows of {list(rows.shape)} for a picture with {count} placeholders"
+                f" in a text of width {width}",
+            )
+        self.hidden_size = rows.shape[1]
+
+    def cost(self, item: Item) -> int:
+        """As many patches as its values would make at 14 pixels."""
+        if not item.tensors:
+            raise BadPixels("the item has no tensors")
+        return 1 + sum(values.size for values in item.tensors.values()) // _PATCH_VALUES
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[Item]) -> list[Tensor]:
+        """Rows [rows, hidden_size] of each item by itself: its bits depend on nothing else."""
+        return [self._rows(item.tensors).cpu() for item in items]
+
+    def sample(self, size: ItemSize) -> Item:
+        """A black image."""
+        return Item(self._make(size)[1], height=size.height, width=size.width)
+
+    def _make(self, size: ItemSize) -> tuple[PixelArray, Mapping[str, PixelArray]]:
+        """The ids and tensors of a black image."""
+        picture = PIL.Image.new("RGB", (size.width, size.height))
+        made = run_processor(self._processor, [picture], self._processor.image_token)
+        return np.asarray(made["input_ids"]), picture_tensors(made)
+
+    @torch.inference_mode()
+    def _rows(self, tensors: Mapping[str, PixelArray]) -> Tensor:
+        given = {name: torch.from_numpy(np.array(values)) for name, values in tensors.items()}
+        rows: Tensor = self._features(
+            self._model,
+            {
+                name: value.to(self._device, self.dtype if value.is_floating_point() else None)
+                for name, value in given.items()
+            },
+        )
+        return rows.to(self.dtype)
+
+
+def _image_features(model: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Rows by `get_image_features` of the model or of what it wraps, called with the tensors that it has arguments
+    for."""
+    owner = model if hasattr(model, "get_image_features") else model.model
+    known = inspect.signature(owner.get_image_features).parameters
+    made = owner.get_image_features(**{name: tensors[name] for name in tensors if name in known})
+    levels = getattr(made, "deepstack_features", None) or ()
+    return torch.cat([_flat(part) for part in (getattr(made, "pooler_output", made), *levels)], -1)
+
+
+def _flat(rows: Tensor | Sequence[Tensor]) -> Tensor:
+    """[n, width] of rows that are one tensor, or one for each picture."""
+    if isinstance(rows, Tensor):
+        return rows.reshape(-1, rows.shape[-1])
+    return torch.cat([_flat(part) for part in rows])

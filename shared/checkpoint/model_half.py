@@ -1,0 +1,112 @@
+"""Half of a checkpoint as its transformers class loads it: without the modules that another service owns."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
+
+
+def model_class(checkpoint: Checkpoint) -> type[Any]:
+    """The class that the checkpoint names. Raises InvalidRequest for one that transformers does not have."""
+    found: type[Any] | None = getattr(transformers, checkpoint.architecture, None)
+    if found is None:
+        raise unsupported(checkpoint, f"transformers {transformers.__version__} has no such class")
+    return found
+
+
+def read_config(checkpoint: Checkpoint) -> Any:
+    """As transformers reads it, with the defaults of its class. Raises InvalidRequest for one that it cannot read."""
+    with _understood(checkpoint):
+        return transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+
+
+def decoder_paths(kind: type[Any], config: Any) -> list[str]:
+    """Where the language layers and the output matrix hang in the class."""
+    with torch.device("meta"):
+        empty = kind._from_config(config)
+    own = [empty.get_decoder(), empty.get_output_embeddings()]
+    return [path for path, module in empty.named_modules() if any(module is one for one in own)]
+
+
+def load_without(checkpoint: Checkpoint, left_out: Sequence[str], dtype: torch.dtype) -> Any:
+    """The model with empty modules at some paths: their tensors have no place to go and are not read.
+
+    Raises InvalidRequest for a checkpoint that lacks one of the other tensors.
+    """
+    kind, config = model_class(checkpoint), read_config(checkpoint)
+
+    def create(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
+        kind.__init__(self, config, *arguments, **options)
+        for path in left_out:
+            owner, _, name = path.rpartition(".")
+            self.get_submodule(owner)._modules[name] = nn.Module()
+
+    part: Any = type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
+    with _understood(checkpoint), _quiet():
+        model, report = part.from_pretrained(
+            checkpoint.folder,
+            config=_untied(config),
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise InvalidRequest(
+            "BAD_CHECKPOINT",
+            f"{checkpoint.folder}: the checkpoint lacks {', '.join(missing[:5])}{more}",
+            field="model",
+        )
+    return model.eval().requires_grad_(False)
+
+
+def unsupported(checkpoint: Checkpoint, why: str) -> InvalidRequest:
+    """The refusal of a model."""
+    return InvalidRequest(
+        "UNSUPPORTED_MODEL",
+        f"{checkpoint.folder}: {checkpoint.architecture} cannot be served: {why}",
+        field="model",
+    )
+
+
+def _untied(config: Any) -> Any:
+    """Without the tie of embedding and output matrix, of which at least one is left out."""
+    found = copy.deepcopy(config)
+    for part in (found, found.get_text_config(decoder=True)):
+        part.tie_word_embeddings = False
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars, and without a list of the tensors that are left out."""
+    level = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+        if bars:
+            transformers.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _understood(checkpoint: Checkpoint) -> Iterator[None]:
+    """Whatever transformers raises about a checkpoint is a fault of the checkpoint."""
+    try:
+        yield
+    except InvalidRequest:
+        raise
+    except Exception as error:
+        raise unsupported(checkpoint, f"transformers says: {error}") from error

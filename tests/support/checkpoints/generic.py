@@ -1,0 +1,210 @@
+"""Checkpoints that no family of ours serves, whose prompt and encoder are transformers' own code. Tiny towers."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from PIL.Image import Image
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
+
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.processor import build_processor
+from tests.support.checkpoints.options import CheckpointOptions, text_config, text_sizes
+from tests.support.tokenizers import SPECIAL
+
+Built = tuple[PreTrainedModel, "Parts"]
+_SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+_TEMPLATE = (
+    "{{% for message in messages %}}<|im_start|>{{{{ message['role'] }}}}\n"
+    "{{% if message['content'] is string %}}{{{{ message['content'] }}}}{{% else %}}"
+    "{{% for content in message['content'] %}}{{% if content['type'] == 'image' %}}{marker}"
+    "{{% elif content['type'] == 'text' %}}{{{{ content['text'] }}}}{{% endif %}}{{% endfor %}}{{% endif %}}"
+    "<|im_end|>\n{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
+)
+
+
+class Parts:
+    """Processor settings, image processor and tokenizer, as the files of a released checkpoint."""
+
+    def __init__(
+        self, name: str, images: Any, words: PreTrainedTokenizerFast, **settings: Any
+    ) -> None:
+        self._name = name
+        self._images = images
+        self._words = words
+        self._settings = settings
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Writes all."""
+        import json
+
+        self._images.save_pretrained(folder)
+        self._words.save_pretrained(folder)
+        (folder / "processor_config.json").write_text(
+            json.dumps({"processor_class": self._name, **self._settings})
+        )
+
+
+def idefics3(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """Squares of 28 pixels with markers of rows and columns; a Llama."""
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    own = ["<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *places]
+    _add(words, own, "<image>")
+    vision = {**_SIGLIP, "model_type": "idefics3_vision", "patch_size": 7}
+    vision.pop("vision_use_head")
+    config = hf.Idefics3Config(
+        text_config=text_config(chosen.language, chosen, words),
+        vision_config={**vision, **chosen.vision},
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        **{"tie_word_embeddings": False, **chosen.config},
+    )
+    images = hf.Idefics3ImageProcessorPil(
+        size={"longest_edge": 84}, max_image_size={"longest_edge": 28}, **chosen.images
+    )
+    return hf.Idefics3ForConditionalGeneration(config), Parts(
+        "Idefics3Processor", images, words, image_seq_len=4
+    )
+
+
+def llava_onevision(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """Up to four squares of 28 pixels; a Qwen2."""
+    _add(words, ["<video>"], "<image>\n")
+    pins = [[28, 28], [28, 56], [56, 28], [56, 56]]
+    config = hf.LlavaOnevisionConfig(
+        text_config=text_config("qwen2", chosen, words),
+        vision_config={**_SIGLIP, **chosen.vision},
+        image_token_index=words.convert_tokens_to_ids("<image>"),
+        video_token_index=words.convert_tokens_to_ids("<video>"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        image_grid_pinpoints=pins,
+        **chosen.config,
+    )
+    images = hf.LlavaOnevisionImageProcessorPil(
+        size={"height": 28, "width": 28}, image_grid_pinpoints=pins, **chosen.images
+    )
+    settings = {"num_image_tokens": 4, "vision_feature_select_strategy": "full"}
+    return hf.LlavaOnevisionForConditionalGeneration(config), Parts(
+        "LlavaOnevisionProcessor", images, words, **settings
+    )
+
+
+def gemma3(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """Squares of 28 pixels, four rows each, whose tokens see each other; windows of 20 tokens in half of the layers."""
+    own = {
+        "image_token": "<image_soft_token>",
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    }
+    _add(words, list(own.values()), "<start_of_image>")
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=words.backend_tokenizer,
+        bos_token=words.bos_token,
+        eos_token=words.eos_token,
+        pad_token=words.pad_token,
+        chat_template=words.chat_template,
+        extra_special_tokens=own,
+    )
+    text = {
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        **text_sizes(chosen, words),
+    }
+    image, start, end = words.convert_tokens_to_ids(list(own.values()))
+    config = hf.Gemma3Config(
+        text_config=text,
+        vision_config={**_SIGLIP, **chosen.vision},
+        mm_tokens_per_image=4,
+        image_token_index=image,
+        boi_token_index=start,
+        eoi_token_index=end,
+        **chosen.config,
+    )
+    images = hf.Gemma3ImageProcessorPil(size={"height": 28, "width": 28}, **chosen.images)
+    return hf.Gemma3ForConditionalGeneration(config), Parts(
+        "Gemma3Processor", images, words, image_seq_length=4
+    )
+
+
+def qwen3_vl(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """Patches of 8 pixels, at most 40 rows an image, deepstack rows for two layers, positions of three axes."""
+    own = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    _add(words, own, "<|vision_start|><|image_pad|><|vision_end|>")
+    start, end, image, video = words.convert_tokens_to_ids(own)
+    rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    text = {
+        "head_dim": 16,
+        "rope_parameters": {**rope, "rope_theta": 10_000.0},
+        **text_sizes(chosen, words),
+    }
+    vision = {
+        "depth": 3,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": text["hidden_size"],
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1],
+    }
+    config = hf.Qwen3VLConfig(
+        text_config=text,
+        vision_config={**vision, **chosen.vision},
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        **chosen.config,
+    )
+    images = hf.Qwen2VLImageProcessorPil(
+        size={"shortest_edge": 16 * 16, "longest_edge": 16 * 16 * 40},
+        patch_size=8,
+        merge_size=2,
+        **chosen.images,
+    )
+    return hf.Qwen3VLForConditionalGeneration(config), Parts("Qwen3VLProcessor", images, words)
+
+
+BUILDERS: dict[str, Callable[[CheckpointOptions, PreTrainedTokenizerFast], Built]] = {
+    "idefics3": idefics3,
+    "llava_onevision": llava_onevision,
+    "gemma3": gemma3,
+    "qwen3_vl": qwen3_vl,
+}
+
+
+def processor(folder: Path) -> ProcessorMixin:
+    """The checkpoint's processor."""
+    return build_processor(Checkpoint(folder))
+
+
+def inputs(folder: Path, text: str, images: Sequence[Image]) -> dict[str, torch.Tensor]:
+    """What `generate` takes, from a rendered prompt."""
+    made = processor(folder)(
+        text=[text],
+        images=list(images) or None,
+        return_tensors="pt",
+        add_special_tokens=False,
+    )
+    return {name: made[name] for name in made if name != "attention_mask"}
+
+
+def _add(words: PreTrainedTokenizerFast, tokens: list[str], marker: str) -> None:
+    words.add_special_tokens({"extra_special_tokens": [*SPECIAL, *tokens]})
+    words.chat_template = _TEMPLATE.format(marker=marker)
