@@ -1,7 +1,7 @@
 """Linear layers over weights that were packed once, for whoever computes on a CPU."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -80,6 +80,19 @@ def linear(
         out.shape[1],
     )
     return out
+
+
+def gate_and_up(kernels: Kernels, x: Tensor, layer: PackedLinear) -> Tensor:
+    """float32 [rows, 2, out]: of a layer packed for SWIGLU the sums before one half of them gates the other."""
+    panels = layer.panels.shape[0]
+    call = binding.Linear.from_buffer_copy(layer.call)
+    call.outputs, call.epilogue = panels * kernels.panel, binding.PLAIN
+    call.result = binding.WIDE
+    plain = replace(layer, call=call, views=(ctypes.byref(call),))
+    sums = torch.empty((x.shape[0], panels * kernels.panel))
+    linear(kernels, x, plain, sums)
+    halves = sums.view(-1, panels, 2, kernels.lanes).transpose(1, 2)
+    return halves.reshape(-1, 2, panels * kernels.lanes)[..., : layer.outputs]
 
 
 def _pack_bias(kernels: Kernels, bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:

@@ -247,8 +247,8 @@ async def test_rotary_positions_of_the_models_own_are_kept_for_each_token(
 ) -> None:
     """Rotation is relative: moving all positions of a text by 9 leaves its tokens as they are."""
 
-    def moved(self: Llama, prompt_len: int, media: object) -> tuple[np.ndarray, int]:
-        return np.arange(prompt_len, dtype=np.int32)[None] + 9, 9
+    def moved(self: Llama, prompt: np.ndarray, media: object) -> tuple[np.ndarray, int]:
+        return np.arange(len(prompt), dtype=np.int32)[None] + 9, 9
 
     monkeypatch.setattr(Llama, "rotary_axes", 1)
     monkeypatch.setattr(Llama, "positions", moved)

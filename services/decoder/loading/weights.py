@@ -70,6 +70,12 @@ class LanguageWeights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
+    def shape(self, canonical: str) -> tuple[int, ...]:
+        """Of a tensor as it is stored. Raises InvalidRequest if it is missing."""
+        if canonical not in self._names:
+            raise self._bad("the checkpoint lacks", [canonical])
+        return self._checkpoint.shape(self._names[canonical])
+
     def take(self, canonical: str, *shape: int) -> Tensor:
         """One tensor, mapped. Raises InvalidRequest if it is missing or has another shape."""
         return self._reader.tensor(self._claim(canonical, shape))

@@ -62,10 +62,10 @@ def _qkv(weights: LanguageWeights, attention: str, config: DecoderConfig) -> Lin
     }
     fused = f"{attention}.qkv_proj"
     stacked = _stacked(weights, fused, parts, config.hidden_size, config.qkv_bias)
-    return stacked.reordered(_qkv_order(config))
+    return stacked.reordered(qkv_order(config))
 
 
-def _qkv_order(config: DecoderConfig) -> list[int]:
+def qkv_order(config: DecoderConfig) -> list[int]:
     """Of each row of a layer's fused queries, keys and values the row of the stored ones."""
     size, share = config.head_size, config.num_heads // config.num_kv_heads
     heads = list(range(config.num_heads + 2 * config.num_kv_heads))

@@ -1,12 +1,14 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import ClassVar
 
 import structlog
 import torch
 from torch import Tensor
 
+from services.decoder.devices.base.adapters import LayerSegments
 from services.decoder.devices.base.attention_meta import Packed, PagedKV
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
@@ -15,6 +17,7 @@ from services.decoder.loading.weights import LanguageWeights, canonical_name
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
 from services.decoder.models.layer_weights import load_layer
+from services.decoder.models.plora import LayerAddition
 from services.decoder.models.rope import rope_table
 from services.decoder.models.step import Step
 from services.families import registry
@@ -51,6 +54,7 @@ class Llama(DecoderModel):
         self._embedding: Tensor
         self._first_norm: Tensor
         self._head: Packed
+        self._additions: Sequence[LayerAddition] = ()
 
     @staticmethod
     def canonical(name: str) -> str:
@@ -72,8 +76,13 @@ class Llama(DecoderModel):
         model._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
         model._head = ops.pack_head(head)
         model._embedding = ops.embedding_table(table)
+        model._additions = model.load_additions(weights)
         weights.finish()
         return model
+
+    def load_additions(self, weights: LanguageWeights) -> Sequence[LayerAddition]:
+        """Partial LoRA of each layer, for models that have it."""
+        return ()
 
     def embed(
         self, ids: Tensor, embeds: Sequence[Tensor], runs: Sequence[tuple[int, int]]
@@ -90,11 +99,19 @@ class Llama(DecoderModel):
         cos, sin = self.rotation(step.positions)
         residual = hidden
         normed = ops.rms_norm(hidden, self._first_norm, self.config.rms_norm_eps)
-        for layer, cache in zip(self._layers, caches, strict=False):
+        added = self._segments(step)
+        for layer, cache, segments in zip(self._layers, caches, added, strict=False):
             normed, residual = ops.decoder_layer(
-                normed, residual, layer, cos, sin, cache, step.meta
+                normed, residual, layer, cos, sin, cache, step.meta, segments
             )
         return normed
+
+    def _segments(self, step: Step) -> Iterable[LayerSegments | None]:
+        """What each layer adds for the tokens that take an embedding row."""
+        if step.media is None or not self._additions:
+            return repeat(None)
+        rows = step.media.nonzero()[:, 0]
+        return [addition.on(rows) for addition in self._additions]
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, D] at positions [axes, T], as `ops.rope` takes them."""

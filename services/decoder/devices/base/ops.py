@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from services.decoder.devices.base.adapters import LayerSegments, Segment
 from services.decoder.devices.base.attention_meta import (
     AttnMeta,
     HeadNorms,
@@ -20,6 +21,8 @@ from services.decoder.devices.base.attention_meta import (
 )
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.loading.linear_weight import LinearWeight
+
+_NO_SEGMENTS = LayerSegments((), (), (), (), ())
 
 
 class BaseOps:
@@ -150,9 +153,25 @@ class BaseOps:
         self.kv_write(k, v, kv, meta)
         return q, k, v
 
-    def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
-        """[rows, H] to [rows, I] through a fused gate-and-up layer."""
-        return self.swiglu(self.linear(x, packed))
+    def gate_up_swiglu(
+        self,
+        x: Tensor,
+        packed: Packed,
+        gate: Sequence[Segment] = (),
+        up: Sequence[Segment] = (),
+    ) -> Tensor:
+        """[rows, H] to [rows, I] through a fused gate-and-up layer, with what segments add to either half."""
+        both = self.linear(x, packed)
+        half = both.shape[1] // 2
+        self.adapt(x, both[:, :half], gate)
+        self.adapt(x, both[:, half:], up)
+        return self.swiglu(both)
+
+    def adapt(self, x: Tensor, out: Tensor, segments: Sequence[Segment]) -> None:
+        """Adds to `out` [rows, out], which a linear layer made of `x` [rows, in], what the segments say."""
+        for segment in segments:
+            added = self.linear(self.linear(x[segment.rows], segment.down), segment.up)
+            out[segment.rows] += added
 
     def decoder_layer(
         self,
@@ -163,17 +182,24 @@ class BaseOps:
         sin: Tensor,
         kv: PagedKV,
         meta: AttnMeta,
+        segments: LayerSegments | None = None,
     ) -> tuple[Tensor, Tensor]:
         """A whole layer: from rows [T, H] after the norm before it and their sums so far to the same
         after it. Both may be overwritten."""
+        added = segments or _NO_SEGMENTS
         fused = self.linear(normed, layer.qkv)
+        self.adapt(normed, fused, added.qkv)
         q, k, v = self.qkv_rope_write(fused, cos, sin, layer.heads, kv, meta, layer.norms)
         mixed = self.paged_attention(q, k, v, kv, meta, scale=layer.scale, window=layer.window)
-        mixed = self.linear(mixed.flatten(1), layer.output)
+        attended = mixed.flatten(1)
+        mixed = self.linear(attended, layer.output)
+        self.adapt(attended, mixed, added.output)
         if layer.attention_norm is not None:
             mixed = self.rms_norm(mixed, layer.attention_norm, layer.eps)
         normed, residual = self.add_rms_norm(mixed, residual, layer.post_norm, layer.eps)
-        mixed = self.linear(self.gate_up_swiglu(normed, layer.gate_up), layer.down)
+        gated = self.gate_up_swiglu(normed, layer.gate_up, added.gate, added.up)
+        mixed = self.linear(gated, layer.down)
+        self.adapt(gated, mixed, added.down)
         if layer.mlp_norm is not None:
             mixed = self.rms_norm(mixed, layer.mlp_norm, layer.eps)
         return self.add_rms_norm(mixed, residual, layer.after_norm, layer.eps)

@@ -6,6 +6,7 @@ which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vecto
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -13,7 +14,9 @@ import numpy as np
 import structlog
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from services.decoder.devices.base.adapters import LayerSegments, Segment
 from services.decoder.devices.base.attention_meta import (
     AttnMeta,
     HeadNorms,
@@ -101,9 +104,29 @@ class CpuOps(BaseOps):
             packed_linear.linear(self._kernels, x, layer, pairs, binding.LARGEST)
         return pairs[:, 1], pairs[:, 0].view(torch.float32)
 
-    def gate_up_swiglu(self, x: Tensor, packed: Packed) -> Tensor:
-        """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`."""
-        return self.linear(x, packed)
+    def gate_up_swiglu(
+        self,
+        x: Tensor,
+        packed: Packed,
+        gate: Sequence[Segment] = (),
+        up: Sequence[Segment] = (),
+    ) -> Tensor:
+        """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`; rows of segments by their sums."""
+        if not gate:
+            return self.linear(x, packed)
+        out = torch.empty((len(x), _panels(packed).outputs), dtype=self.dtype)
+        plain = torch.ones(len(x), dtype=torch.bool)
+        for gates, ups in zip(gate, up, strict=True):
+            rows = x[gates.rows]
+            sums = packed_linear.gate_and_up(self._kernels, rows, _panels(packed))
+            for half, segment in enumerate((gates, ups)):
+                inner = self.linear(rows, segment.down)
+                sums[:, half] += self.linear_float32(inner, segment.up)
+            out[gates.rows] = (F.silu(sums[:, 0]) * sums[:, 1]).to(self.dtype)
+            plain[gates.rows] = False
+        if plain.any():
+            out[plain] = self.linear(x[plain], packed)
+        return out
 
     # Small ops
 
@@ -251,15 +274,16 @@ class CpuOps(BaseOps):
         sin: Tensor,
         kv: PagedKV,
         meta: AttnMeta,
+        segments: LayerSegments | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same kernels in one call, which overwrites both, where rows need no padding between
-        them and no spans see each other whole."""
+        them, no spans see each other whole, and nothing is added."""
         known = self._layers.get(layer)
         if known is None:
             parts = (layer.qkv, layer.output, layer.gate_up, layer.down)
             known = self._layers[layer] = make_call(layer, *map(_panels, parts))
-        if meta.bidirectional or not known.whole:
-            return super().decoder_layer(normed, residual, layer, cos, sin, kv, meta)
+        if meta.bidirectional or segments is not None or not known.whole:
+            return super().decoder_layer(normed, residual, layer, cos, sin, kv, meta, segments)
         step = meta.device_state.get("layers")
         if step is None or not step.fits(normed, residual, cos, known.widths):
             tasks = _tasks(meta, layer.heads.num_q // layer.heads.num_kv)

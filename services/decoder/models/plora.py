@@ -1,0 +1,64 @@
+"""Partial LoRA (Dong et al., 2024, InternLM-XComposer2): low-rank additions to a layer's linear layers, for the tokens
+alone that take an embedding row. A checkpoint has them as `Plora_A` [rank, inputs] and `Plora_B` [outputs, rank].
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.decoder.devices.base.adapters import LayerSegments, Segment
+from services.decoder.devices.base.attention_meta import Packed
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.loading.linear_weight import in_memory
+from services.decoder.loading.weights import LanguageWeights
+from services.decoder.models.layer_weights import qkv_order
+from shared.model_config.decoder import DecoderConfig
+
+# The factor of an addition of so high a rank.
+Scale = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class LayerAddition:
+    """Of each linear layer of one decoder layer the two matrices."""
+
+    qkv: tuple[Packed, Packed]
+    output: tuple[Packed, Packed]
+    gate: tuple[Packed, Packed]
+    up: tuple[Packed, Packed]
+    down: tuple[Packed, Packed]
+
+    def on(self, rows: Tensor) -> LayerSegments:
+        """Added for some rows [n] of a step."""
+        linears = (self.qkv, self.output, self.gate, self.up, self.down)
+        return LayerSegments(*([Segment(rows, *pair)] for pair in linears))
+
+
+def load_addition(
+    weights: LanguageWeights, i: int, config: DecoderConfig, ops: BaseOps, scale: Scale
+) -> LayerAddition:
+    """That of layer number `i`. Raises InvalidRequest as `LanguageWeights.take` does."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = (heads * config.head_size for heads in (config.num_heads, config.num_kv_heads))
+
+    def pair(
+        name: str, out: int, inputs: int, order: list[int] | None = None
+    ) -> tuple[Packed, Packed]:
+        name = f"layers.{i}.{name}"
+        rank = weights.shape(f"{name}.Plora_A.weight")[0]
+        down = weights.take_linear(f"{name}.Plora_A", rank, inputs)
+        up = weights.take(f"{name}.Plora_B.weight", out, rank)
+        if order is not None:
+            up = up[torch.tensor(order)]
+        factor = scale(rank)
+        return ops.pack(down), ops.pack(in_memory(up if factor == 1 else up * factor))
+
+    return LayerAddition(
+        qkv=pair("self_attn.qkv_proj", queries + 2 * keys, hidden, qkv_order(config)),
+        output=pair("self_attn.o_proj", hidden, queries),
+        gate=pair("mlp.gate_proj", inner, hidden),
+        up=pair("mlp.up_proj", inner, hidden),
+        down=pair("mlp.down_proj", hidden, inner),
+    )
