@@ -74,6 +74,7 @@ def measure_process(running: int, steps: int) -> float:
     writer = _Writer()
     tracker = OutputTracker(writer, lambda: None)  # type: ignore[arg-type]
     link = _Link(scheduler)
+    capacity = scheduler.capacity
     table = TokenBytes([b"a"], [False])
     for number in range(running):
         tracker.accept(link, Request(_taken(number), table))  # type: ignore[arg-type]
@@ -88,7 +89,7 @@ def measure_process(running: int, steps: int) -> float:
         plan = in_flight.pop(0)
         progress = scheduler.complete(convert.output_of(plan, answer))
         following = _next(scheduler)
-        convert.plan_message(following, 1, 16).SerializeToString()
+        convert.plan_message(following, 1, capacity).SerializeToString()
         tracker.on_step(progress, plan, answer)
         writer.take()
         if step >= _WARM:

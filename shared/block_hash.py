@@ -9,11 +9,19 @@ HASH_BYTES = 16
 
 
 @functools.lru_cache
-def root_name(block_size: int, lora_id: str, cache_salt: bytes) -> bytes:
-    """What stands for the parent of a first block."""
+def root_name(block_size: int, lora_id: str, cache_salt: bytes, prefix: bytes = b"") -> bytes:
+    """What stands for the parent of a first block. `prefix`: `prefix_digest` of the tokens that see each other whole,
+    on all of which every block depends; empty where there are none.
+    """
     lora = lora_id.encode()
     head = struct.pack("<iii", block_size, len(lora), len(cache_salt))
-    return blake2b(head + lora + cache_salt, digest_size=HASH_BYTES).digest()
+    return blake2b(head + lora + cache_salt + prefix, digest_size=HASH_BYTES).digest()
+
+
+def prefix_digest(ids: bytes, media: bytes) -> bytes:
+    """16 bytes over the token ids (little-endian int32) of a prefix and what names its media."""
+    head = struct.pack("<i", len(ids))
+    return blake2b(head + ids + media, digest_size=HASH_BYTES).digest()
 
 
 def block_names(

@@ -166,7 +166,7 @@ class Shard:
 
     def _enter_measured(self, sequence: Sequence) -> SimulatedDecoder | None:
         began = clock()
-        extend_hashes(sequence, self._options.capacity.block_size)
+        extend_hashes(sequence, self._options.capacity)
         hashed = clock()
         decoder = self._policy.choose(sequence)
         routed = clock()

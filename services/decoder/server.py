@@ -91,9 +91,12 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         max_model_len=limits.max_model_len,
         max_batched_tokens=limits.max_batched_tokens,
         plans_in_flight=PLANS_IN_FLIGHT,
-        attention_kind=AttentionKind.Value(f"ATTENTION_KIND_{loaded.attention.name}"),
+        attention_kind=AttentionKind.Value(f"ATTENTION_KIND_{loaded.needs.attention.name}"),
         host=platform.node(),
         row_invariant=loaded.row_invariant,
         step_us=loaded.profile.step_us,
         token_us=loaded.profile.token_us,
+        has_state=loaded.needs.state,
+        whole_prompt=loaded.needs.whole_prompt,
+        max_step_tokens=limits.max_step_tokens,
     )

@@ -86,7 +86,6 @@ def test_a_layer_that_is_not_in_blocks_is_refused_by_name(
     [
         (Needs(AttentionKind.BIDIRECTIONAL_MEDIA), "media spans see themselves whole"),
         (Needs(AttentionKind.PREFIX_LM), "the prompt sees itself whole"),
-        (Needs(whole_prompt=True), "prompts are never split"),
         (Needs(state=True), "outside the cache's blocks"),
     ],
 )

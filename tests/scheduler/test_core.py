@@ -378,3 +378,16 @@ def test_a_sequence_that_waits_for_slots_does_not_keep_out_those_that_hold_them(
     assert drive.scheduler.state.num_sequences == 0
     assert drive.outputs_of["three", 2] == generate(prompt, 14, 2)
     assert drive.outputs_of["four", 3] == generate(prompt, 2, 3)
+
+
+def test_a_share_of_the_budget_is_never_held_by_who_cannot_use_it() -> None:
+    """The budget is taken by an item that the second prompt has as well, behind another one."""
+    scheduler = Scheduler(capacity(), encoder_budget=1)
+    first, second = MediaSpan(b"1" * 16, 0, 6, 6), MediaSpan(b"2" * 16, 8, 6, 6)
+    shared = MediaSpan(second.digest, 0, 6, 6)
+    scheduler.add(sequence("one", [99] * 6 + [1], 1, 0, media=(shared,)))
+    prompt = [99] * 6 + [1] * 2 + [99] * 6 + [1]
+    scheduler.add(sequence("both", prompt, 1, 1, media=(first, second)))
+    scheduler.add(sequence("third", prompt, 1, 2, media=(MediaSpan(b"3" * 16, 0, 6, 6),)))
+    wanted = scheduler.state.media.take_wanted()
+    assert [span.digest for span in wanted] == [second.digest, first.digest]

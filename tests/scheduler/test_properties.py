@@ -12,6 +12,7 @@ from hypothesis.stateful import (
 )
 
 from services.scheduler.core.beams import BeamSearch
+from services.scheduler.core.parts import AttentionKind
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import POLICIES, EndReason, Error, MediaSpan, Sequence
@@ -19,6 +20,7 @@ from tests.support.arithmetic_decoder import Drive, capacity, generate, search_a
 
 BLOCK = 4
 SPAN = 6
+CAUSAL = AttentionKind.CAUSAL
 PREFIX = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26]
 OUTPUTS = st.integers(1, 14)
 ALONE = st.sampled_from([0, 0, 0, 1, 4, 1000])  # tokens for which a sequence runs alone
@@ -35,7 +37,10 @@ class AnyOrder(RuleBasedStateMachine):
         mode=st.sampled_from(list(PreemptionMode)),
         policy=st.sampled_from(sorted(POLICIES)),
         target_us=st.sampled_from([0, 20, 60]),
-        whole=st.booleans(),
+        kind=st.sampled_from([CAUSAL, *AttentionKind]),
+        whole=st.sampled_from([False, False, True]),
+        has_state=st.sampled_from([False, False, True]),
+        encoder_budget=st.sampled_from([1, 8, None]),
     )
     def begin(
         self,
@@ -46,22 +51,31 @@ class AnyOrder(RuleBasedStateMachine):
         mode: PreemptionMode,
         policy: str,
         target_us: int,
+        kind: AttentionKind,
         whole: bool,
+        has_state: bool,
+        encoder_budget: int | None,
     ) -> None:
+        media = kind is AttentionKind.BIDIRECTIONAL_MEDIA and not whole
+        longest = SPAN if media else blocks * BLOCK
         limits = capacity(
+            kind,
+            whole_prompt=whole,
             num_blocks=blocks,
             max_slots=slots,
             max_batched_tokens=budget,
             num_host_blocks=host,
-            whole_media=whole and budget - slots >= SPAN,
+            has_state=has_state,
+            max_step_tokens=longest + slots - 1,
         )
         self.scheduler = Scheduler(
-            limits, policy=POLICIES[policy], preemption_mode=mode, step_target=target_us
+            limits, encoder_budget, POLICIES[policy], preemption_mode=mode, step_target=target_us
         )
         self.scheduler.costs.announced(2, 2)
         self.drive = Drive(self.scheduler)
         self.blocks, self.host = blocks, host
         self.number = 0
+        self.has_state = has_state
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.searches: dict[str, tuple[list[int], dict[str, object]]] = {}
         self.gone: set[str] = set()  # cancelled or failed
@@ -149,13 +163,22 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.scheduler.add(first) is None
         self.searches[name] = (tail, options)
 
-    @rule(item=st.integers(0, 3), before=st.integers(0, 9), count=OUTPUTS)
-    def add_picture(self, item: int, before: int, count: int) -> None:
+    @rule(
+        items=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=3),
+        count=OUTPUTS,
+    )
+    def add_pictures(self, items: list[tuple[int, int]], count: int) -> None:
+        """Each with so much text before it."""
         name = self.name()
-        span = MediaSpan(bytes([item]) * 16, before, SPAN, SPAN)
-        prompt = [1] * before + [99] * SPAN + [2] * 3
+        prompt: list[int] = []
+        spans: list[MediaSpan] = []
+        for item, before in items:
+            prompt += [1] * before
+            spans.append(MediaSpan(bytes([item]) * 16, len(prompt), SPAN, SPAN))
+            prompt += [99] * SPAN
+        prompt += [2] * 3
         count = min(count, self.room(prompt))
-        one = sequence(name, prompt, count, self.number, media=(span,))
+        one = sequence(name, prompt, count, self.number, media=tuple(spans))
         assert self.scheduler.add(one) is None
         self.expected[name, 0] = generate(prompt, count)
 
@@ -182,7 +205,6 @@ class AnyOrder(RuleBasedStateMachine):
     def send(self) -> None:
         if self.drive.send():
             self.no_row_is_past_missing_embeddings()
-            self.no_span_is_split()
             self.isolated_requests_compute_alone()
 
     @precondition(lambda self: self.drive.in_flight)
@@ -225,13 +247,6 @@ class AnyOrder(RuleBasedStateMachine):
                 or start + count <= min((s.offset for s in sequence_.media), default=10**9)
             )
 
-    def no_span_is_split(self) -> None:
-        if not self.scheduler.capacity.whole_media:
-            return
-        for row in self.drive.in_flight[-1].rows:
-            for span in row.sequence.media:
-                assert not span.offset < row.start + row.count < span.end
-
     def isolated_requests_compute_alone(self) -> None:
         rows = [s for plan in self.drive.in_flight for s in plan.row_sequence]
         if any(len(s.tokens) < s.isolated_until for s in rows):
@@ -258,7 +273,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        for _ in range(20):
+        for _ in range(60):
             self.encode()
             self.drive.finish()
             self.fetched()

@@ -4,6 +4,7 @@ import pytest
 
 from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.budget import Costs
+from services.scheduler.core.parts import AttentionKind
 from services.scheduler.core.plan import Progress, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, MediaSpan, Sequence
@@ -22,10 +23,11 @@ class SlowDrive(Drive):
         target_ms: float = TARGET_MS,
         token_ms: float = 10.0,
         pair_us: float = 0.0,
+        attention: AttentionKind = AttentionKind.CAUSAL,
         **changes: int,
     ) -> None:
         sizes = {"num_blocks": 400, "block_size": BLOCK, "max_slots": 12, "max_model_len": 2000}
-        limits = capacity(**{**sizes, "max_batched_tokens": 272, **changes})
+        limits = capacity(attention, **{**sizes, "max_batched_tokens": 272, **changes})
         super().__init__(Scheduler(limits, step_target=1000 * target_ms))
         self.token_ms, self.pair_us = token_ms, pair_us
         self.plans: list[StepPlan] = []
@@ -153,7 +155,7 @@ def spans_of(drive: Drive, *spans: tuple[int, int]) -> tuple[MediaSpan, ...]:
 
 
 def test_a_span_that_may_not_be_split_takes_the_time_that_it_needs() -> None:
-    drive = SlowDrive(whole_media=True)
+    drive = SlowDrive(attention=AttentionKind.BIDIRECTIONAL_MEDIA)
     drive.add_streams()
     media = spans_of(drive, (40, 100), (140, 30))
     prompt = [i % 90 + 1 for i in range(200)]
@@ -172,7 +174,7 @@ def test_a_span_that_may_not_be_split_takes_the_time_that_it_needs() -> None:
 
 
 def test_a_span_that_can_never_be_computed_whole_is_refused() -> None:
-    drive = SlowDrive(max_batched_tokens=64, whole_media=True)
+    drive = SlowDrive(attention=AttentionKind.BIDIRECTIONAL_MEDIA, max_batched_tokens=64)
     longest = 64 - 11
     for length, fits in ((longest, True), (longest + 1, False)):
         media = spans_of(drive, (2, length))

@@ -2,11 +2,13 @@
 
 What a real cache holds of a position depends on all tokens up to it; here it is one number that does. A row continues
 from the number that its blocks really hold: whoever reads a block that was never written, was overwritten, or is
-others' by its salt, gets another text, and the client sees it.
+others' by its salt, gets another text, and the client sees it. Where the model has state, a row continues from that
+of its slot. A plan that divides what the model needs whole is broken.
 """
 
+import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from services.decoder.loading.profile_run import Profile
-from services.decoder.models.needs import AttentionKind
+from services.decoder.models.needs import AttentionKind, Needs
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Ints, Limits, Plan
 from services.decoder.worker.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots import ANY_START, SlotTable
 from shared.artifacts.store import ArtifactReader
-from shared.block_hash import block_names, root_name
+from shared.block_hash import block_names, prefix_digest, root_name
 from shared.errors import Precondition, ServingError
 from tessera.decoder.v1.decoder_pb2 import FailedRow, StepResult, StepTimes
 
@@ -34,9 +36,31 @@ def mix(before: int, token: int) -> int:
     return value ^ value >> 32
 
 
-def first_state(root: bytes) -> int:
-    """What stands before the first token of a sequence whose first block has this parent."""
-    return int.from_bytes(root[:8], "little")
+def first_state(root: bytes, prefix: Sequence[int] = ()) -> int:
+    """What stands before the first token of a sequence whose first block has this parent. `prefix`: what all of its
+    tokens depend on.
+    """
+    state = int.from_bytes(root[:8], "little")
+    for value in prefix:
+        state = mix(state, value)
+    return state
+
+
+def has_prefix(needs: Needs) -> bool:
+    """Whether all tokens of a sequence depend on its whole prompt."""
+    return needs.attention is AttentionKind.PREFIX_LM
+
+
+def root_of(needs: Needs, salt: bytes, prompt: list[int], media: dict[int, bytes]) -> bytes:
+    """The parent of a sequence's first block, of its prompt and the digests of pictures by their places in it; empty
+    where nobody else may find its blocks."""
+    if needs.state or needs.whole_prompt:
+        return b""
+    prefix = b""
+    if has_prefix(needs):
+        pictures = [digest + struct.pack("<i", place) for place, digest in media.items()]
+        prefix = prefix_digest(np.asarray(prompt, "<i4").tobytes(), b"".join(pictures))
+    return root_name(BLOCK_SIZE, "", salt, prefix)
 
 
 @dataclass(frozen=True)
@@ -55,12 +79,10 @@ class Model:
         return 1 + (value >> 8) % (self.vocabulary - 1)
 
     def generate(
-        self, prompt: list[int], choice: int, count: int, stops: bool, salt: bytes = b""
+        self, prompt: list[int], choice: int, count: int, stops: bool, first: int
     ) -> list[int]:
-        """What an undisturbed run gives: `count` tokens, fewer where the stop token ends it."""
-        state = first_state(root_name(BLOCK_SIZE, "", salt))
-        for token in prompt:
-            state = mix(state, token)
+        """What an undisturbed run gives from the state `first` on: `count` tokens, fewer where one ends it."""
+        state = first_state(first.to_bytes(8, "little"), prompt)
         output: list[int] = []
         while len(output) < count:
             output.append(self.next_token(state, choice))
@@ -71,6 +93,14 @@ class Model:
 
 
 MODEL = Model()
+# Of the models in the worlds, as often as they stand here.
+ALL_NEEDS = (
+    *[Needs()] * 5,
+    *[Needs(attention) for attention in AttentionKind],
+    Needs(whole_prompt=True),
+    Needs(state=True),
+    Needs(whole_prompt=True, state=True),
+)
 BLOCK_SIZE = 4
 HIDDEN = 2  # width of an embedding row; the first number says whose it is
 _PICTURES = 1 << 20
@@ -100,8 +130,10 @@ class ArithmeticWorker:
         executor: "VirtualExecutor",
         seconds: Callable[[int], float],
         broken: Callable[[str], None],
+        needs: Needs | None = None,
     ) -> None:
         self.limits = limits
+        self.needs = needs or Needs()
         self.embeddings = Embeddings(ArtifactReader(), lambda tensor: tensor.float(), 64)
         self.sealed = SealedBlocks(limits.num_blocks)
         self.slots = SlotTable(
@@ -115,6 +147,8 @@ class ArithmeticWorker:
         # State -> the state before it and the token between them: whatever a block holds can be spelled out.
         self._steps: dict[int, tuple[int, int]] = {}
         self._roots: dict[int, bytes] = {}  # first state -> the parent that it comes from
+        # Outside the blocks, of models that have it: how many tokens of a slot are in it, and what it is.
+        self._states: dict[int, tuple[int, int]] = {}
         self._has_failed = False  # some row, since the last reset
 
     def reset(self) -> None:
@@ -145,6 +179,7 @@ class ArithmeticWorker:
         slots = self.slots
         self.embeddings.hold([bytes(ref.digest) for ref in plan.fetch])
         if len(plan.sealed_blocks):
+            self._check(not self._is_alone, "blocks are sealed that nobody may find")
             self.sealed.seal(plan.sealed_blocks, plan.sealed_hashes)
             self._check_names()
         for slot in plan.drop.tolist():
@@ -152,16 +187,22 @@ class ArithmeticWorker:
         self._drop(plan.drop)
         for new in plan.new:
             slots.introduce(new)
-            self._roots[first_state(new.root_name)] = new.root_name
+            self._check(bool(new.root_name) != self._is_alone, f"the root is {new.root_name!r}")
             self._use(new.slot)
         forks = _columns(plan.fork_child, plan.fork_parent, plan.fork_choice)
         for child, parent, choice in forks:
             slots.fork(child, parent, choice)
+            self._states[child] = self._states.get(parent, (0, 0))
             self._use(child)
         slots.set_last_tokens(plan.set_token_slot, plan.set_token)
         slots.edit_tables(plan)
         self._move(plan)
         self.embeddings.release(bytes(digest) for digest in plan.release)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no sequence begins with the blocks of another."""
+        return self.needs.state or self.needs.whole_prompt
 
     def _use(self, slot: int) -> None:
         self.embeddings.use(span.digest for span in self.slots.media.get(slot, ()))
@@ -173,6 +214,7 @@ class ArithmeticWorker:
 
     def _move(self, plan: Plan) -> None:
         content, host = self._content, self._host
+        self._check(not (self.needs.state and len(plan.swap_out_device)), "state is swapped out")
         for device, place in _columns(plan.swap_out_device, plan.swap_out_host):
             host[place] = list(content[device])
         for source, target in _columns(plan.copy_src, plan.copy_dst):
@@ -195,6 +237,9 @@ class ArithmeticWorker:
         for (slot, start, count), end in zip(rows, ends, strict=True):
             if end is not None:
                 slots.computed[slot] = start + count
+        for child, parent in _columns(plan.fork_child, plan.fork_parent):
+            if child in plan.sample_slot and child not in plan.row_slot:
+                self._states[child] = self._states[parent]
         tokens: list[int] = []
         for row, slot in _columns(plan.sample_row, plan.sample_slot):
             state, end = ends[row], rows[row][1] + rows[row][2]
@@ -230,12 +275,12 @@ class ArithmeticWorker:
             values = self._values(slot, start, start + count)
         except ServingError as error:
             return self._fail(row, slot, error, result)
+        self._check_whole(slot, start, start + count)
         size, table = self.limits.block_size, self.slots.table[slot].tolist()
-        before = start - 1
-        if start:
-            state = self._content[table[before // size]][before % size]
-        else:
-            state = first_state(self.slots.root_name[slot])
+        try:
+            state = self._state_before(slot, start)
+        except ServingError as error:
+            return self._fail(row, slot, error, result)
         for position, value in enumerate(values, start):
             previous, state = state, mix(state, value)
             self._steps[state] = previous, value
@@ -243,7 +288,34 @@ class ArithmeticWorker:
             self._check(place not in written, f"two rows write to block {place[0]}")
             written[place] = None
             self._content[place[0]][place[1]] = state
+        self._states[slot] = start + count, state
         return state
+
+    def _state_before(self, slot: int, start: int) -> int:
+        """The state from which a row continues. Raises what the embeddings of a prefix raise."""
+        size, before = self.limits.block_size, start - 1
+        if not start:
+            length = int(self.slots.prompt_len[slot]) if has_prefix(self.needs) else 0
+            state = first_state(self.slots.root_name[slot], self._values(slot, 0, length))
+            self._roots[state] = self.slots.root_name[slot]
+            return state
+        if self.needs.state:
+            position, state = self._states[slot]
+            self._check(position == start, f"slot {slot}: {start} planned, state at {position}")
+            return state
+        return self._content[self.slots.table[slot, before // size]][before % size]
+
+    def _check_whole(self, slot: int, start: int, end: int) -> None:
+        """Nothing is divided that the model needs whole."""
+        slots, attention = self.slots, self.needs.attention
+        whole = end == slots.length[slot] or not self.needs.whole_prompt
+        if has_prefix(self.needs):
+            whole = whole and end >= slots.prompt_len[slot]
+        if attention is AttentionKind.BIDIRECTIONAL_MEDIA:
+            for span in slots.media.get(slot, ()):
+                first = int(span.positions[0])
+                whole = whole and not (first < start < span.end or first < end < span.end)
+        self._check(whole, f"slot {slot}: a row from {start} to {end} of what must be whole")
 
     def _fail(self, row: int, slot: int, error: ServingError, result: StepResult) -> None:
         self.slots.failed[slot] = True
@@ -358,5 +430,5 @@ def loaded(worker: ArithmeticWorker, step_us: float, token_us: float) -> Any:
         fingerprint=b"arithmetic-model",
         row_invariant=True,
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
-        attention=AttentionKind.CAUSAL,
+        needs=worker.needs,
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
+from services.decoder.models.needs import Needs
 from services.gateway.admission.cache_salt import salt_of
 from services.gateway.admission.caller import Caller, tenant_of
 from shared.net.channels import open_channel
@@ -25,8 +26,8 @@ from tessera.gateway.v1.chat_pb2 import (
     TokenIds,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.simulation.arithmetic import MODEL
-from tests.simulation.media_services import picture_values
+from tests.simulation.arithmetic import MODEL, first_state, has_prefix, root_of
+from tests.simulation.media_services import PLACEHOLDER, ROWS, digest_of, picture_values
 from tests.simulation.surroundings import pieces
 from tests.simulation.virtual_loop import Process
 
@@ -63,8 +64,8 @@ class Wish:
     texts: list[str]
 
     @classmethod
-    def draw(cls, rng: random.Random, key: str, cache_salt: str) -> "Wish":
-        """Any wish of whoever has this key."""
+    def draw(cls, rng: random.Random, key: str, cache_salt: str, needs: Needs) -> "Wish":
+        """Any wish of whoever has this key, of a model with these needs."""
         shared = rng.choice([0, 8, 16])
         prompt = _PREFIX[:shared] + [
             rng.randrange(1, MODEL.vocabulary) for _ in range(rng.randint(1, 12))
@@ -72,11 +73,15 @@ class Wish:
         max_tokens, n = rng.choice([1, 3, 10, 25, 60]), rng.choice([1, 1, 1, 2, 3])
         ignore_eos = rng.random() < 0.3
         picture = rng.choice([b"", b"", b"a cat", b"a dog", b"a map"])
-        values = prompt
+        values, ids, media = prompt, prompt, {}
         if picture:
             values = [*prompt[:-1], *picture_values(picture), prompt[-1]]
-        salt, stops = _salt(key, cache_salt), not ignore_eos
-        expected = [MODEL.generate(values, c, max_tokens, stops, salt) for c in range(n)]
+            ids = [*prompt[:-1], *[PLACEHOLDER] * ROWS, prompt[-1]]
+            media = {len(prompt) - 1: digest_of(picture)}
+        stops = not ignore_eos
+        root = root_of(needs, _salt(key, cache_salt), ids, media)
+        first = first_state(root, values if has_prefix(needs) else ())
+        expected = [MODEL.generate(values, c, max_tokens, stops, first) for c in range(n)]
         stop = _a_part_of(expected[0], rng) if rng.random() < 0.3 else ""
         ended = [_until(stop, tokens) for tokens in expected]
         return cls(
@@ -98,8 +103,9 @@ class Wish:
 
     @classmethod
     def plain(cls, prompt: list[int], max_tokens: int, key: str = "") -> "Wish":
-        """A completion of so many tokens, which nothing ends before."""
-        tokens, text = _until("", MODEL.generate(prompt, 0, max_tokens, False, _salt(key, "")))
+        """A completion of so many tokens, which nothing ends before, of a model that needs nothing."""
+        first = first_state(root_of(Needs(), _salt(key, ""), prompt, {}))
+        tokens, text = _until("", MODEL.generate(prompt, 0, max_tokens, False, first))
         return cls(
             kind=PLAIN,
             prompt=prompt,
@@ -161,7 +167,8 @@ def _salt(key: str, cache_salt: str) -> bytes:
 
 def _draw(world: "World", number: int, rng: random.Random) -> Wish:
     whose = random.Random(f"{world.seed}/whose {number}")
-    return Wish.draw(rng, whose.choice(world.keys), whose.choice(["", "", "s", "t"]))
+    salt = whose.choice(["", "", "s", "t"])
+    return Wish.draw(rng, whose.choice(world.keys), salt, world.needs)
 
 
 def _chat(wish: Wish, options: GenerationOptions) -> ChatRequest:

@@ -6,6 +6,8 @@ from unittest import mock
 
 import services.scheduler.core.blocks
 import services.scheduler.core.state
+from services.scheduler.core.budget import Capacity
+from services.scheduler.core.parts import Parts
 from services.scheduler.core.sequence import Sequence
 from shared.block_hash import root_name
 from shared.queue.scripts import source
@@ -41,13 +43,13 @@ def _hash_over_an_uncommitted_token() -> contextlib.AbstractContextManager[objec
     """A block is named when its last token is still in flight, whatever that turns out to be."""
     real = services.scheduler.core.state.extend_hashes
 
-    def extend(sequence: Sequence, block_size: int) -> None:
-        if len(sequence.tokens) % block_size == block_size - 1:
+    def extend(sequence: Sequence, capacity: Capacity) -> None:
+        if len(sequence.tokens) % capacity.block_size == capacity.block_size - 1:
             sequence.tokens.append(1)
-            real(sequence, block_size)
+            real(sequence, capacity)
             sequence.tokens.pop()
         else:
-            real(sequence, block_size)
+            real(sequence, capacity)
 
     return mock.patch.object(services.scheduler.core.state, "extend_hashes", extend)
 
@@ -55,15 +57,23 @@ def _hash_over_an_uncommitted_token() -> contextlib.AbstractContextManager[objec
 def _prefixes_are_found_under_any_salt() -> contextlib.AbstractContextManager[object]:
     block_hash = services.scheduler.core.blocks
 
-    def root_of(sequence: Sequence, block_size: int) -> bytes:
-        return root_name(block_size, sequence.lora_id, b"")
+    def root_of(sequence: Sequence, capacity: Capacity) -> bytes:
+        return root_name(capacity.block_size, sequence.lora_id, b"")
 
     return mock.patch.object(block_hash, "root_of", root_of)
+
+
+def _what_must_be_whole_is_divided() -> contextlib.AbstractContextManager[object]:
+    def chunk(parts: Parts, sequence: Sequence, start: int, most: int) -> int:
+        return most
+
+    return mock.patch.object(Parts, "chunk", chunk)
 
 
 PLANTED: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "append-without-owner-check": _append_without_owner_check,
     "take-ignores-recovery": _take_ignores_recovery,
     "prefixes-are-found-under-any-salt": _prefixes_are_found_under_any_salt,
+    "what-must-be-whole-is-divided": _what_must_be_whole_is_divided,
     "hash-over-an-uncommitted-token": _hash_over_an_uncommitted_token,
 }

@@ -6,9 +6,11 @@ import asyncio
 import functools
 import traceback
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.decoder import server as decoder_server
+from services.decoder.models.needs import AttentionKind, Needs
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import Limits
 from services.gateway.gateway import run_gateway
@@ -17,7 +19,7 @@ from services.gateway.settings import GatewaySettings
 from services.scheduler import server as scheduler_server
 from services.scheduler.settings import SchedulerSettings
 from tests.simulation.arithmetic import BLOCK_SIZE, MODEL
-from tests.simulation.media_services import serve_encoder, serve_preprocess
+from tests.simulation.media_services import ROWS, serve_encoder, serve_preprocess
 from tests.simulation.surroundings import MAX_MODEL_LEN, model_folder
 from tests.simulation.virtual_loop import Process
 
@@ -31,9 +33,24 @@ LIMITS = Limits(
     max_slots=8,
     max_model_len=MAX_MODEL_LEN,
     max_batched_tokens=48,
+    max_step_tokens=48,
     block_size=BLOCK_SIZE,
 )
 assert MODEL.vocabulary < 480  # what the tokenizer has
+
+
+def limits(needs: Needs, small: int) -> Limits:
+    """Of a decoder whose model has these needs; `small` is its step's budget if spans must be whole."""
+    others = LIMITS.max_slots - 1
+    if needs.whole_prompt:
+        most = MAX_MODEL_LEN
+        return replace(LIMITS, max_batched_tokens=most, max_step_tokens=most + others)
+    if needs.attention is AttentionKind.PREFIX_LM:
+        return replace(LIMITS, max_step_tokens=MAX_MODEL_LEN + others)
+    if needs.attention is AttentionKind.BIDIRECTIONAL_MEDIA:
+        return replace(LIMITS, max_batched_tokens=small, max_step_tokens=max(small, ROWS + others))
+    return LIMITS
+
 
 S = TypeVar("S")
 Main = Callable[[asyncio.Event], Awaitable[object]]

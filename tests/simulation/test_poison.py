@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from services.decoder.models.needs import Needs
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import services
 from tests.simulation.arithmetic import MODEL
@@ -22,6 +23,7 @@ class SmallWorld(World):
     def __init__(self, wish: Wish | None = None) -> None:
         super().__init__(seed=3, faults=False)
         self.keys = [""]
+        self.needs = Needs()
         self.plans: list[list[tuple[str, bool]]] = []  # requests, and whether they must be alone
         self._wish = wish
 

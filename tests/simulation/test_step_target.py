@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from services.decoder.models.needs import Needs
 from services.decoder.worker.plan import Limits
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import services
@@ -21,6 +22,7 @@ LIMITS = Limits(
     max_slots=12,
     max_model_len=services.LIMITS.max_model_len,
     max_batched_tokens=96,
+    max_step_tokens=96,
     block_size=BLOCK_SIZE,
 )
 
@@ -35,6 +37,7 @@ class SlowWorld(World):
     def __init__(self, announced: float) -> None:
         super().__init__(seed=1, faults=False)
         self.plans: list[StepPlan] = []
+        self.needs = Needs()
         self._announced = announced
 
     def makers(self) -> list[Callable[[World, int], Service]]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from services.decoder.models.needs import Needs
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import services
-from tests.simulation.arithmetic import VirtualExecutor, loaded
+from tests.simulation.arithmetic import ALL_NEEDS, VirtualExecutor, loaded
 from tests.simulation.client import Client
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Watch, leftovers
@@ -104,6 +105,8 @@ class World:
         self.poisonings = 0  # how often a request has ended a decoder, or a step
         # Of the API; an empty one means that none are in use.
         self.keys = random.Random(f"{seed}/keys").choice([[""], ["ann's", "bob's"]])
+        # Of the model that the decoders run.
+        self.needs = random.Random(f"{seed}/needs").choice(ALL_NEEDS)
         self._with_faults = faults
         self._nobody = surroundings(self)  # the context of what belongs to no process
 
@@ -168,7 +171,7 @@ class World:
             for number in range(self.rng.randint(4, 10))
         ]
         rng = random.Random(f"{self.seed}/poison")
-        if rng.random() < _POISON:
+        if rng.random() < _POISON and self.needs == Needs():
             begins = rng.uniform(0.3, _LAST_CLIENT_S)
             wish = draw_poison(rng, self.keys[0])
             clients.append(Client(self, len(clients), rng, wish, begins))
@@ -221,10 +224,11 @@ class World:
         slow = rng.choice([0.004, 0.01, 0.02])
         worker = MortalWorker(
             lambda dies: self.poisoned(process, dies),
-            services.LIMITS,
+            services.limits(self.needs, rng.choice([4, 48])),
             self.executors[process],
             lambda tokens: slow * (0.8 + 0.4 * rng.random()) + 0.0002 * tokens,
             lambda what: self.broken(f"{process}: {what}"),
+            self.needs,
         )
         return loaded(worker, 1e6 * slow, 200)
 

@@ -1,7 +1,8 @@
 """A decoder played by arithmetic, for tests of the scheduler's core.
 
-It obeys plans as the real one does and keeps, for every position of every block, the tokens whose keys and values
-would lie there: whoever reads what was never computed, or was overwritten, fails the test.
+It obeys plans as the real one does and keeps, for every position of every block, the tokens that its keys and values
+would depend on: whoever reads what was never computed, or was overwritten, fails the test. So does a plan that divides
+what the decoder's model needs whole.
 """
 
 import math
@@ -11,6 +12,7 @@ from typing import Any
 
 from services.scheduler.core.beams import BeamSearch, Hypothesis
 from services.scheduler.core.budget import Capacity
+from services.scheduler.core.parts import AttentionKind, Parts
 from services.scheduler.core.plan import Progress, StepOutput, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Sequence
@@ -65,6 +67,8 @@ class ArithmeticDecoder:
         self.tokens: dict[int, list[int]] = {}
         self.choices: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}
+        self.sources: dict[int, Sequence] = {}  # prompt and media of each slot
+        self.states: dict[int, History] = {}  # outside the blocks: the tokens of which it is made
         self.content: dict[int, list[History | None]] = defaultdict(
             lambda: [None] * capacity.block_size
         )
@@ -79,7 +83,7 @@ class ArithmeticDecoder:
         self._edit_tables(plan)
         self._move(plan)
         size = self.capacity.block_size
-        assert plan.num_tokens == sum(plan.row_count) <= self.capacity.max_batched_tokens
+        self._check_size(plan)
         assert len(set(plan.row_slot)) == len(plan.row_slot)
         assert len(set(plan.sample_slot)) == len(plan.sample_slot)
         rows = list(zip(plan.row_slot, plan.row_start, plan.row_count, strict=True))
@@ -98,11 +102,16 @@ class ArithmeticDecoder:
         for slot, start, count in rows:  # all of it is written first
             if slot in self.failed:
                 continue
+            self._check_row(slot, start, start + count)
+            if self.capacity.has_state and slot not in doubtful | ended:
+                assert start in (0, len(self.states[slot]))
+                assert self.states[slot][:start] == tuple(self.tokens[slot][:start])
+            self.states[slot] = tuple(self.tokens[slot][: start + count])
             for position in range(start, start + count):
                 place = self.tables[slot][position // size], position % size
                 assert place not in written, "two rows write to one place"
                 written.add(place)
-                history = None if slot in doubtful else tuple(self.tokens[slot][: position + 1])
+                history = None if slot in doubtful else self._history(slot, position)
                 self.content[place[0]][place[1]] = history
         for slot, start, count in rows:  # then attention reads all of it
             if slot in self.failed or slot in doubtful:
@@ -111,7 +120,45 @@ class ArithmeticDecoder:
                 # Nobody may wait for what comes of it, and nobody may find it.
                 assert slot in ended
                 self._spoil(slot, start, count)
+        for child, parent in zip(plan.fork_child, plan.fork_parent, strict=True):
+            if child in plan.sample_slot and child not in plan.row_slot:
+                self.states[child] = self.states[parent]
         return self._sample(plan, rows)
+
+    def _check_size(self, plan: StepPlan) -> None:
+        """A step exceeds its budget only by one row, which must not be divided."""
+        capacity = self.capacity
+        assert plan.num_tokens == sum(plan.row_count) <= capacity.largest_step
+        if plan.num_tokens > capacity.max_batched_tokens:
+            assert plan.num_tokens - max(plan.row_count) < capacity.max_batched_tokens
+
+    def _check_row(self, slot: int, start: int, end: int) -> None:
+        """Nothing is divided that must be whole."""
+        parts, source = self.capacity.parts, self.sources[slot]
+        if parts.whole_prompt:
+            assert end == len(self.tokens[slot])
+        if parts.attention is AttentionKind.PREFIX_LM:
+            assert end >= source.prompt_len
+        if parts.attention is AttentionKind.BIDIRECTIONAL_MEDIA:
+            for span in source.media:
+                assert not span.offset < start < span.end and not span.offset < end < span.end
+
+    def _history(self, slot: int, position: int) -> History:
+        """What the keys and values of a position depend on."""
+        attention, source = self.capacity.parts.attention, self.sources[slot]
+        end = position + 1
+        if attention is AttentionKind.PREFIX_LM:
+            end = max(end, source.prompt_len)
+        values = self.tokens[slot][:end]
+        for span in source.media:
+            if (
+                attention is AttentionKind.BIDIRECTIONAL_MEDIA
+                and span.offset <= position < span.end
+            ):
+                values = self.tokens[slot][: span.end]
+            inside = range(span.offset, min(span.end, len(values)))
+            values[inside.start : inside.stop] = [-1 - span.digest[0]] * len(inside)
+        return tuple(values)
 
     def fail(self, plan: StepPlan, row: int) -> list[int]:
         """Takes back what a row of the plan that was run last has written. Returns the samples that fail with it."""
@@ -123,9 +170,9 @@ class ArithmeticDecoder:
 
     def _reads_right(self, slot: int, count: int) -> bool:
         """Whether the first tokens of a slot are in its blocks as they were computed from each other."""
-        size, tokens, table = self.capacity.block_size, self.tokens[slot], self.tables[slot]
+        size, table = self.capacity.block_size, self.tables[slot]
         return all(
-            self.content[table[position // size]][position % size] == tuple(tokens[: position + 1])
+            self.content[table[position // size]][position % size] == self._history(slot, position)
             for position in range(count)
         )
 
@@ -138,9 +185,11 @@ class ArithmeticDecoder:
         self.failed -= set(plan.drop)
         for slot in plan.drop:
             del self.tokens[slot], self.tables[slot], self.choices[slot]
+            del self.sources[slot], self.states[slot]
         for slot, new in plan.new:
             assert slot not in self.tokens
             self.tokens[slot], self.tables[slot] = list(new.tokens), []
+            self.sources[slot], self.states[slot] = new, ()
             self.choices[slot] = new.choice
         forks = zip(plan.fork_child, plan.fork_parent, plan.fork_choice, strict=True)
         for child, parent, choice in forks:
@@ -148,6 +197,7 @@ class ArithmeticDecoder:
             self.tokens[child] = list(self.tokens[parent])
             self.tables[child] = list(self.tables[parent])
             self.choices[child] = choice
+            self.sources[child], self.states[child] = self.sources[parent], self.states[parent]
         for slot, token in zip(plan.set_token_slot, plan.set_token, strict=True):
             self.tokens[slot][-1] = token
 
@@ -162,6 +212,7 @@ class ArithmeticDecoder:
         assert at == len(plan.edit_blocks)
 
     def _move(self, plan: StepPlan) -> None:
+        assert not (self.capacity.has_state and (plan.swap_out_device or plan.sealed_blocks))
         for device, host in zip(plan.swap_out_device, plan.swap_out_host, strict=True):
             assert 0 <= host < self.capacity.num_host_blocks
             self.host[host] = list(self.content[device])
@@ -192,13 +243,15 @@ class ArithmeticDecoder:
         return output
 
 
-def capacity(**changes: int) -> Capacity:
+def capacity(attention: AttentionKind = AttentionKind.CAUSAL, **changes: int) -> Capacity:
+    whole_prompt = bool(changes.pop("whole_prompt", False))
     values: dict[str, Any] = {
         "num_blocks": 64,
         "block_size": 4,
         "max_slots": 8,
         "max_model_len": 200,
         "max_batched_tokens": 32,
+        "parts": Parts(attention, whole_prompt),
     }
     return Capacity(**{**values, **changes})
 

@@ -14,10 +14,11 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.loading.memory import count_blocks, count_host_blocks, kv_bytes
 from services.decoder.loading.profile_run import Profile, profile
+from services.decoder.loading.step_size import StepSize, step_size
 from services.decoder.loading.warm_up import warm_up
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
-from services.decoder.models.needs import AttentionKind
+from services.decoder.models.needs import Needs
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
@@ -40,7 +41,7 @@ class Loaded:
     fingerprint: bytes
     row_invariant: bool
     profile: Profile
-    attention: AttentionKind
+    needs: Needs
 
 
 def load(settings: DecoderSettings) -> Loaded:
@@ -65,12 +66,14 @@ def load(settings: DecoderSettings) -> Loaded:
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),
     )
-    model_class.needs.require_served()
     model = model_class.load(checkpoint, device.ops, longest)
+    model.needs.require_served()
     checkpoint.close()
+    slots = settings.max_num_seqs
     tokens = settings.max_num_batched_tokens or device.default_batched_tokens
-    measured = profile(model, device, tokens, settings.max_num_seqs, longest)
-    limits = _limits(settings, model, device, longest, tokens, measured)
+    steps = step_size(model.needs, checkpoint, tokens, slots, longest)
+    measured = profile(model, device, steps.largest, slots, longest)
+    limits = _limits(settings, model, device, longest, steps, measured)
     embeddings = Embeddings(ArtifactReader(), device.copy_in, settings.embedding_cache_bytes)
     worker = Worker(model, device, limits, embeddings)
     warm_up(worker)
@@ -81,8 +84,8 @@ def load(settings: DecoderSettings) -> Loaded:
         token_ms=round(measured.token_us / 1000, 3),
     )
     equal = _promises_equal_rows(device.ops)
-    attention = model_class.needs.attention
-    return Loaded(worker, device, fingerprint(checkpoint, dtype), equal, measured, attention)
+    name = fingerprint(checkpoint, dtype)
+    return Loaded(worker, device, name, equal, measured, model.needs)
 
 
 def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype) -> bytes:
@@ -107,7 +110,7 @@ def _limits(
     model: DecoderModel,
     device: Device,
     longest: int,
-    tokens: int,
+    steps: StepSize,
     measured: Profile,
 ) -> Limits:
     block_size, sharers = device.block_size, settings.memory_sharers
@@ -135,6 +138,7 @@ def _limits(
         num_host_blocks=host_blocks,
         max_slots=settings.max_num_seqs,
         max_model_len=longest,
-        max_batched_tokens=tokens,
+        max_batched_tokens=steps.usual,
+        max_step_tokens=steps.largest,
         block_size=block_size,
     )

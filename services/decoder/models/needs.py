@@ -16,17 +16,16 @@ class AttentionKind(Enum):
 
 @dataclass(frozen=True)
 class Needs:
-    """`whole_prompt`: what is not computed yet is never split between steps; `state`: something lies outside the
-    blocks of the cache."""
+    """`whole_prompt`: what is not computed yet is never split between steps, and nothing of it is taken from blocks of
+    others; `state`: something lies outside the blocks of the cache."""
 
     attention: AttentionKind = AttentionKind.CAUSAL
     whole_prompt: bool = False
     state: bool = False
 
     def require_served(self) -> None:
-        """Raises InvalidRequest for anything but causal attention over blocks."""
+        """Raises InvalidRequest for attention that is not causal, and for state."""
         asked = [] if self.attention is AttentionKind.CAUSAL else [self.attention.value]
-        asked += ["prompts are never split"] if self.whole_prompt else []
         asked += ["state is kept outside the cache's blocks"] if self.state else []
         if asked:
             raise InvalidRequest(

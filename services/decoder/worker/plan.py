@@ -29,6 +29,7 @@ class Limits:
     max_slots: int
     max_model_len: int
     max_batched_tokens: int
+    max_step_tokens: int  # with a row that must not be split
     block_size: int
 
 
@@ -124,8 +125,8 @@ def _check_rows(arrays: dict[str, Ints], limits: Limits) -> None:
     _check_range("row_start", arrays["row_start"], 0, limits.max_model_len)
     _check_range("row_count", arrays["row_count"], 1, limits.max_model_len + 1)
     tokens = int(arrays["row_count"].sum())
-    if tokens > limits.max_batched_tokens:
-        raise bad_plan(f"{tokens} tokens are more than {limits.max_batched_tokens} a step")
+    if tokens > limits.max_step_tokens:
+        raise bad_plan(f"{tokens} tokens are more than {limits.max_step_tokens} a step")
 
 
 def _check_edits(arrays: dict[str, Ints], limits: Limits) -> None:

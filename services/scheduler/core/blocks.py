@@ -7,8 +7,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Tokens
 
+from services.scheduler.core.budget import Capacity
+from services.scheduler.core.parts import AttentionKind
 from services.scheduler.core.sequence import MediaSpan, Sequence
-from shared.block_hash import block_names, root_name
+from shared.block_hash import block_names, prefix_digest, root_name
 
 
 class BlockManager:
@@ -159,14 +161,17 @@ class HostBlocks:
                 self._free.append(block)
 
 
-def extend_hashes(sequence: Sequence, block_size: int) -> None:
-    """Appends the hashes of all blocks that have become full of committed tokens (`shared/block_hash.py`)."""
-    hashes, tokens = sequence.block_hashes, sequence.tokens
+def extend_hashes(sequence: Sequence, capacity: Capacity) -> None:
+    """Appends the hashes of all blocks that have become full of committed tokens (`shared/block_hash.py`); none where
+    blocks are not reused."""
+    if not capacity.reuses_blocks:
+        return
+    hashes, tokens, block_size = sequence.block_hashes, sequence.tokens, capacity.block_size
     begin = len(hashes) * block_size
     end = len(tokens) // block_size * block_size
     if begin >= end:
         return
-    parent = hashes[-1] if hashes else root_of(sequence, block_size)
+    parent = hashes[-1] if hashes else root_of(sequence, capacity)
     ids = _packed(tokens[begin:end])
     media = sequence.media
     if not media or begin >= media[-1].end:
@@ -180,9 +185,15 @@ def extend_hashes(sequence: Sequence, block_size: int) -> None:
     hashes += block_names(parent, ids, block_size, extra)
 
 
-def root_of(sequence: Sequence, block_size: int) -> bytes:
-    """The hash that stands for the parent of a sequence's first block."""
-    return root_name(block_size, sequence.lora_id, sequence.cache_salt)
+def root_of(sequence: Sequence, capacity: Capacity) -> bytes:
+    """The hash that stands for the parent of a sequence's first block; empty where blocks are not reused."""
+    if not capacity.reuses_blocks:
+        return b""
+    prefix = b""
+    if capacity.parts.attention is AttentionKind.PREFIX_LM:
+        prompt = _packed(sequence.tokens[: sequence.prompt_len])
+        prefix = prefix_digest(prompt, _media_extra(sequence.media, 0, sequence.prompt_len))
+    return root_name(capacity.block_size, sequence.lora_id, sequence.cache_salt, prefix)
 
 
 def _packed(tokens: Tokens[int]) -> bytes:

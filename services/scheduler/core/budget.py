@@ -1,9 +1,10 @@
 """What one decoder can hold, what its steps cost, and how many tokens a step may have."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 
+from services.scheduler.core.parts import Parts
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import INVALID_ARGUMENT, Error, Sequence
 
@@ -27,12 +28,25 @@ class Capacity:
     max_model_len: int
     max_batched_tokens: int
     num_host_blocks: int = 0
-    whole_media: bool = False  # a media span is computed in one step
+    parts: Parts = field(default_factory=Parts)  # of sequences, each computed in one step
+    max_step_tokens: int = 0  # of a step with a part that needs more than max_batched_tokens
+    has_state: bool = False  # a sequence is more than its blocks
 
     @property
-    def max_span(self) -> int:
-        """The longest media span that is computed in one step, however many sequences decode."""
-        return self.max_batched_tokens - (self.max_slots - 1)
+    def reuses_blocks(self) -> bool:
+        """Whether a sequence can begin with blocks that were computed before. Where prompts are computed whole the rest
+        of one cannot be computed after cached blocks."""
+        return not (self.has_state or self.parts.whole_prompt)
+
+    @property
+    def largest_step(self) -> int:
+        """Tokens of a step at the most."""
+        return max(self.max_batched_tokens, self.max_step_tokens)
+
+    @property
+    def longest_part(self) -> int:
+        """The longest part that can be computed, however many sequences decode."""
+        return self.largest_step - (self.max_slots - 1)
 
     @property
     def max_tokens_of_one(self) -> int:
@@ -68,13 +82,15 @@ class Capacity:
                 f"prompt and answer may have {sequence.length_limit} tokens and this decoder's maximum context length "
                 f"is {longest}; lower max_tokens, or give gateway and decoders the same --max-model-len",
             )
-        span = max((span.length for span in sequence.media), default=0)
-        if self.whole_media and span > self.max_span:
+        part = self.parts.longest(sequence)
+        if part > max(0, self.longest_part):
+            is_media = self.parts.are_media
             yield (
-                "MEDIA_TOO_LONG",
-                f"an image or video takes {span} tokens that are computed in one step, and this decoder computes "
-                f"at most {self.max_span} beside {self.max_slots - 1} others; use a smaller one, or give the "
-                "decoder more --max-num-batched-tokens or fewer --max-num-seqs",
+                "MEDIA_TOO_LONG" if is_media else "PROMPT_TOO_LONG",
+                f"{'an image or video takes' if is_media else 'prompt and answer have'} {part} tokens that are "
+                f"computed in one step, and this decoder computes at most {self.longest_part} beside "
+                f"{self.max_slots - 1} others; use a smaller one, or give the decoder more "
+                "--max-num-batched-tokens or fewer --max-num-seqs",
             )
         together = choices if sequence.beams is None else sequence.beams.num_beams
         if together > self.max_slots:
@@ -136,7 +152,8 @@ class StepBudget:
 
     A step is bounded in tokens and, while sequences decode in it, in time: by `target` microseconds as the costs
     predict them; 0 is no bound. Whatever the target, prompts get a block's worth of tokens in each step, so that they
-    never stand still.
+    never stand still. A part that may not be divided is exempt from both bounds: it raises them, as far as the decoder
+    can go, once there is something left for prompts.
     """
 
     def __init__(self, plan: StepPlan, capacity: Capacity, costs: Costs, target: float) -> None:
@@ -150,6 +167,11 @@ class StepBudget:
     def whole(self) -> int:
         """Tokens that the decoder could still take in this step."""
         return self._capacity.max_batched_tokens - self._plan.num_tokens
+
+    @property
+    def raised(self) -> int:
+        """Tokens of the longest part that the decoder could still take in this step."""
+        return self._capacity.largest_step - self._plan.num_tokens
 
     def limit_prompts(self) -> None:
         """The rows so far decode: what is added from now on must not delay them."""

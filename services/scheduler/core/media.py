@@ -38,8 +38,10 @@ class MediaState:
     fill the encoder's cache with what is needed much later; one item is always let through.
     """
 
-    def __init__(self, budget_rows: int) -> None:
+    def __init__(self, budget_rows: int, needs_all: bool = False) -> None:
+        """`needs_all`: a sequence begins only when all of its items are ready."""
         self._budget = budget_rows
+        self._needs_all = needs_all
         self._rows = 0
         self._items: dict[bytes, _Item] = {}
         self._fetches: list[Any] = []
@@ -85,14 +87,6 @@ class MediaState:
                 return max(0, span.offset - start)
         return sequence.num_tokens - start
 
-    def unsplit(self, sequence: Sequence, start: int, count: int) -> int:
-        """The tokens of a chunk that splits no span: it ends before the one that it would split, or, if it begins with
-        that one, behind it."""
-        for span in sequence.media[sequence.num_media_passed :]:
-            if span.offset < start + count < span.end:
-                return (span.offset if span.offset > start else span.end) - start
-        return count
-
     def first_user(self, digest: bytes) -> Sequence | None:
         """Of those that have yet to compute past an item, the one that came first."""
         item = self._items.get(digest)
@@ -102,19 +96,29 @@ class MediaState:
         """Items to be encoded now, oldest first.
 
         What a running sequence waits for is let through whatever the budget: that sequence holds a slot and blocks
-        which the users of earlier items may need before they can give their share of the budget back.
+        which the users of earlier items may need before they can give their share of the budget back. So is what a
+        sequence waits for that cannot use its own share before.
         """
         wanted, full = [], False
         for item in self._items.values():
             if item.status is not ItemStatus.WANTED:
                 continue
             full = full or bool(self._rows and self._rows + item.span.rows > self._budget)
-            if full and not item.blocks_running:
+            if full and not (item.blocks_running or self._completes(item)):
                 continue
             item.status = ItemStatus.ENCODING
             self._rows += item.span.rows
             wanted.append(item.span)
         return wanted
+
+    def _completes(self, item: _Item) -> bool:
+        """Whether a sequence has other items that it cannot use without this one: those behind it, or all."""
+        for user in item.users.values():
+            spans = [span.digest for span in user.media[user.num_media_passed :]]
+            others = spans if self._needs_all else spans[spans.index(item.span.digest) :]
+            if any(self._items[digest].status is not ItemStatus.WANTED for digest in others):
+                return True
+        return False
 
     def encoded(self, digest: bytes, artifact: Any) -> None:
         """The encoder has it."""

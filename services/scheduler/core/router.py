@@ -125,8 +125,9 @@ class Router(Generic[Link]):
     def choose(self, sequence: Sequence) -> Link:
         """The decoder that the caller now adds the sequence to; one that holds it to its end, if there is any. There
         must be one in service."""
-        block_size = self._lines[0].link.core.capacity.block_size
-        extend_hashes(sequence, block_size)
+        capacity = self._lines[0].link.core.capacity
+        block_size = capacity.block_size
+        extend_hashes(sequence, capacity)
         # The last token must always be computed: a block that ends with it saves nothing.
         hashes = sequence.block_hashes[: (len(sequence.tokens) - 1) // block_size]
         holders, depth = self._index.find(hashes)

@@ -217,16 +217,17 @@ class Scheduler:
                 sequence.plain_until = min(allocated, sequence.length_limit - 1)
 
     def _chunk(self, sequence: Sequence, start: int, budget: StepBudget) -> int:
-        """How many tokens from `start` on a sequence may compute. A span that must not be split is not bounded in time:
-        it is computed whole as soon as the decoder can take it.
-        """
-        media = self.state.media
-        known = media.plannable(sequence, start)
-        count = min(known, budget.at(start))
-        if 0 < count < known and self.capacity.whole_media:
-            count = media.unsplit(sequence, start, count)
-            return count if count <= budget.whole else 0
-        return count
+        """How many tokens from `start` on a sequence may compute. What is computed whole may exceed the budget."""
+        most = min(self._known(sequence, start), budget.at(start))
+        if most <= 0:
+            return 0
+        count = self.capacity.parts.chunk(sequence, start, most)
+        return count if count <= max(most, budget.raised) else 0
+
+    def _known(self, sequence: Sequence, start: int) -> int:
+        """How many tokens from `start` on can be computed with the embeddings that are there."""
+        known = self.state.media.plannable(sequence, start)
+        return known if known >= self.capacity.parts.at(sequence, start) else 0
 
     def _sample_choices(self, plan: StepPlan, row: int, sequence: Sequence) -> None:
         """The prompt is computed once for all choices: each samples from the same row and shares the blocks."""
@@ -277,7 +278,9 @@ class Scheduler:
     def _should_swap(self, sequence: Sequence) -> bool:
         blocks = self.capacity.blocks_for(sequence.num_computed_tokens)
         mode = self._preemption_mode
-        if mode is PreemptionMode.RECOMPUTE or not 0 < blocks <= self.state.host.num_free:
+        if mode is PreemptionMode.RECOMPUTE or self.capacity.has_state:
+            return False
+        if not 0 < blocks <= self.state.host.num_free:
             return False
         there_and_back = 2 * blocks * self.costs.of_block
         recompute = sequence.num_computed_tokens * self.costs.of_token
@@ -301,7 +304,7 @@ class Scheduler:
                 continue
             if sequence.in_flight:
                 continue  # preempted with a token in flight: its id is part of what must be computed again
-            cached = self._find_cached(sequence)
+            cached = state.find_cached(sequence)
             start = len(cached) * self.capacity.block_size
             if sequence.host_blocks:
                 start = sequence.num_computed_tokens
@@ -334,24 +337,13 @@ class Scheduler:
         half of the slots and blocks to others, however long that takes.
         """
         state = self.state
-        known = state.media.plannable(sequence, start)
+        known = self._known(sequence, start)
         if known <= 0:
             return False
         if start + known == sequence.num_tokens or state.holds_slots(sequence):
             return True
         many_slots = 2 * len(state.free_slots) > self.capacity.max_slots
         return many_slots and 2 * state.blocks.num_free > state.blocks.num_total
-
-    def _find_cached(self, sequence: Sequence) -> list[int]:
-        size = self.capacity.block_size
-        if sequence.host_blocks:
-            usable = sequence.num_computed_tokens // size
-        elif sequence.scores_prompt:
-            usable = 0
-        else:
-            # At least one token must be computed, or there would be no logits to sample from.
-            usable = (sequence.num_tokens - 1) // size
-        return self.state.blocks.find(sequence.block_hashes[:usable])
 
     def _has_blocks(self, sequence: Sequence, cached: list[int]) -> bool:
         """Whether blocks are free for all known tokens, not only for the first chunk: a sequence that runs out halfway

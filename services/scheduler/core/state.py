@@ -35,7 +35,7 @@ class DecoderState:
         self.policy = policy
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.host = HostBlocks(capacity.num_host_blocks)
-        self.media = MediaState(encoder_budget)
+        self.media = MediaState(encoder_budget, capacity.parts.need_all_media)
         self.isolation = Isolation()
         self.waiting: list[Sequence] = []  # without blocks, by rank
         self.running: dict[Sequence, None] = {}  # with blocks
@@ -89,6 +89,18 @@ class DecoderState:
         begun = (s.num_tokens - s.num_computed_tokens for s in self.running)
         return sum(s.num_tokens for s in ready) + sum(n for n in begun if n > 1)
 
+    def find_cached(self, sequence: Sequence) -> list[int]:
+        """The cached blocks that a waiting sequence can begin with."""
+        size, parts = self.capacity.block_size, self.capacity.parts
+        if sequence.host_blocks:
+            return self.blocks.find(sequence.block_hashes[: sequence.num_computed_tokens // size])
+        if sequence.scores_prompt:
+            return []
+        # At least one token must be computed, or there would be no logits to sample from.
+        usable = (sequence.num_tokens - 1) // size
+        cached = self.blocks.find(sequence.block_hashes[:usable])
+        return cached[: parts.begin(sequence, len(cached) * size, size) // size]
+
     # Plans
 
     def begin_step(self) -> PendingStep:
@@ -134,7 +146,7 @@ class DecoderState:
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence, with its pending forks."""
-        extend_hashes(sequence, self.capacity.block_size)
+        extend_hashes(sequence, self.capacity)
         for one in (sequence, *sequence.forks):
             self._enter(one)
             one.status = SequenceStatus.PENDING
@@ -376,7 +388,7 @@ class DecoderState:
         """After a commit: hashes, caches and seals the blocks that have become full."""
         size = self.capacity.block_size
         if sequence.status is SequenceStatus.RUNNING:
-            extend_hashes(sequence, size)
+            extend_hashes(sequence, self.capacity)
             self.register(sequence, self.in_flight[-1] if self.in_flight else None)
             self.seal(sequence, len(sequence.tokens) - 1)
         sequence.set_watch(size)

@@ -8,6 +8,7 @@ import numpy as np
 
 from services.scheduler.core.blocks import root_of
 from services.scheduler.core.budget import Capacity
+from services.scheduler.core.parts import AttentionKind, Parts
 from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence
 from services.scheduler.output.logprobs import StepLogprobs
@@ -44,8 +45,15 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         max_model_len=hello.max_model_len,
         max_batched_tokens=hello.max_batched_tokens,
         num_host_blocks=hello.num_host_blocks,
-        whole_media=hello.attention_kind == decoder_pb2.ATTENTION_KIND_BIDIRECTIONAL_MEDIA,
+        parts=Parts(_attention_of(hello), hello.whole_prompt),
+        max_step_tokens=hello.max_step_tokens,
+        has_state=hello.has_state,
     )
+
+
+def _attention_of(hello: decoder_pb2.Hello) -> AttentionKind:
+    name = decoder_pb2.AttentionKind.Name(hello.attention_kind).removeprefix("ATTENTION_KIND_")
+    return AttentionKind.CAUSAL if name == "UNSPECIFIED" else AttentionKind[name]
 
 
 def sealed_of(hello: decoder_pb2.Hello) -> dict[int, bytes]:
@@ -55,12 +63,12 @@ def sealed_of(hello: decoder_pb2.Hello) -> dict[int, bytes]:
     return {block: hashes[16 * i : 16 * i + 16] for i, block in enumerate(blocks)}
 
 
-def plan_message(plan: StepPlan, lease: int, block_size: int) -> decoder_pb2.StepsRequest:
-    """A plan as it goes to a decoder with blocks of that size."""
+def plan_message(plan: StepPlan, lease: int, capacity: Capacity) -> decoder_pb2.StepsRequest:
+    """A plan as it goes to a decoder of that capacity."""
     message = decoder_pb2.StepPlan(
         lease=lease,
         step=plan.step,
-        new=[_new_sequence(slot, sequence, block_size) for slot, sequence in plan.new],
+        new=[_new_sequence(slot, sequence, capacity) for slot, sequence in plan.new],
         fetch=plan.fetch,
         release=plan.release,
         sealed_hashes=b"".join(plan.sealed_hashes),
@@ -106,7 +114,7 @@ def ending_message(
     return message
 
 
-def _new_sequence(slot: int, sequence: Sequence, block_size: int) -> decoder_pb2.NewSequence:
+def _new_sequence(slot: int, sequence: Sequence, capacity: Capacity) -> decoder_pb2.NewSequence:
     request: Request = sequence.payload.request
     return decoder_pb2.NewSequence(
         slot=slot,
@@ -117,6 +125,6 @@ def _new_sequence(slot: int, sequence: Sequence, block_size: int) -> decoder_pb2
         media=request.spec.media,
         sampling=request.sampling_of(sequence),
         lora_id=sequence.lora_id,
-        root_name=root_of(sequence, block_size),
+        root_name=root_of(sequence, capacity),
         client_request_id=request.spec.client_request_id,
     )

@@ -262,7 +262,7 @@ class DecoderLink:
         plan = self.core.plan()
         if plan is None:
             return False
-        self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.hello.block_size))
+        self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.core.capacity))
         now = monotonic()
         self._sent.append(_SentPlan(plan, now, now))
         for _, sequence in plan.new:
