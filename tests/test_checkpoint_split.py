@@ -32,6 +32,7 @@ CASES: list[dict[str, Any]] = [
     {"family": "qwen2_5_vl", "old_rope": True},
     {"family": "qwen2_5_vl", "spelling": "new", "text": {"tie_word_embeddings": True}},
     {"family": "llava", "text": {"tie_word_embeddings": True}},
+    *({"family": "internvl_chat", "language": kind} for kind in ("internlm2", "qwen2", "qwen3")),
 ]
 
 

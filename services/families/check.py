@@ -54,7 +54,7 @@ def require_servable(
             family.largest(checkpoint, Modality.MODALITY_IMAGE)
     if Parts.TOKENIZER in parts:
         require_tokenizer(folder)
-    if Parts.PROCESSOR in parts and family.takes_media:
+    if Parts.PROCESSOR in parts and family.takes_media and not family.processor:
         require_processor(folder)
     if Parts.WEIGHTS in parts:
         require_weights(folder)

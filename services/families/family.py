@@ -33,6 +33,8 @@ class Family:
 
     architectures: tuple[str, ...]  # of config.json, whose prompt and encoder these are
     text_types: tuple[str, ...] = ()  # `model_type` of the text models that the decoder runs
+    # Keys that config.json must have for this family, where several share the names above; the most keys win.
+    config_keys: tuple[str, ...] = ()
     prompt: str = ""  # a `PromptRule`; empty: the model takes no media
     encoder: str = ""  # an `Encoder`; empty: the same
     decoder: str = ""  # a `DecoderModel`
@@ -40,6 +42,10 @@ class Family:
         str, ...
     ] = ()  # how the names of the encoder's tensors begin, without a leading "model."
     config: str = ""  # a function of a Checkpoint that reads the decoder's shape (DecoderConfig), without torch
+    processor: str = ""  # a function of a Checkpoint: its image processor's settings, where not those of its files
+    template: str = (
+        ""  # a function of a Checkpoint: the chat template of those whose files have none
+    )
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
     overrides: Mapping[str, str] = field(default_factory=dict)  # of generic parts, by their names
 
@@ -47,6 +53,24 @@ class Family:
     def takes_media(self) -> bool:
         """Whether it has an encoder."""
         return bool(self.encoder)
+
+    def recognises(self, checkpoint: Checkpoint) -> bool:
+        """Whether the checkpoint has what `config_keys` names."""
+        return all(checkpoint.config.get(key) is not None for key in self.config_keys)
+
+    def processor_config(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Settings of the image processor, `image_processor_type` among them; nothing where none are known."""
+        if not self.processor:
+            return checkpoint.image_processor_config
+        config: dict[str, Any] = load_part(self.processor)(checkpoint)
+        return config
+
+    def chat_template(self, checkpoint: Checkpoint) -> str | None:
+        """The family's own chat template, or None."""
+        if not self.template:
+            return None
+        template: str | None = load_part(self.template)(checkpoint)
+        return template
 
     def largest(self, checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
         """The size of an item that takes most tokens. Raises InvalidRequest for media options that are not served."""

@@ -64,11 +64,15 @@ def _the_one(
     serves: Callable[[Family], bool],
     fallback: Callable[[], Family | None] = lambda: None,
 ) -> Family:
-    for family in in_tree():
-        if serves(family):
-            return family
+    own = [family for family in in_tree() if serves(family) and family.recognises(checkpoint)]
+    if own:
+        return max(own, key=lambda family: len(family.config_keys))
     plugins = _plugins()
-    found = {name: family for name, family in plugins.items() if serves(family)}
+    found = {
+        name: family
+        for name, family in plugins.items()
+        if serves(family) and family.recognises(checkpoint)
+    }
     if len(found) > 1:
         raise InvalidRequest(
             "AMBIGUOUS_FAMILY",

@@ -125,17 +125,20 @@ def _build(
         rule = load_part(family.prompt)(checkpoint, processing)
     return PromptBuilder(
         tokenizer,
-        _load_template(settings, tokenizer),
+        _load_template(settings, family.chat_template(checkpoint), tokenizer),
         rule,
-        vocab_size=max(tokenizer.vocab_size, int(checkpoint.text_config.get("vocab_size", 0))),
+        vocab_size=max(tokenizer.vocab_size, registry.decoder_config(checkpoint).vocab_size),
         max_model_len=_max_model_len(settings, checkpoint),
         processor_adds_special_tokens=family.takes_media,
         trust_request_template=settings.trust_request_chat_template,
     )
 
 
-def _load_template(settings: PreprocessSettings, tokenizer: PromptTokenizer) -> ChatTemplate | None:
-    source = read_template(settings.model)
+def _load_template(
+    settings: PreprocessSettings, default: str | None, tokenizer: PromptTokenizer
+) -> ChatTemplate | None:
+    """The template of the setting, else the checkpoint's, else the family's `default`."""
+    source = read_template(settings.model) or default
     if settings.chat_template is not None:
         try:
             source = settings.chat_template.read_text(encoding="utf-8")

@@ -39,8 +39,10 @@ class DecoderConfig:
     rope: RopeConfig
 
 
-def read_config(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> DecoderConfig:
-    """The shape, with what `defaults` say where the checkpoint is silent.
+def read_config(
+    checkpoint: Checkpoint, defaults: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> DecoderConfig:
+    """The shape, with what `defaults` say where the checkpoint is silent and `overrides` where it means another thing.
 
     Beside the keys of configuration classes, `defaults` may have `head_norms`, `post_norms`, `qkv_by_head` and
     `rope_interleaved`; only families whose defaults name `partial_rotary_factor` may have one. Raises InvalidRequest
@@ -49,6 +51,7 @@ def read_config(checkpoint: Checkpoint, defaults: Mapping[str, Any]) -> DecoderC
     text = checkpoint.text_config
     # `None` stands for "not given" in these files.
     values = {**defaults, **{key: value for key, value in text.items() if value is not None}}
+    values |= overrides or {}
     if values["hidden_act"] not in ("silu", "swish"):
         raise _refuse(checkpoint, f"hidden_act {values['hidden_act']!r}; this model has silu")
     refuse_quantization(checkpoint)

@@ -12,7 +12,7 @@ from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.greedy_reference import assert_greedy
 from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "glm", "glm4", "chatglm")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "glm", "glm4", "chatglm", "internlm2")
 NEW_TOKENS = 8
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10_000.0},
@@ -71,7 +71,7 @@ def draw(seed: int) -> Shape:
         text |= {"hidden_size": heads * choose(6, 8), "head_dim": size}
     else:
         text["hidden_size"] = heads * size
-    if family in ("llama", "qwen3", "glm", "glm4", "chatglm"):
+    if family in ("llama", "qwen3", "glm", "glm4", "chatglm", "internlm2"):
         text["attention_bias"] = choose(True, False)
     if family == "llama":
         text["mlp_bias"] = choose(True, False)

@@ -91,6 +91,12 @@ async def test_sixteen_sequences_of_mixed_lengths(
         ("chatglm", {}),
         ("chatglm", {"text": {"attention_bias": False, "head_dim": 32, "rope_parameters": {
             "rope_type": "default", "rope_theta": 500_000.0, "partial_rotary_factor": 0.5}}}),
+        ("internlm2", {}),
+        ("internlm2", {"text": {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 24,
+                                "rope_parameters": {"rope_type": "dynamic", "factor": 2.0,
+                                                    "rope_theta": 1e6}}}),
+        ("qwen", {}),
+        ("qwen", {"text": {"tie_word_embeddings": True, "num_hidden_layers": 3}}),
         ("glm4", {}),
         ("glm4", {"text": {"attention_bias": False, "num_key_value_heads": 1, "head_dim": 24,
                            "rope_parameters": {"rope_theta": 500.0, "rope_type": "default",

@@ -80,6 +80,8 @@ CASES: dict[str, dict[str, Any]] = {
         "shard_bytes": 60_000,
         "text": {"tie_word_embeddings": True},
     },
+    "internvl-chat-internlm2": {"family": "internvl_chat", "language": "internlm2"},
+    "internvl-chat-qwen2": {"family": "internvl_chat", "language": "qwen2"},
     "llava-next-siglip-qwen3-new-names": {
         "family": "llava_next",
         "tower": "siglip",
@@ -91,6 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 BY_DEFAULT = {
+    "internvl-chat-internlm2",
     "qwen2-linear-rope-sharded",
     "llava-clip-llama-old-names",
     "llava-next-siglip-qwen3-new-names",

@@ -9,6 +9,9 @@ import pytest
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from tests.reference_models import chatglm
+from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 
 CHATGLM3: dict[str, Any] = {
     "architectures": ["ChatGLMModel"],
@@ -68,3 +71,22 @@ def test_other_blocks_are_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
         registry.decoder_config(checkpoint(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("generation", [2, 3, 4])
+async def test_tokens_are_those_of_the_reference(
+    tmp_path: Path, short_tmp: Path, generation: int
+) -> None:
+    folder = chatglm.write_checkpoint(tmp_path, generation=generation)
+    reference = chatglm.ChatGlm(folder, generation)
+    talk = [("user", "What?"), ("assistant", "Dogs."), ("user", "And this?")]
+    prompts = [reference.prompt_ids(talk[2 * (i % 2) :]) * (1 + i // 4) for i in range(8)]
+    async with (
+        running_decoder(folder, short_tmp / "s") as decoder,
+        StepStream.open(decoder.address) as stream,
+    ):
+        texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(prompts)]
+        await NaiveScheduler(stream).generate(texts, 12, chunk=16)
+    for text in texts:
+        expected = reference.generate(text.prompt, 12)
+        assert_same_up_to_ties(text.output, expected.tokens, expected.logits)

@@ -49,13 +49,29 @@ def test_every_family_has_all_that_its_record_names() -> None:
         assert bool(family.decoder) == bool(family.config) == bool(family.text_types)
         media = (family.prompt, family.encoder, family.sizes, family.encoder_tensors)
         assert {bool(part) for part in media} == {family.takes_media}
-    served = [name for family in families for name in (*family.architectures, *family.text_types)]
+    served = [
+        (name, family.config_keys)
+        for family in families
+        for name in (*family.architectures, *family.text_types)
+    ]
     assert max(Counter(served).values()) == 1
 
 
 @pytest.mark.parametrize(
     "family",
-    ["llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "glm", "glm4", "chatglm"],
+    [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "glm",
+        "glm4",
+        "chatglm",
+        "internlm2",
+        "qwen",
+    ],
 )
 def test_a_checkpoint_without_model_type_has_its_own_decoder(tmp_path: Path, family: str) -> None:
     own = next(f for f in registry.in_tree() if family in f.text_types)

@@ -20,6 +20,7 @@ from tests.support.checkpoints import make_checkpoint
 
 GRIDS = [[56, 56], [56, 112], [112, 56], [112, 112], [168, 56]]
 CASES: list[tuple[str, dict[str, Any]]] = [
+    ("internvl_chat", {}),
     ("llava", {}),
     ("llava", {"tower": "siglip"}),
     ("llava_next", {}),

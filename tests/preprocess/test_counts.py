@@ -1,11 +1,13 @@
 """How many placeholders a picture takes, against transformers' own processors over hundreds of sizes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from services.families import registry
 from services.families.family import ItemSize, load_part
@@ -142,6 +144,25 @@ def test_tower_and_processor_of_qwen2_vl_must_agree(tmp_path: Path) -> None:
     processor = Qwen2VLImageProcessorPil.from_dict(read_processor_config(tmp_path))
     with pytest.raises(InvalidRequest, match="merges 4"):
         rule_of(tmp_path, processor)
+
+
+@pytest.mark.parametrize("tiles", [(1, 6), (1, 12), (2, 5), (3, 3), (1, 1)])
+def test_internvl_tiles_are_those_of_transformers(tmp_path: Path, tiles: tuple[int, int]) -> None:
+    make_checkpoint(tmp_path, "internvl_chat")
+    path = tmp_path / "config.json"
+    bounds = dict(zip(("min_dynamic_patch", "max_dynamic_patch"), tiles, strict=True))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **bounds}))
+    processor = GotOcr2ImageProcessorPil.from_dict(read_processor_config(tmp_path))
+    rule = rule_of(tmp_path, processor)
+    for width, height in sizes(400):
+        count = processor.get_number_of_image_patches(height, width)
+        assert rule.span(ItemSize(width, height)).rows == 4 * count
+    for width, height in sizes(30)[-12:]:
+        picture = PIL.Image.new("RGB", (width, height))
+        ids = reference_inputs(tmp_path, "<img>", [picture])["input_ids"][0].tolist()
+        span = rule.span(ItemSize(width, height))
+        assert tuple(ids) == span.token_ids and span.embed_runs == ((1, span.rows),)
+        assert len(processor(images=picture, return_tensors="np")["pixel_values"]) * 4 == span.rows
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 100), (100, 3), (4, 801), (1000, 4)])

@@ -1,5 +1,6 @@
 """Towers of the families whose items differ in size: the rows of transformers, alone and packed together."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
@@ -26,7 +28,13 @@ from tests.support.checkpoints import load_reference, make_checkpoint
 
 SIZES = [(64, 48), (56, 56), (300, 20), (4, 800), (800, 4), (113, 400), (57, 112), (500, 375)]
 PLAIN = PixelScaling(1 / 255, (0.5,) * 3, (0.5,) * 3)
-PROCESSORS = {"llava_next": LlavaNextImageProcessorPil, "qwen2": Qwen2VLImageProcessorPil}
+PROCESSORS = {
+    "internvl_chat": GotOcr2ImageProcessorPil,
+    "llava_next": LlavaNextImageProcessorPil,
+    "qwen2_vl": Qwen2VLImageProcessorPil,
+    "qwen2_5_vl": Qwen2VLImageProcessorPil,
+}
+TILED = ("internvl_chat", "llava_next")
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Encoder:
@@ -47,14 +55,13 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def items_of(folder: Path, family: str, as_bytes: bool = False) -> list[Item]:
     """What preprocess makes of random pictures, as values or as bytes."""
-    kind = PROCESSORS["llava_next" if family == "llava_next" else "qwen2"]
-    processor = kind.from_dict(read_processor_config(folder))
+    processor = PROCESSORS[family].from_dict(read_processor_config(folder))
     options: dict[str, Any] = {}
     scaling = None
     if as_bytes:
         scaling = PixelScaling.of(processor.to_dict(), 3)
         options = {"do_rescale": False, "do_normalize": False}
-        if family != "llava_next":
+        if family not in TILED:
             options["temporal_patch_size"] = 1
     numbers = np.random.default_rng(2)
     items = []
@@ -66,7 +73,8 @@ def items_of(folder: Path, family: str, as_bytes: bool = False) -> list[Item]:
             grid = tuple(made["image_grid_thw"][0].tolist())
             items.append(pixel_item(pixels, grid, height, width, scaling))
         else:
-            items.append(pixel_item(pixels[0], height=height, width=width, scaling=scaling))
+            tiles = pixels if "num_patches" in made else pixels[0]
+            items.append(pixel_item(tiles, height=height, width=width, scaling=scaling))
     return items
 
 
@@ -77,6 +85,12 @@ def reference_rows(folder: Path, items: Sequence[Item]) -> list[torch.Tensor]:
     with torch.inference_mode():
         for item in items:
             pixels = torch.from_numpy(item.pixels)
+            if model.config.model_type == "internvl":
+                made = model.get_image_features(
+                    pixels, vision_feature_layer=model.config.vision_feature_layer, return_dict=True
+                )
+                found.append(made.pooler_output.flatten(0, 1))
+                continue
             if item.grid == (0, 0, 0):
                 made = model.get_image_features(
                     pixels[None],
@@ -99,6 +113,19 @@ def reference_rows(folder: Path, items: Sequence[Item]) -> list[torch.Tensor]:
         ("llava_next", {"spelling": "old"}),
         ("llava_next", {"tower": "siglip", "spelling": "new"}),
         ("llava_next", {"config": {"vision_feature_layer": [-2, 1]}}),
+        ("internvl_chat", {}),
+        (
+            "internvl_chat",
+            {
+                "language": "internlm2",
+                "vision": {"attention_bias": False},
+                "config": {"vision_feature_layer": -2},
+            },
+        ),
+        (
+            "internvl_chat",
+            {"vision": {"norm_type": "rms_norm"}, "config": {"downsample_ratio": 0.25}},
+        ),
         ("qwen2_vl", {"old_rope": True}),
         ("qwen2_vl", {"vision": {"patch_size": 8, "spatial_merge_size": 3}, "spelling": "new"}),
         ("qwen2_5_vl", {}),
@@ -111,7 +138,7 @@ def test_rows_are_those_of_transformers(
     folder = make_checkpoint(tmp_path, family, **options)
     model, items = load(folder), items_of(folder, family)
     assert not model.stacked and model.on_kernels == (engine == "kernels")
-    if family != "llava_next":  # and videos: 3 steps of time
+    if family not in TILED:  # and videos: 3 steps of time
         side = 2 * options.get("vision", {}).get("spatial_merge_size", 2)
         values = np.random.default_rng(0).normal(size=(3 * side**2, items[0].pixels.shape[1]))
         items.append(pixel_item(values.astype(np.float32), (3, side, side)))
@@ -128,7 +155,7 @@ def test_rows_are_those_of_transformers(
     assert model.encode([model.sample(ItemSize(224, 224))])[0].shape[1] == model.hidden_size
 
 
-@pytest.mark.parametrize("family", ["llava_next", "qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", PROCESSORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kernels_give_the_same_bits_alone_and_together(
     tmp_path: Path, family: str, dtype: torch.dtype
@@ -166,6 +193,9 @@ def test_an_activation_that_nothing_here_has_is_named(tmp_path: Path) -> None:
         ("llava_next", pixel_item(np.zeros((3, 3, 56, 56), np.float32))),
         ("llava_next", pixel_item(np.zeros((3, 3, 56, 56), np.float32), height=112, width=112)),
         ("llava_next", pixel_item(np.zeros((3, 56, 56), np.float32), height=56, width=56)),
+        ("internvl_chat", pixel_item(np.zeros((3, 3, 56, 56), np.float32))),
+        ("internvl_chat", pixel_item(np.zeros((2, 3, 56, 56), np.float32), height=112, width=56)),
+        ("internvl_chat", pixel_item(np.zeros((3, 56, 56), np.float32), height=56, width=56)),
         ("qwen2_vl", pixel_item(np.zeros((16, 1176), np.float32))),
         ("qwen2_vl", pixel_item(np.zeros((16, 1176), np.float32), (1, 4, 8))),
         ("qwen2_vl", pixel_item(np.zeros((9, 1176), np.float32), (1, 3, 3))),
@@ -187,4 +217,46 @@ def test_a_newline_of_another_width_is_named(tmp_path: Path) -> None:
     tensors["image_newline"] = torch.zeros(7)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(InvalidRequest, match="image_newline"):
+        load(folder)
+
+
+def test_norms_of_all_queries_and_keys_are_left_to_torch(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "internvl_chat", vision={"use_qk_norm": True})
+    model, items = load(folder), items_of(folder, "internvl_chat")[:2]
+    assert not model.on_kernels
+    for ours, theirs in zip(model.encode(items), reference_rows(folder, items), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=5e-5)
+
+
+def test_the_first_version_of_internvl_has_its_map_transposed(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "internvl_chat")
+    items = items_of(folder, "internvl_chat")[:1]
+    rows = load(folder).encode(items)[0]
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ps_version": "v1"}))
+    side = 2
+    turned = rows.view(-1, side, side, rows.shape[1]).transpose(1, 2).flatten(0, 2)
+    torch.testing.assert_close(load(folder).encode(items)[0], turned)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vision": {"hidden_act": "relu"}}, "hidden_act"),
+        ({"vision": {"norm_type": "batch_norm"}}, "norm_type"),
+        ({"select_layer": -9}, "select_layer"),
+        ({"force_image_size": 112}, "force_image_size"),
+        ({"use_thumbnail": False}, "use_thumbnail"),
+        ({"downsample_ratio": 0.3}, "downsample_ratio"),
+    ],
+)
+def test_what_internvl_is_not_served_with_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = make_checkpoint(tmp_path, "internvl_chat")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"] |= changes.pop("vision", {})
+    path.write_text(json.dumps({**config, **changes}))
+    with pytest.raises(InvalidRequest, match=message):
         load(folder)

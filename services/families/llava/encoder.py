@@ -8,18 +8,16 @@ Layers above the last hidden state that is taken are neither loaded nor run.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar
 
-import numpy as np
 import torch
 
-from services.families.family import ItemSize
-from services.vision_encoder import pixel_values, weights
+from services.vision_encoder import weights
 from services.vision_encoder.devices.cpu import TowerOps
-from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.llava_network import LlavaNetwork
 from services.vision_encoder.towers.llava_tower import LlavaTower
+from services.vision_encoder.towers.square_encoder import SquareEncoder
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import LlavaConfig
 
@@ -34,10 +32,9 @@ _LAYER = re.compile(r"tower\.encoder\.layers\.(\d+)\.")
 _UNUSED = re.compile(r"tower\.(?:post_layernorm\.|head\.)|.*\.position_ids$")
 
 
-class LlavaEncoder:
+class LlavaEncoder(SquareEncoder):
     """Tower and projector of one checkpoint."""
 
-    stacked = True
     network_class: ClassVar[type[LlavaNetwork]] = LlavaNetwork
 
     def __init__(
@@ -64,32 +61,10 @@ class LlavaEncoder:
             return bool((layer and int(layer[1]) >= kept) or _UNUSED.match(name))
 
         weights.load(self._network, checkpoint, _names(checkpoint), unused, device, dtype)
-        self._tower: Callable[[torch.Tensor], torch.Tensor] = self._network
+        self._tower = self._network
         self.on_kernels = ops is not None and LlavaTower.knows(config)
         if ops is not None and self.on_kernels:
             self._tower = LlavaTower(self._network, config, ops)
-
-    def cost(self, item: Item) -> int:
-        """All images have one size. Raises BadPixels for another."""
-        if item.pixels.shape != self._image_shape:
-            raise BadPixels(
-                f"pixel values are {list(item.pixels.shape)}, the tower takes"
-                f" {list(self._image_shape)}"
-            )
-        return (self._side // self._patch) ** 2
-
-    @torch.inference_mode()
-    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Rows [rows, hidden_size] of each image of pixel values [channels, side, side]."""
-        return list(self._features(items).cpu())
-
-    def sample(self, size: ItemSize) -> Item:
-        """A black image; all have one size."""
-        return pixel_item(np.zeros(self._image_shape, np.float32))
-
-    def _features(self, items: Sequence[Item]) -> torch.Tensor:
-        """Projected rows [n, rows, hidden_size] of all squares of the items."""
-        return self._tower(pixel_values.squares(items, self._device, self.dtype))
 
 
 def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

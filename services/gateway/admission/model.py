@@ -57,15 +57,14 @@ class ServedModel:
         Raises NotFound, InvalidRequest or Precondition, naming the file.
         """
         checkpoint = Checkpoint(folder)
-        text_config = checkpoint.text_config
+        config = registry.decoder_config(checkpoint)
         table = _table(folder / "tokenizer.json")
         tokenizer = Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json").text)
         eos_token_ids = checkpoint.eos_token_ids()
         return cls(
             name=name,
-            max_model_len=max_model_len
-            or registry.decoder_config(checkpoint).max_position_embeddings,
-            vocab_size=int(text_config.get("vocab_size") or len(table)),
+            max_model_len=max_model_len or config.max_position_embeddings,
+            vocab_size=config.vocab_size,
             eos_token_ids=eos_token_ids,
             own_eos_ids=_own_eos_ids(checkpoint, tokenizer) or frozenset(eos_token_ids),
             sampling_defaults=_sampling_defaults(checkpoint.generation_config),

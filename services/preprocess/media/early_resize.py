@@ -15,9 +15,11 @@ import PIL.Image
 def target_size(processor: Any, width: int, height: int) -> tuple[int, int] | None:
     """Width and height to which `processor` resizes a picture first; None where that is not known.
 
-    Also None where a picture of that size would be resized once more.
+    Also None where a picture of that size would be resized once more, or where it is cut into tiles.
     """
-    if not processor.do_resize or getattr(processor, "image_grid_pinpoints", None) is not None:
+    tiled = getattr(processor, "crop_to_patches", False)
+    tiled = tiled or getattr(processor, "image_grid_pinpoints", None) is not None
+    if tiled or not processor.do_resize:
         return None
     found = _resized(processor, width, height)
     if found is None or _resized(processor, *found) != found:

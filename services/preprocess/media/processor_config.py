@@ -4,17 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from services.families import registry
 from services.preprocess.media.frame_selection import FrameSelection
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
 
 def read_processor_config(folder: Path) -> dict[str, Any]:
-    """preprocessor_config.json, or the part of processor_config.json that newer versions write instead.
+    """The family's own settings, or preprocessor_config.json, or the part of processor_config.json that newer versions
+    write instead.
 
-    Raises InvalidRequest if the checkpoint has neither.
+    Raises InvalidRequest if there is none of them.
     """
-    config = Checkpoint(folder).image_processor_config
+    checkpoint = Checkpoint(folder)
+    config = registry.find(checkpoint).processor_config(checkpoint)
     if not config:
         raise InvalidRequest(
             "BAD_CHECKPOINT", f"{folder} has no preprocessor_config.json for its images"

@@ -53,9 +53,9 @@ class PixelMaker:
     def _values(self, image: PIL.Image.Image, **changes: Any) -> Pixels:
         made = self._processor(images=image, return_tensors="np", **changes)
         values = made["pixel_values"]
-        # Where pictures have grids of their own, the processor gives rows of patches one picture
+        # Where pictures have grids or numbers of tiles of their own, the processor gives patches or tiles one picture
         # after the other; elsewhere it gives one array for each picture.
-        values = values if "image_grid_thw" in made else values[0]
+        values = values if made.keys() & {"image_grid_thw", "num_patches"} else values[0]
         whole = "do_rescale" in changes  # else what numpy made of them may be wider than float32
         return np.ascontiguousarray(values, None if whole else np.float32)
 

@@ -22,6 +22,15 @@ class Block:
     down: PackedLinear
 
 
+def patch_rows(pixels: Tensor, patch: int) -> Tensor:
+    """Whole patches of squares [n, channels, side, side], one a row, as a convolution without overlap sees them;
+    `patch` is their edge."""
+    count, side = len(pixels), pixels.shape[-1] // patch
+    whole = pixels[..., : side * patch, : side * patch]
+    apart = whole.reshape(count, -1, side, patch, side, patch).permute(0, 2, 4, 1, 3, 5)
+    return apart.reshape(count * side * side, -1)
+
+
 def run_blocks(
     ops: TowerOps,
     blocks: Sequence[Block],

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.vision_encoder.devices.cpu import ACTIVATIONS, Norm, TowerOps
-from services.vision_encoder.towers.blocks import Block, run_blocks
+from services.vision_encoder.towers.blocks import Block, patch_rows, run_blocks
 from shared.model_config.llava import LlavaConfig
 
 
@@ -63,10 +63,7 @@ class LlavaTower:
         """Patches and what is known of their places [n, rows, hidden]."""
         patch, count = self._patch, len(pixels)
         side = pixels.shape[-1] // patch
-        whole = pixels[..., : side * patch, : side * patch]
-        apart = whole.reshape(count, -1, side, patch, side, patch).permute(0, 2, 4, 1, 3, 5)
-        patches = apart.reshape(count * side * side, -1)
-        x = self._ops.linear(patches, self._patches).view(count, side * side, -1)
+        x = self._ops.linear(patch_rows(pixels, patch), self._patches).view(count, side * side, -1)
         x += self._positions
         if self._class is None:
             return x

@@ -18,7 +18,17 @@ from PIL.Image import Image
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.support.checkpoints import chatglm, generic, llava, llava_next, qwen2_5_vl, qwen2_vl
+from tests.support.checkpoints import (
+    chatglm,
+    generic,
+    internlm2,
+    internvl_chat,
+    llava,
+    llava_next,
+    qwen,
+    qwen2_5_vl,
+    qwen2_vl,
+)
 from tests.support.checkpoints.options import (
     TEXT_MODELS,
     CheckpointOptions,
@@ -29,14 +39,17 @@ from tests.support.checkpoints.options import (
 )
 
 _IMAGE_FAMILIES = {
+    "internvl_chat": internvl_chat,
     "llava": llava,
     "llava_next": llava_next,
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
 }
-# Layouts that transformers has no class for, of models that it has: `BASE` is the family, `rewrite` makes the layout.
-_LAYOUTS = {"chatglm": chatglm}
-TEXT_FAMILIES = (*TEXT_MODELS, *_LAYOUTS)
+# Layouts that transformers has no class for, of models that it has: `BASE` is what it saves, `TEXT` what its
+# configuration has to say, `rewrite` makes the layout of what was saved.
+_TEXT_LAYOUTS = {"chatglm": chatglm, "internlm2": internlm2, "qwen": qwen}
+_LAYOUTS = {**_TEXT_LAYOUTS, "internvl_chat": internvl_chat}
+TEXT_FAMILIES = (*TEXT_MODELS, *_TEXT_LAYOUTS)
 FAMILIES = (*TEXT_FAMILIES, *_IMAGE_FAMILIES)
 # Below a folder in another layout: the checkpoint as transformers saved it.
 _SAVED = "saved_by_transformers"
@@ -50,15 +63,20 @@ def make_checkpoint(folder: Path, family: str = "llava", **options: Any) -> Path
     Every parameter of two or more dimensions is drawn from N(0, 0.2), so that greedy choices are
     not degenerate; the others are jittered.
     """
-    if family in _LAYOUTS:
-        layout = _LAYOUTS[family]
-        saved = make_checkpoint(folder / _SAVED, layout.BASE, **options)
-        for file in saved.iterdir():
-            if file.suffix != ".safetensors":
-                shutil.copy(file, folder)
-        layout.rewrite(saved, folder)
-        return folder
-    chosen = CheckpointOptions(**options)
+    layout = _LAYOUTS.get(family)
+    if layout is None:
+        return _save(folder, family, CheckpointOptions(**options))
+    chosen = CheckpointOptions(**{**options, "text": layout.TEXT | options.get("text", {})})
+    saved = _save(folder / _SAVED, layout.BASE, chosen)
+    for file in saved.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    layout.rewrite(saved, folder, chosen)
+    return folder
+
+
+def _save(folder: Path, family: str, chosen: CheckpointOptions) -> Path:
+    """A checkpoint as transformers saves it."""
     words = tokenizer()
     if family in _IMAGE_FAMILIES or family in GENERIC:
         build = generic.BUILDERS.get(family) or _IMAGE_FAMILIES[family].build

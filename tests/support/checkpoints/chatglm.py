@@ -3,11 +3,15 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.checkpoints.options import CheckpointOptions
+
 BASE = "glm"
+TEXT: dict[str, Any] = {}
 _KEYS = {
     "num_layers": "num_hidden_layers",
     "padded_vocab_size": "vocab_size",
@@ -33,7 +37,7 @@ _NAMES = {
 }
 
 
-def rewrite(saved: Path, folder: Path) -> None:
+def rewrite(saved: Path, folder: Path, chosen: CheckpointOptions) -> None:
     """Writes configuration and tensors of a GLM that transformers saved in the other layout."""
     known = json.loads((saved / "config.json").read_text())
     config = {ours: known[theirs] for ours, theirs in _KEYS.items()}

@@ -1,0 +1,46 @@
+"""What encoders have in common whose pictures are all squares of one size."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from services.families.family import ItemSize
+from services.vision_encoder import pixel_values
+from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
+
+
+class SquareEncoder:
+    """Squares [channels, side, side] to rows, several at once. A family's class loads `_tower`."""
+
+    stacked = True
+    hidden_size: int
+    on_kernels: bool
+    dtype: torch.dtype
+    _device: torch.device
+    _side: int  # of a square, in pixels
+    _patch: int  # edge in pixels
+    _image_shape: tuple[int, int, int]
+    _tower: Callable[[torch.Tensor], torch.Tensor]
+
+    def cost(self, item: Item) -> int:
+        """All images have one size. Raises BadPixels for another."""
+        if item.pixels.shape != self._image_shape:
+            raise BadPixels(
+                f"pixel values are {list(item.pixels.shape)}, the tower takes"
+                f" {list(self._image_shape)}"
+            )
+        return (self._side // self._patch) ** 2
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        """Rows [rows, hidden_size] of each image of pixel values [channels, side, side]."""
+        return list(self._features(items).cpu())
+
+    def sample(self, size: ItemSize) -> Item:
+        """A black image; all have one size."""
+        return pixel_item(np.zeros(self._image_shape, np.float32))
+
+    def _features(self, items: Sequence[Item]) -> torch.Tensor:
+        """Projected rows [n, rows, hidden_size] of all squares of the items."""
+        return self._tower(pixel_values.squares(items, self._device, self.dtype))
