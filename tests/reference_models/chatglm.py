@@ -71,7 +71,8 @@ def write_checkpoint(folder: Path, *, generation: int = 2, seed: int = 0, **chan
     tokenizer.post_processor = None
     if generation == 4:
         config["eos_token_id"] = [tokenizer.token_to_id("<|endoftext|>"), special["<|user|>"]]
-    return write_folder(folder, config, _draw(config, Draw(seed)), tokenizer)
+    tensors, end = _draw(config, Draw(seed)), "<|endoftext|>" if generation == 4 else "</s>"
+    return write_folder(folder, config, tensors, tokenizer, eos_token=end)
 
 
 def _draw(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:

@@ -65,7 +65,8 @@ def write_checkpoint(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     }
     plain = {token: vocab_size - 110 + place for place, (_, token) in enumerate(REPLACEMENTS)}
     tokenizer = words.blank_keeping_words(special, plain)
-    return write_folder(folder, config, _draw(config, Draw(seed)), tokenizer)
+    tensors = _draw(config, Draw(seed))
+    return write_folder(folder, config, tensors, tokenizer, eos_token="<eop>")
 
 
 def _draw(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:

@@ -105,15 +105,24 @@ def noise(width: int, height: int, seed: int = 0) -> Image:
 
 
 def write_folder(
-    folder: Path, config: Mapping[str, Any], tensors: Tensors, tokenizer: Tokenizer | None
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Tensors,
+    tokenizer: Tokenizer | None,
+    **names: str,
 ) -> Path:
-    """Writes config.json, model.safetensors and, where given, tokenizer.json."""
+    """Writes config.json, model.safetensors and, where given, tokenizer.json.
+
+    `names` of special tokens ("bos_token") go to tokenizer_config.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        write_json(folder / "tokenizer_config.json", kind | names)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek-VL2: SigLIP over tiles, a projector over 2x2 patches, DeepSeek's V2 or V3 text model.
+"""DeepSeek-VL2: SigLIP over tiles, a projector over 2x2 patches, a DeepSeek text model.
 
 Assumption: turns are `<|User|>: {text}` with two newlines and `<|Assistant|>: {text}` with END, then
 `<|Assistant|>:`; a system text stands first, with two newlines; BEGIN is before all.
@@ -8,10 +8,8 @@ its last norm is applied, a pooling head is not used.
 Assumption: an odd side of the patch grid gets one row and one column of zeros before unfolding.
 Assumption: lines of the global view, `view_seperator`, lines of all tiles together ("2D", "head");
 each line ends in `image_newline`.
-`use_mla` false (no class in transformers) is refused.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,8 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    PreTrainedModel,
-)
 
-from tests.reference_models import deepseek_vl2_images, towers, words
+from tests.reference_models import deepseek_text, deepseek_vl2_images, towers, words
 from tests.reference_models.common import (
     IMAGE,
     Draw,
@@ -52,7 +43,6 @@ BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 SPECIAL = (BEGIN, END, "<|User|>", "<|Assistant|>", IMAGE)
 ROLES = {"user": "<|User|>", "assistant": "<|Assistant|>"}
 RATIO = 2
-EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+_proj)\.weight")
 
 
 def write_checkpoint(
@@ -129,8 +119,9 @@ def write_checkpoint(
     }
     config["projector_config"]["input_dim"] = config["vision_config"]["width"]
     config["projector_config"]["n_embed"] = language["hidden_size"]
-    tensors = _draw_vision(config, Draw(seed)) | _draw_text(language, Draw(seed + 1))
-    return write_folder(folder, config, tensors, words.byte_level_words(special))
+    tensors = _draw_vision(config, Draw(seed)) | deepseek_text.draw(language, Draw(seed + 1))
+    tokenizer = words.byte_level_words(special)
+    return write_folder(folder, config, tensors, tokenizer, bos_token=BEGIN, eos_token=END)
 
 
 def _draw_vision(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:
@@ -156,57 +147,6 @@ def _draw_vision(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:
     return tensors | random.linear("projector.layers.2", hidden, hidden)
 
 
-def _draw_text(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:
-    """The class's parameters drawn anew, each expert's matrices by themselves as released."""
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in text_model(config).state_dict().items():
-        full, drawn = f"language.{name}", parameter.float()
-        drawn = random.weight(*drawn.shape) if drawn.ndim > 1 else random.bias(len(drawn)) + drawn
-        if name.endswith("experts.gate_up_proj"):
-            for expert, matrix in enumerate(drawn):
-                stem = full.replace("gate_up_proj", str(expert))
-                tensors[f"{stem}.gate_proj.weight"], tensors[f"{stem}.up_proj.weight"] = (
-                    matrix.chunk(2)
-                )
-        elif name.endswith("experts.down_proj"):
-            for expert, matrix in enumerate(drawn):
-                stem = full.replace("down_proj", str(expert))
-                tensors[f"{stem}.down_proj.weight"] = matrix
-        else:
-            tensors[full] = drawn
-    return tensors
-
-
-def text_model(config: dict[str, Any]) -> PreTrainedModel:
-    """transformers' class for the text configuration, with weights of its own."""
-    if not config.get("use_mla", True):
-        raise ValueError("use_mla = false is not implemented")
-    third = config["topk_method"] == "noaux_tc"
-    keys = {key: value for key, value in config.items() if key not in ("model_type", "rope_theta")}
-    keys["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-    if third:
-        return DeepseekV3ForCausalLM(DeepseekV3Config(**keys)).eval()
-    return DeepseekV2ForCausalLM(DeepseekV2Config(**keys)).eval()
-
-
-def merged_experts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Released names as the class's: the experts' matrices stacked, gate above up."""
-    merged = {name: tensor for name, tensor in tensors.items() if not EXPERT.fullmatch(name)}
-    parts: dict[str, dict[str, dict[int, Tensor]]] = {}
-    for name, tensor in tensors.items():
-        if found := EXPERT.fullmatch(name):
-            stem, expert, part = found.groups()
-            parts.setdefault(stem, {}).setdefault(part, {})[int(expert)] = tensor
-    for stem, by_part in parts.items():
-        gate, up, down = (
-            torch.stack([by_part[part][expert] for expert in sorted(by_part[part])])
-            for part in ("gate_proj", "up_proj", "down_proj")
-        )
-        merged[f"{stem}.gate_up_proj"] = torch.cat([gate, up], dim=1)
-        merged[f"{stem}.down_proj"] = down
-    return merged
-
-
 class DeepSeekVL2(Reference):
     """The model of a folder."""
 
@@ -214,8 +154,8 @@ class DeepSeekVL2(Reference):
         self.config = read_json(folder / "config.json")
         self.tokenizer = words.read_tokenizer(folder)
         self.tensors = read_tensors(folder)
-        self.text = text_model(self.config["language_config"])
-        self.text.load_state_dict(merged_experts(below(self.tensors, "language.")))
+        language = below(self.tensors, "language.")
+        self.text = deepseek_text.read(self.config["language_config"], language)
         self.image_id = token_id(self.tokenizer, IMAGE)
         vision = self.config["vision_config"]
         self.candidates = self.config["candidate_resolutions"]
@@ -305,7 +245,5 @@ class DeepSeekVL2(Reference):
 
     def logits(self, ids: Sequence[int], rows: Sequence[Tensor]) -> Tensor:
         """Logits [ids, vocabulary]."""
-        table = self.text.get_input_embeddings().weight
-        embeds = fill_rows(ids, torch.tensor(ids) == self.image_id, table, rows)
-        found: Tensor = self.text(inputs_embeds=embeds[None], use_cache=False).logits[0]
-        return found
+        is_image = torch.tensor(ids) == self.image_id
+        return self.text.logits(fill_rows(ids, is_image, self.text.table, rows))

@@ -99,7 +99,7 @@ def write_checkpoint(
     tokenizer = (words.sentencepiece_words if internlm else words.byte_level_words)(special)
     random = Draw(seed)
     tensors = _draw_vision(vision_config, llm["hidden_size"], random) | _draw_text(llm, random)
-    return write_folder(folder, config, tensors, tokenizer)
+    return write_folder(folder, config, tensors, tokenizer, eos_token="<|im_end|>")
 
 
 def _draw_text(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:

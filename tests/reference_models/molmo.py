@@ -82,7 +82,8 @@ def write_checkpoint(
     )
     random = Draw(seed)
     vision = _draw_vision(config, random, vision_hidden, vision_layers)
-    return write_folder(folder, config, _draw_text(config, random) | vision, tokenizer)
+    tensors, end = _draw_text(config, random) | vision, "<|endoftext|>"
+    return write_folder(folder, config, tensors, tokenizer, eos_token=end)
 
 
 def _draw_text(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:

@@ -89,6 +89,7 @@ def write_checkpoint(
     write_folder(folder, config, _draw_text(config, random) | _draw_vision(config, random), None)
     ends = {"eos_token_id": ranks, "pad_token_id": ranks, "chat_format": "chatml"}
     write_json(folder / "generation_config.json", ends)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "QWenTokenizer"})
     return folder
 
 

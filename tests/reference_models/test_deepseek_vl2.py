@@ -1,6 +1,7 @@
 """The DeepSeek-VL2 reference: tiles, counts, SigLIP's tower, the projector, generation."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,9 +106,9 @@ def test_the_prompt(model: DeepSeekVL2) -> None:
     )
 
 
-@pytest.mark.parametrize("third", [False, True])
-def test_images_matter_to_what_is_generated(tmp_path: Path, third: bool) -> None:
-    model = DeepSeekVL2(write_checkpoint(tmp_path, third=third, side=42))
+@pytest.mark.parametrize("changes", [{}, {"third": True}, {"text": {"use_mla": False}}])
+def test_images_matter_to_what_is_generated(tmp_path: Path, changes: dict[str, Any]) -> None:
+    model = DeepSeekVL2(write_checkpoint(tmp_path, side=42, **changes))
     picture = noise(30, 20)
     ids = model.prompt_ids(ASK, [picture.size])
     result = model.generate(ids, [picture], 2)

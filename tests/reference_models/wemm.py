@@ -93,7 +93,8 @@ def write_checkpoint(
     }
     if stock:
         del config["image_processor"]
-    write_folder(folder, config, _draw(config, Draw(seed)), words_made)
+    tensors = _draw(config, Draw(seed))
+    write_folder(folder, config, tensors, words_made, bos_token="<s>", eos_token="<|im_end|>")
     write_json(folder / "adapter_config.json", {"lora_alpha": lora_alpha, "r": RANK})
     write_json(folder / "generation_config.json", ends)
     if stock:

@@ -85,7 +85,8 @@ def write_checkpoint(
         tensors["plora_glb_gn"] = random.weight(1, 1, wide)
         tensors["plora_sub_gn"] = random.weight(1, 1, 1, wide)
     special = {END: vocab_size - 2, START: vocab_size - 1}
-    write_folder(folder, config, tensors, words.sentencepiece_words(special))
+    tokenizer = words.sentencepiece_words(special)
+    write_folder(folder, config, tensors, tokenizer, bos_token="<s>", eos_token=END)
     write_json(
         folder / "generation_config.json", ends | {"max_length": 4480 if high_resolution else 1600}
     )
