@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.checkpoint.tensor_file import TensorFile, open_tensors
 from shared.errors import InvalidRequest, NotFound
+from shared.model_config.files import INDEXES, SINGLES, find_weights
 
 if TYPE_CHECKING:
     import torch
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _SMALL_MODEL_PARAMETERS = 100_000_000
 # By safetensors' spelling; all others have one.
 _BYTES = {
@@ -38,8 +38,8 @@ _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 class Checkpoint:
     """The files of one model, read where and when they are asked for.
 
-    `folder` must hold `config.json` and, for tensors, `model.safetensors` or an index with its
-    shards. Every error names the file and the key. Not for use by several threads at a time.
+    `folder` must hold `config.json` and, for tensors, `model.safetensors`, else `pytorch_model.bin`, or the index
+    of one of them with its shards. Every error names the file and the key. Not for use by several threads at a time.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Checkpoint:
                 "MODEL_NOT_FOUND",
                 f"--model: {self.folder} is not a folder",
             )
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, TensorFile] = {}
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -118,16 +118,15 @@ class Checkpoint:
 
     def tensor(self, name: str) -> "torch.Tensor":
         """One tensor, mapped from its file: not to be written to."""
-        tensor: torch.Tensor = self._shard(name).get_tensor(name)
-        return tensor
+        return self._shard(name).tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the file's header alone."""
-        return tuple(self._shard(name).get_slice(name).get_shape())
+        return self._shard(name).shape(name)
 
     def dtype(self, name: str) -> str:
         """A tensor's element type as safetensors spells it ("F32", "BF16"), from the header."""
-        return str(self._shard(name).get_slice(name).get_dtype())
+        return self._shard(name).dtype(name)
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor as it is stored, from the header."""
@@ -170,36 +169,36 @@ class Checkpoint:
     @cached_property
     def _files(self) -> Mapping[str, str]:
         """Tensor name to file name."""
-        if (self.folder / _INDEX).exists():
-            files = self._json(_INDEX).get("weight_map")
-            if not isinstance(files, dict) or not files:
-                raise self._bad(_INDEX, 'has no "weight_map"')
-            missing = sorted({f for f in files.values() if not (self.folder / f).exists()})
-            if missing:
-                raise NotFound(
-                    "CHECKPOINT_INCOMPLETE",
-                    f"{self.folder}: {_INDEX} names {', '.join(missing)}, which is not there",
-                )
-            return files
-        if (self.folder / _SINGLE).exists():
-            return dict.fromkeys(self._file(_SINGLE).keys(), _SINGLE)
-        raise NotFound(
-            "CHECKPOINT_INCOMPLETE", f"{self.folder} holds neither {_SINGLE} nor {_INDEX}"
-        )
+        weights = find_weights(self.folder)
+        if weights is None:
+            raise NotFound(
+                "CHECKPOINT_INCOMPLETE",
+                f"{self.folder} holds neither {' nor '.join((*SINGLES, *INDEXES))}",
+            )
+        if not weights.is_index:
+            return dict.fromkeys(self._file(weights.name).names(), weights.name)
+        files = self._json(weights.name).get("weight_map")
+        if not isinstance(files, dict) or not files:
+            raise self._bad(weights.name, 'has no "weight_map"')
+        missing = sorted({f for f in files.values() if not (self.folder / f).exists()})
+        if missing:
+            raise NotFound(
+                "CHECKPOINT_INCOMPLETE",
+                f"{self.folder}: {weights.name} names {', '.join(missing)}, which is not there",
+            )
+        return files
 
-    def _shard(self, name: str) -> Any:
+    def _shard(self, name: str) -> TensorFile:
         file = self._files.get(name)
         if file is None:
             raise NotFound("TENSOR_NOT_FOUND", f"{self.folder} has no tensor {name!r}")
         return self._file(file)
 
-    def _file(self, file: str) -> Any:
+    def _file(self, file: str) -> TensorFile:
         if file not in self._open:
-            from safetensors import SafetensorError, safe_open
-
             try:
-                self._open[file] = safe_open(self.folder / file, framework="pt")
-            except (SafetensorError, OSError) as error:
+                self._open[file] = open_tensors(self.folder / file)
+            except (ValueError, OSError) as error:
                 raise self._bad(file, f"cannot be read: {error}") from error
         return self._open[file]
 

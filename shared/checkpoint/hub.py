@@ -16,7 +16,12 @@ from typing import Any
 import structlog
 
 from shared.errors import NotFound, ServingError, Unavailable
-from shared.model_config.files import INDEX, SINGLE, read_json, require_weights
+from shared.model_config.files import (
+    INDEXES,
+    SINGLES,
+    indexed_files,
+    require_weights,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +39,7 @@ _SMALL_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
-    INDEX,
+    *INDEXES,
 )
 _SAY_EVERY_S = 10.0
 
@@ -47,7 +52,7 @@ def find_in_cache(name: str, revision: str = "") -> Path | None:
     try:
         get = _getter(name, revision)
         folder = get(_SMALL_FILES, local_files_only=True)
-        get(_weights(folder), local_files_only=True)
+        _get_weights(get, folder, local_files_only=True)
         require_weights(folder)
     except Exception:  # of the library's many kinds: whatever it is, a download may help
         return None
@@ -78,7 +83,7 @@ def find_on_hub(name: str, check: Callable[[Path], object], revision: str = "") 
         folder = _getter(name, revision)(_SMALL_FILES)
         check(folder)
         with _progress(folder):
-            _getter(name, folder.name)(_weights(folder))  # of the same commit
+            _get_weights(_getter(name, folder.name), folder)  # of the same commit
     except (HTTPError, OSError, ValueError) as error:
         raise _explained(error, name, revision) from error
     log.info("downloaded", model=name, folder=str(folder))
@@ -105,11 +110,13 @@ def _getter(name: str, revision: str) -> Callable[..., Path]:
     return get
 
 
-def _weights(folder: Path) -> list[str]:
-    """The files of weights that a repository's index names."""
-    if not (folder / INDEX).exists():
-        return [SINGLE]
-    return sorted({str(name) for name in read_json(folder / INDEX).get("weight_map", {}).values()})
+def _get_weights(get: Callable[..., Path], folder: Path, **options: Any) -> None:
+    """Gets the files of weights that an index names, else the one file, in the preferred format that is there."""
+    for single, index in zip(SINGLES, INDEXES, strict=True):
+        indexed = (folder / index).exists()
+        get(indexed_files(folder / index) if indexed else [single], **options)
+        if indexed or (folder / single).exists():
+            return
 
 
 @contextmanager

@@ -1,13 +1,16 @@
 """Whether a checkpoint folder has the files that are read from it, whole: by names, sizes and headers alone."""
 
 import json
+import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.errors import InvalidRequest
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+# The names that weights have in a folder, the preferred first: one file, or an index of several.
+SINGLES = ("model.safetensors", "pytorch_model.bin")
+INDEXES = tuple(f"{name}.index.json" for name in SINGLES)
 _OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack")
 _OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 _LFS = b"version https://git-lfs"  # what a clone without git-lfs has in the place of a large file
@@ -40,26 +43,50 @@ def require_processor(folder: Path) -> None:
     read_json(alone)
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The file by which a folder's weights are found: an index, or all of them."""
+
+    name: str
+    is_index: bool
+
+
+def find_weights(folder: Path) -> Weights | None:
+    """Safetensors before `pytorch_model.bin`, an index before a single file; None if there is neither."""
+    for single, index in zip(SINGLES, INDEXES, strict=True):
+        for name in (index, single):
+            if (folder / name).is_file():
+                return Weights(name, name == index)
+    return None
+
+
 def require_weights(folder: Path) -> None:
-    """Raises InvalidRequest if weights are missing, cut short, or in another format than safetensors."""
-    index = folder / INDEX
-    if index.is_file():
-        files = read_json(index).get("weight_map")
-        if not isinstance(files, dict) or not files:
-            raise _bad(f'{index} has no "weight_map"')
-        names = sorted({str(name) for name in files.values()})
+    """Raises InvalidRequest if weights are missing, cut short, or in a format that is not read."""
+    weights = find_weights(folder)
+    if weights is None:
+        raise _bad(_no_weights(folder))
+    names = [weights.name]
+    if weights.is_index:
+        names = indexed_files(folder / weights.name)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise _bad(
-                f"{folder} lacks {len(missing)} of {len(names)} files that {INDEX} names:"
+                f"{folder} lacks {len(missing)} of {len(names)} files that {weights.name} names:"
                 f" {_some(missing)}; download them"
             )
-    elif (folder / SINGLE).is_file():
-        names = [SINGLE]
-    else:
-        raise _bad(_no_weights(folder))
     for name in names:
-        _require_whole(folder / name)
+        if name.endswith(".safetensors"):
+            _require_whole(folder / name)
+        else:
+            require_archive(folder / name)
+
+
+def indexed_files(index: Path) -> list[str]:
+    """The files that an index names, sorted. Raises InvalidRequest if it names none."""
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise _bad(f'{index} has no "weight_map"')
+    return sorted({str(name) for name in files.values()})
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,13 +107,13 @@ def _no_weights(folder: Path) -> str:
     others = _present(folder, _OTHER_WEIGHTS)
     if others:
         return (
-            f"{folder} has its weights in {_some(others)}; only safetensors are read: download those"
-            " of the model, or save it with transformers' save_pretrained"
+            f"{folder} has its weights in {_some(others)}; only {' and '.join(SINGLES)} are read, or their shards"
+            " by an index: download those of the model, or save it with transformers' save_pretrained"
         )
     stray = _present(folder, ("*.safetensors",))
     if stray:
-        return f"{folder} has {_some(stray)}, but neither {SINGLE} nor {INDEX}: download that too"
-    return f"{folder} has no *.safetensors: neither {SINGLE} nor {INDEX}"
+        return f"{folder} has {_some(stray)}, but neither {SINGLES[0]} nor {INDEXES[0]}: download that too"
+    return f"{folder} has no weights: neither {SINGLES[0]} nor {INDEXES[0]}, nor {SINGLES[1]}"
 
 
 def _require_whole(path: Path) -> None:
@@ -106,6 +133,23 @@ def _require_whole(path: Path) -> None:
     expected = 8 + length + max(ends, default=0)
     if size < expected:
         raise _bad(f"{path} has {size} bytes of {expected}: download it again")
+
+
+def require_archive(path: Path) -> None:
+    """Raises InvalidRequest unless this is a whole zip archive, which `torch.save` writes since version 1.6: it ends
+    with its directory.
+    """
+    if zipfile.is_zipfile(path):
+        return
+    _require_content(path)
+    with path.open("rb") as file:
+        began = file.read(4)
+    if began == b"PK\x03\x04":
+        raise _bad(f"{path} is only the beginning of a file of torch.save: download it again")
+    raise _bad(
+        f"{path} is not in the zip format of torch.save, but in the one before version 1.6, which is not read: save"
+        " the model again, as safetensors"
+    )
 
 
 def _require_content(path: Path) -> None:

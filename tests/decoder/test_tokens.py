@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.decoder.models.llama import Llama
-from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.checkpoints import as_torch_files, load_reference, make_checkpoint
 from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.step_stream import (
     NaiveScheduler,
@@ -126,6 +126,17 @@ async def test_families_and_options(
     tmp_path: Path, short_tmp: Path, family: str, options: dict[str, Any]
 ) -> None:
     await check(make_checkpoint(tmp_path, family, **options), short_tmp / "s")
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama", {"shard_bytes": 20_000}), ("qwen2", {"text": {"tie_word_embeddings": True}})],
+)
+async def test_tokens_of_pickled_weights(
+    tmp_path: Path, short_tmp: Path, family: str, options: dict[str, Any]
+) -> None:
+    folder = as_torch_files(make_checkpoint(tmp_path, family, **options))
+    await check(folder, short_tmp / "s")
 
 
 async def test_dynamic_scaling_follows_a_text_beyond_the_trained_length(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from shared.settings import DEMO_MODEL, default_model_name, hub_name
 from tests.support.hub_server import COMMIT, HubServer
@@ -81,6 +82,16 @@ def test_shards_are_those_that_the_index_names(hub: HubServer, home: Path) -> No
     find(hub.url, home)
     weights = [name for name in hub.files() if name.endswith(".safetensors")]
     assert weights == ["part-1.safetensors"]
+
+
+def test_a_model_without_safetensors_comes_as_pickled_tensors(hub: HubServer, home: Path) -> None:
+    (hub.folder / "model.safetensors").unlink()
+    torch.save({"a": torch.ones(2)}, hub.folder / "pytorch_model.bin")
+    folder = find(hub.url, home)
+    assert (Path(folder) / "pytorch_model.bin").exists()
+    hub.asked.clear()
+    assert find(hub.url, home) == folder
+    assert hub.asked == []
 
 
 def test_an_interrupted_download_is_continued(hub: HubServer, home: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from services.families.check import Parts, require_servable
@@ -66,6 +67,14 @@ def cut_short(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
+def pickled_short(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    torch.save(load_file(path), folder / "pytorch_model.bin")
+    path.unlink()
+    path = folder / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
 
 
@@ -107,8 +116,10 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
         (renamed("tokenizer.json", "tokenizer.model"), "only tokenizer.model: write one with"),
         (written("tokenizer.json", ""), "tokenizer.json is empty"),
         (removed("processor_config.json"), "no preprocessor_config.json"),
-        (removed("model.safetensors"), r"has no \*.safetensors"),
-        (renamed("model.safetensors", "pytorch_model.bin"), "in pytorch_model.bin; only safe"),
+        (removed("model.safetensors"), "has no weights"),
+        (renamed("model.safetensors", "model.pth"), "in model.pth; only model.safetensors and"),
+        (renamed("model.safetensors", "pytorch_model.bin"), "not in the zip format of torch.save"),
+        (pickled_short, "only the beginning of a file of torch.save"),
         (renamed("model.safetensors", "model-1.safetensors"), "download that too"),
         (written("model.safetensors", ""), "model.safetensors is empty"),
         (written("model.safetensors", LFS), "git lfs pull"),

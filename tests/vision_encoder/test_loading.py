@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlavaConfig as TransformersConfig
 
+from services.families.family import ItemSize
 from services.vision_encoder import devices
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import pixel_item
@@ -21,6 +22,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.llava import LlavaConfig, TowerConfig
 from shared.settings import child_environment
+from tests.support.checkpoints import as_torch_files
 from tests.support.vision_checkpoints import llava_checkpoint
 
 Tensors = dict[str, torch.Tensor]
@@ -64,6 +66,16 @@ def test_layers_that_are_not_used_may_be_missing(tmp_path: Path) -> None:
     assert last
     save_file({k: v for k, v in tensors.items() if k not in last}, file, {"format": "pt"})
     load(folder)
+
+
+def test_a_tower_of_pickled_weights_is_the_same(tmp_path: Path) -> None:
+    folder = llava_checkpoint(tmp_path)
+    encoder = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    pickled = load_encoder(Checkpoint(as_torch_files(folder)), torch.device("cpu"), torch.float32)
+    assert encoder and pickled
+    expected = encoder.encode([encoder.sample(ItemSize(48, 48))])
+    found = pickled.encode([pickled.sample(ItemSize(48, 48))])
+    assert torch.equal(found[0], expected[0])
 
 
 def test_the_default_element_type(tmp_path: Path) -> None:

@@ -176,3 +176,21 @@ __all__ = [
     "respell",
     "tokenizer",
 ]
+
+
+def as_torch_files(folder: Path) -> Path:
+    """Rewrites a checkpoint's safetensors as files of `torch.save`, with an index where there was one."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        torch.save(load_file(file), folder / _torch_name(file.name))
+        file.unlink()
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        content = json.loads(index.read_text())
+        content["weight_map"] = {k: _torch_name(v) for k, v in content["weight_map"].items()}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(content))
+        index.unlink()
+    return folder
+
+
+def _torch_name(name: str) -> str:
+    return name.replace("model", "pytorch_model", 1).replace(".safetensors", ".bin")

@@ -1,0 +1,66 @@
+"""A file of tensors by name, in safetensors or as `torch.save` writes it: sizes by its header, data mapped."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TensorFile(Protocol):
+    """Tensors by name."""
+
+    def names(self) -> Sequence[str]:
+        """In no certain order."""
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """Contiguous and mapped where the file allows it: not to be written to."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Read without the data."""
+
+    def dtype(self, name: str) -> str:
+        """As safetensors spells it ("F32", "BF16"); read without the data."""
+
+
+def open_tensors(path: Path) -> TensorFile:
+    """Opens a file by the end of its name.
+
+    Raises ValueError, InvalidRequest or OSError saying why it cannot be read.
+    """
+    if path.suffix == ".safetensors":
+        return SafetensorsFile(path)
+    # By its name: services without torch import this module for a folder's configuration.
+    opened: TensorFile = import_module("shared.checkpoint.torch_file").TorchFile(path)
+    return opened
+
+
+class SafetensorsFile:
+    """A `*.safetensors`."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            self._file: Any = safe_open(path, framework="pt")
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error
+
+    def names(self) -> Sequence[str]:
+        """See `TensorFile`."""
+        return list(self._file.keys())
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """See `TensorFile`."""
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `TensorFile`."""
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> str:
+        """See `TensorFile`."""
+        return str(self._file.get_slice(name).get_dtype())
