@@ -66,7 +66,7 @@ def _measure(worker: Worker, rows: int, steps: int) -> dict[str, list[float]]:
     ways = _ways(worker._model)
     times: dict[str, list[float]] = {way: [] for way in ways}
     results: list[StepResult] = []
-    plans = _plans(rows, 1 + steps // len(ways) * len(ways), worker.limits.block_size)
+    plans = decode_plans(rows, 1 + steps // len(ways) * len(ways), worker.limits.block_size)
     for number, plan in enumerate(plans, 1):
         plan.step = number
         way = list(ways)[number % len(ways)]
@@ -81,7 +81,7 @@ def _measure(worker: Worker, rows: int, steps: int) -> dict[str, list[float]]:
     return {way: taken[: steps // len(ways)] for way, taken in times.items()}
 
 
-def _plans(rows: int, steps: int, block_size: int) -> list[StepPlan]:
+def decode_plans(rows: int, steps: int, block_size: int) -> list[StepPlan]:
     """One prompt after the other, then a token of each in every step."""
     blocks = -(-(_PROMPT + steps) // block_size)
     greedy = SamplingParams(repetition_penalty=1, top_p=1, max_tokens=steps + 1)

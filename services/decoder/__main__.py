@@ -16,8 +16,7 @@ def main() -> None:
     configure_logs("decoder", settings.log_level, settings.log_format)
     # Idle OpenMP threads that spin for long would take the cores of the other services.
     set_process_environment(GOMP_SPINCOUNT="10000")
-    settings = prepare_model(settings, Parts.WEIGHTS, device=settings.device, dtype=settings.dtype)
-
+    settings = prepare_model(settings, Parts.WEIGHTS, **settings.computation)
     service_process.load_without_collecting()
     from services.decoder.server import serve
 

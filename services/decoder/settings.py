@@ -1,9 +1,10 @@
 """Settings of the decoder. Names are vLLM's where the meaning is the same."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from shared.model_backends import ModelBackend
 from shared.settings import ComputeSettings, ModelLengthSettings, ProfileSettings, ServiceSettings
 
 
@@ -18,6 +19,18 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
         ge=1,
         description="Tokens that one decoder computes in a step, a seventeenth less while others generate; 272 on the"
         " CPU, 2176 on cuda unless given.",
+    )
+    model_backend: ModelBackend = Field(
+        ModelBackend.AUTO,
+        description="Whose code runs the model's layers: native, ours for the families that we have; transformers, its"
+        " own class over our cache; auto is native where there is that.",
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run model code that the checkpoint brings, where transformers has none."
+    )
+    skip_model_check: bool = Field(
+        False,
+        description="Do not compare a model that the code of transformers runs with its own forward at start.",
     )
     num_host_blocks: int | None = Field(
         None,
@@ -40,6 +53,16 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
         " unless given; on the CPU of the host memory that is free after loading, for steps and caches, 0.4 unless"
         " given.",
     )
+
+    @property
+    def computation(self) -> dict[str, Any]:
+        """How the model is to be computed, as `services.families.check` takes it."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "backend": self.model_backend,
+            "trust_remote_code": self.trust_remote_code,
+        }
 
 
 class DecoderSettings(DecoderOptions, ServiceSettings):

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from enum import Flag, auto
 from pathlib import Path
 
-from services.families import registry
+from services.families import generic, registry
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_computable
 from shared.errors import InvalidRequest
+from shared.model_backends import ModelBackend
 from shared.model_config.decoder import refuse_quantization
 from shared.model_config.files import (
     read_json,
@@ -29,9 +30,16 @@ class Parts(Flag):
 
 
 def require_servable(
-    folder: Path, *, device: str = "auto", dtype: str = "auto", parts: Parts = Parts.ALL
+    folder: Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    parts: Parts = Parts.ALL,
+    backend: ModelBackend = ModelBackend.AUTO,
+    trust_remote_code: bool | None = None,
 ) -> Checkpoint:
-    """The checkpoint, if it can be served on `device` in `dtype`.
+    """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`.
+    `trust_remote_code` is None for services that do not run that code.
 
     Raises InvalidRequest with the first reason why not: a folder that is none, an architecture or an option of
     config.json that is not known, a missing or unfinished file among `parts`, a device that is not there.
@@ -49,7 +57,10 @@ def require_servable(
     with _understood(folder):
         family = registry.find(checkpoint)
         refuse_quantization(checkpoint)
-        registry.decoder_config(checkpoint)
+        registry.text_sizes(checkpoint, backend)
+        decoder = registry.find_decoder(checkpoint, backend)
+        if decoder is generic.GENERIC and trust_remote_code is not None:
+            generic.require_trusted(checkpoint, trust_remote_code)
         if family.takes_media:
             family.largest(checkpoint, Modality.MODALITY_IMAGE)
     if Parts.TOKENIZER in parts:

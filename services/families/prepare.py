@@ -10,6 +10,7 @@ from services.families.check import Parts, require_servable
 from shared.checkpoint.hub import find_on_hub
 from shared.devices import require_computable
 from shared.errors import InvalidRequest, NotFound, ServingError
+from shared.model_backends import ModelBackend
 from shared.settings import ServiceSettings, hub_name
 
 log = structlog.get_logger(__name__)
@@ -17,7 +18,15 @@ log = structlog.get_logger(__name__)
 S = TypeVar("S", bound=ServiceSettings)
 
 
-def prepare_model(settings: S, parts: Parts, *, device: str = "auto", dtype: str = "auto") -> S:
+def prepare_model(
+    settings: S,
+    parts: Parts,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    backend: ModelBackend = ModelBackend.AUTO,
+    trust_remote_code: bool | None = None,
+) -> S:
     """The settings with the folder of a model that can be served.
 
     Exits, with one line that gives the reason: status 2 where starting again would be of no use, else 1.
@@ -28,17 +37,34 @@ def prepare_model(settings: S, parts: Parts, *, device: str = "auto", dtype: str
                 require_computable(device, dtype)  # before gigabytes are fetched
             changes = {
                 "served_model_name": settings.model_name,
-                "model": find_servable(name, settings.revision),
+                "model": find_servable(name, settings.revision, backend, trust_remote_code),
             }
             settings = settings.model_copy(update=changes)
-        require_servable(settings.model, device=device, dtype=dtype, parts=parts)
+        require_servable(
+            settings.model,
+            device=device,
+            dtype=dtype,
+            parts=parts,
+            backend=backend,
+            trust_remote_code=trust_remote_code,
+        )
     except ServingError as error:
         log.error("cannot go on", reason=error.reason, error=error.message)
         raise SystemExit(2 if isinstance(error, InvalidRequest | NotFound) else 1) from None
     return settings
 
 
-def find_servable(name: str, revision: str = "") -> Path:
+def find_servable(
+    name: str,
+    revision: str = "",
+    backend: ModelBackend = ModelBackend.AUTO,
+    trust_remote_code: bool | None = None,
+) -> Path:
     """The folder of a model of the hub. Raises as `find_on_hub` and `require_servable` do."""
-    check = partial(require_servable, parts=Parts.TOKENIZER | Parts.PROCESSOR)
+    check = partial(
+        require_servable,
+        parts=Parts.TOKENIZER | Parts.PROCESSOR,
+        backend=backend,
+        trust_remote_code=trust_remote_code,
+    )
     return find_on_hub(name, check, revision)

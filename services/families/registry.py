@@ -2,7 +2,8 @@
 of transformers.
 
 A package brings one by an entry point of the group "tessera.families" whose value is a `Family`. The folders here go
-before packages, and both before transformers; two packages that serve the same model are refused.
+before packages, and both before transformers (`generic.py`, `generic_media.py`); two packages that serve the same model
+are refused.
 """
 
 import importlib
@@ -12,11 +13,12 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 import services.families
-from services.families import generic_media
+from services.families import generic, generic_media
 from services.families.family import Family, load_part
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.model_config.decoder import DecoderConfig
+from shared.model_backends import ModelBackend
+from shared.model_config.decoder import DecoderConfig, TextSizes
 
 GROUP = "tessera.families"
 _DEFAULT_TEXT_TYPE = "llama"  # transformers' own, for composite models whose text_config names none
@@ -25,28 +27,47 @@ _DEFAULT_TEXT_TYPE = "llama"  # transformers' own, for composite models whose te
 def find(checkpoint: Checkpoint) -> Family:
     """The family of the checkpoint's architecture, which has its prompt rule and its encoder.
 
-    Raises InvalidRequest if there is none, or more than one.
+    Raises InvalidRequest if it has none and is no model of text alone, or if it has more than one.
     """
     architecture = checkpoint.architecture
-    return _the_one(
-        checkpoint,
-        architecture,
-        lambda family: architecture in family.architectures,
-        lambda: generic_media.family_of(checkpoint),
-    )
+    found = _native(checkpoint, architecture, lambda family: architecture in family.architectures)
+    found = found or generic_media.family_of(checkpoint)
+    if found is not None:
+        return found
+    if checkpoint.text_config is not checkpoint.config:
+        raise _unknown(checkpoint, architecture)
+    return generic.GENERIC
 
 
-def find_decoder(checkpoint: Checkpoint) -> Family:
-    """The family of the checkpoint's text model, which has its decoder. Raises as `find` does."""
-    own = find(checkpoint).text_types
+def find_decoder(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AUTO) -> Family:
+    """The family of the checkpoint's text model, which has its decoder: that of the code of transformers where
+    `backend` says so, or where there is no other. Raises as `find` does."""
+    family = find(checkpoint)
+    if backend is ModelBackend.TRANSFORMERS:
+        return generic.GENERIC
+    if family is generic.GENERIC:  # such a class may be anything, whatever its text model is called
+        if backend is ModelBackend.NATIVE:
+            raise _unknown(checkpoint, checkpoint.architecture)
+        return family
+    own = family.text_types
     kind = str(checkpoint.text_config.get("model_type") or (*own, _DEFAULT_TEXT_TYPE)[0])
     what = f"{checkpoint.architecture} with text model {kind!r}"
-    return _the_one(checkpoint, what, lambda family: kind in family.text_types)
+    found = _native(checkpoint, what, lambda family: kind in family.text_types)
+    if found is None and backend is ModelBackend.NATIVE:
+        raise _unknown(checkpoint, what)
+    return found or generic.GENERIC
+
+
+def text_sizes(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AUTO) -> TextSizes:
+    """Of the language part. Raises InvalidRequest for what its decoder does not have."""
+    sizes: TextSizes = load_part(find_decoder(checkpoint, backend).config)(checkpoint)
+    return sizes
 
 
 def decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
-    """The shape of the language part. Raises InvalidRequest for what its family does not have."""
-    config: DecoderConfig = load_part(find_decoder(checkpoint).config)(checkpoint)
+    """The shape of the language part, for a decoder of ours. Raises InvalidRequest for what it does not have."""
+    config = text_sizes(checkpoint, ModelBackend.NATIVE)
+    assert isinstance(config, DecoderConfig)
     return config
 
 
@@ -58,12 +79,7 @@ def in_tree() -> tuple[Family, ...]:
     return tuple(importlib.import_module(f"{package.__name__}.{name}").FAMILY for name in names)
 
 
-def _the_one(
-    checkpoint: Checkpoint,
-    what: str,
-    serves: Callable[[Family], bool],
-    fallback: Callable[[], Family | None] = lambda: None,
-) -> Family:
+def _native(checkpoint: Checkpoint, what: str, serves: Callable[[Family], bool]) -> Family | None:
     own = [family for family in in_tree() if serves(family) and family.recognises(checkpoint)]
     if own:
         return max(own, key=lambda family: len(family.config_keys))
@@ -79,11 +95,7 @@ def _the_one(
             f"{checkpoint.folder}: {what} is served by {' and by '.join(sorted(found))}: uninstall one",
             field="model",
         )
-    if not found and (other := fallback()) is not None:
-        return other
-    if not found:
-        raise _unknown(checkpoint, what, (*in_tree(), *plugins.values()))
-    return next(iter(found.values()))
+    return next(iter(found.values()), None)
 
 
 def _plugins() -> dict[str, Family]:
@@ -104,7 +116,8 @@ def _describe(point: EntryPoint) -> str:
     return f"{point.name} of the package {point.dist.name if point.dist else point.value}"
 
 
-def _unknown(checkpoint: Checkpoint, what: str, families: tuple[Family, ...]) -> InvalidRequest:
+def _unknown(checkpoint: Checkpoint, what: str) -> InvalidRequest:
+    families = (*in_tree(), *_plugins().values())
     architectures = ", ".join(name for family in families for name in family.architectures)
     texts = ", ".join(name for family in families for name in family.text_types)
     return InvalidRequest(

@@ -8,6 +8,7 @@ import structlog
 
 from services.families import registry
 from services.families.family import GENERIC_PROMPT, load_part
+from services.families.generic import require_length
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.intake import IntakeLimits, MediaIntake
@@ -127,7 +128,7 @@ def _build(
         tokenizer,
         _load_template(settings, family.chat_template(checkpoint), tokenizer),
         rule,
-        vocab_size=max(tokenizer.vocab_size, registry.decoder_config(checkpoint).vocab_size),
+        vocab_size=max(tokenizer.vocab_size, registry.text_sizes(checkpoint).vocab_size),
         max_model_len=_max_model_len(settings, checkpoint),
         processor_adds_special_tokens=family.takes_media,
         trust_request_template=settings.trust_request_chat_template,
@@ -156,7 +157,9 @@ def _load_template(
 
 
 def _max_model_len(settings: PreprocessSettings, checkpoint: Checkpoint) -> int:
-    return settings.max_model_len or registry.decoder_config(checkpoint).max_position_embeddings
+    return require_length(
+        settings.max_model_len or registry.text_sizes(checkpoint).max_position_embeddings
+    )
 
 
 def _policy(settings: PreprocessSettings) -> FetchPolicy:

@@ -19,7 +19,7 @@ from shared.checkpoint.model_half import (
     load_without,
     model_class,
     read_config,
-    unsupported,
+    untied,
 )
 from shared.checkpoint.processor import (
     build_processor,
@@ -27,6 +27,7 @@ from shared.checkpoint.processor import (
     placeholder_ids,
     run_processor,
 )
+from shared.checkpoint.refusal import unsupported
 
 _SAMPLE = ItemSize(64, 48)
 _PATCH_VALUES = 3 * 14 * 14
@@ -56,7 +57,9 @@ class GenericEncoder:
         self._processor = build_processor(checkpoint)
         features = registry.find(checkpoint).overrides.get("features")
         self._features = load_part(features) if features else _image_features
-        self._model = load_without(checkpoint, decoder_paths(kind, config), dtype).to(device)
+        self._model = load_without(
+            checkpoint, kind, untied(config), decoder_paths(kind, config), dtype
+        ).to(device)
         placeholders = placeholder_ids(checkpoint)
         ids, tensors = self._make(_SAMPLE)
         try:

@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import unsupported
 from shared.errors import InvalidRequest
 
 
@@ -21,10 +22,12 @@ def model_class(checkpoint: Checkpoint) -> type[Any]:
     return found
 
 
-def read_config(checkpoint: Checkpoint) -> Any:
+def read_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
     """As transformers reads it, with the defaults of its class. Raises InvalidRequest for one that it cannot read."""
-    with _understood(checkpoint):
-        return transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+    with understood(checkpoint):
+        return transformers.AutoConfig.from_pretrained(
+            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
 
 
 def decoder_paths(kind: type[Any], config: Any) -> list[str]:
@@ -35,12 +38,19 @@ def decoder_paths(kind: type[Any], config: Any) -> list[str]:
     return [path for path, module in empty.named_modules() if any(module is one for one in own)]
 
 
-def load_without(checkpoint: Checkpoint, left_out: Sequence[str], dtype: torch.dtype) -> Any:
-    """The model with empty modules at some paths: their tensors have no place to go and are not read.
+def load_without(
+    checkpoint: Checkpoint,
+    kind: type[Any],
+    config: Any,
+    left_out: Sequence[str],
+    dtype: torch.dtype,
+    **options: str,
+) -> Any:
+    """The model with empty modules at some paths: their tensors have no place to go and are not read. `options` are
+    those of `from_pretrained`.
 
     Raises InvalidRequest for a checkpoint that lacks one of the other tensors.
     """
-    kind, config = model_class(checkpoint), read_config(checkpoint)
 
     def create(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
         kind.__init__(self, config, *arguments, **options)
@@ -49,14 +59,15 @@ def load_without(checkpoint: Checkpoint, left_out: Sequence[str], dtype: torch.d
             self.get_submodule(owner)._modules[name] = nn.Module()
 
     part: Any = type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
-    with _understood(checkpoint), _quiet():
+    with understood(checkpoint), _quiet():
         model, report = part.from_pretrained(
             checkpoint.folder,
-            config=_untied(config),
+            config=config,
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
+            **options,
         )
     missing = sorted(report["missing_keys"])
     if missing:
@@ -69,16 +80,7 @@ def load_without(checkpoint: Checkpoint, left_out: Sequence[str], dtype: torch.d
     return model.eval().requires_grad_(False)
 
 
-def unsupported(checkpoint: Checkpoint, why: str) -> InvalidRequest:
-    """The refusal of a model."""
-    return InvalidRequest(
-        "UNSUPPORTED_MODEL",
-        f"{checkpoint.folder}: {checkpoint.architecture} cannot be served: {why}",
-        field="model",
-    )
-
-
-def _untied(config: Any) -> Any:
+def untied(config: Any) -> Any:
     """Without the tie of embedding and output matrix, of which at least one is left out."""
     found = copy.deepcopy(config)
     for part in (found, found.get_text_config(decoder=True)):
@@ -102,7 +104,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _understood(checkpoint: Checkpoint) -> Iterator[None]:
+def understood(checkpoint: Checkpoint) -> Iterator[None]:
     """Whatever transformers raises about a checkpoint is a fault of the checkpoint."""
     try:
         yield

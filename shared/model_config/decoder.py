@@ -12,21 +12,27 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes in elements. `tied`: the output layer is the embedding unless another is stored.
+class TextSizes:
+    """What every decoder has, in elements and tokens. `max_position_embeddings` is 0 where nothing says it."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class DecoderConfig(TextSizes):
+    """Of a block like Llama's. `tied`: the output layer is the embedding unless another is stored.
 
     windows: for each layer how many tokens a query sees, itself included; None is all. What has
     left a window stays in the cache: blocks are shared between sequences and freed as a whole.
     """
 
-    vocab_size: int
-    hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_size: int
-    max_position_embeddings: int
     rms_norm_eps: float
     tied: bool
     qkv_bias: bool

@@ -2,20 +2,19 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.checkpoints import load_reference
 from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.plans import go_on, new_text, whole_prompt
 from tests.support.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,
     empty_plan,
     greedy,
-    introduce,
     make_plan,
     read_floats,
     read_ints,
@@ -55,41 +54,6 @@ def expected(llama_folder: Path, prompt: list[int]) -> list[int]:
 
 def lists(**changes: list[int]) -> dict[str, list[int]]:
     return {**empty_plan(), **changes}
-
-
-def new_text(prompt: list[int], slot: int, blocks: list[int], **changes: Any) -> dict[str, Any]:
-    """Fields of a plan that introduces the prompt with these blocks."""
-    text = Text(slot, prompt, greedy(**changes))
-    return {
-        "new": [introduce(text)],
-        "edit_slot": [slot],
-        "edit_index": [0],
-        "edit_len": [len(blocks)],
-        "edit_blocks": blocks,
-    }
-
-
-async def go_on(stream: StepStream, slot: int, computed: int, count: int) -> list[int]:
-    """`count` further tokens of one sequence, one a step."""
-    tokens = []
-    for start in range(computed, computed + count):
-        result = await stream.run(
-            make_plan(row_slot=[slot], row_start=[start], row_count=[1], sample_row=[0],
-                      sample_slot=[slot])
-        )  # fmt: skip
-        assert not result.failed, result.failed
-        tokens += read_ints(result.tokens)
-    return tokens
-
-
-def whole_prompt(prompt: list[int], slot: int) -> dict[str, list[int]]:
-    return {
-        "row_slot": [slot],
-        "row_start": [0],
-        "row_count": [len(prompt)],
-        "sample_row": [0],
-        "sample_slot": [slot],
-    }
 
 
 async def test_a_prefix_is_shared_inside_the_plan_that_computes_it(

@@ -29,9 +29,10 @@ from tests.support.step_stream import (
 DIGEST = b"image".ljust(16, b"-")
 
 
-async def test_a_step_says_whose_rows_run_and_which_tokens_take_an_embedding(
-    tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def recorded(
+    tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch, needs: Needs
+) -> tuple[Text, list[Step]]:
+    """A text with an image, and what a model with these needs is given for its prompt and the token after it."""
     folder = make_checkpoint(tmp_path, "llava")
     ref = ArtifactStore(short_tmp / "artifacts", "producer", "").put(
         DIGEST, np.ones((3, 64), np.float32)
@@ -44,26 +45,50 @@ async def test_a_step_says_whose_rows_run_and_which_tokens_take_an_embedding(
     seen: list[Step] = []
     forward = Llama.forward
 
-    def recorded(
-        model: Llama, hidden: torch.Tensor, step: Step, caches: Sequence[object]
-    ) -> object:
+    def keep(model: Llama, hidden: torch.Tensor, step: Step, caches: Sequence[object]) -> object:
         seen.append(step)
         return forward(model, hidden, step, caches)  # type: ignore[arg-type]
 
     async with running_decoder(folder, short_tmp / "s") as decoder:
-        monkeypatch.setattr(Llama, "forward", recorded)
+        monkeypatch.setattr(Llama, "forward", keep)
+        monkeypatch.setattr(decoder.loaded.worker._model, "needs", needs)
         async with StepStream.open(decoder.address) as stream:
             await stream.run(make_plan(fetch=[ref]))
             while not stream.ready:
                 await stream.news()
             text = Text(3, list(range(40, 49)), greedy(), media=[media])
             await NaiveScheduler(stream).generate([text], 2, 64)
-    first, second = seen
+    return text, seen
+
+
+async def test_a_step_says_whose_rows_run_and_which_tokens_take_an_embedding(
+    tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, (first, second) = await recorded(tmp_path, short_tmp, monkeypatch, Needs())
     expected = [False, False, True, True, False, True, False, False, False]
     assert first.media is not None and first.media[:9].tolist() == expected
     assert first.ids[:9].tolist() == list(text.prompt)
     assert list(first.slots) == list(second.slots) == [3]
     assert second.media is None and second.ids[0] == text.output[0]
+    assert not first.meta.bidirectional and not second.meta.bidirectional
+
+
+@pytest.mark.parametrize(
+    ("attention", "spans"),
+    [
+        (AttentionKind.BIDIRECTIONAL_MEDIA, [(0, 2, 4), (0, 5, 6)]),
+        (AttentionKind.PREFIX_LM, [(0, 0, 9)]),
+    ],
+)
+async def test_a_step_says_which_positions_see_each_other_whole(
+    tmp_path: Path,
+    short_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: AttentionKind,
+    spans: list[tuple[int, int, int]],
+) -> None:
+    _, (first, second) = await recorded(tmp_path, short_tmp, monkeypatch, Needs(attention))
+    assert first.meta.bidirectional == spans and not second.meta.bidirectional
 
 
 @pytest.mark.parametrize("layer", [Shared(0), State(64), Opaque()])

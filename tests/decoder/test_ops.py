@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.decoder.devices.base.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
-from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.ops import BaseOps, hidden_keys
 from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
@@ -118,6 +118,57 @@ def test_caps_and_sinks_are_those_of_the_reference(kind: Kind) -> None:
         without = Cache(BaseOps(CPU, torch.float32), heads, [40]).attend([Row(0, 40, 40)])
         torch.testing.assert_close(found[0], plain[0], rtol=1e-4, atol=1e-5)
         assert not torch.allclose(found[0], without[0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("chunk", [16, 48, 100, 4096])
+def test_a_chunk_sees_nothing_of_those_before_it(kind: Kind, chunk: int) -> None:
+    heads = Heads(4, 2, 16)
+    cache = Cache(kind(CPU, torch.float32), heads, LENGTHS)
+    found = cache.attend(ROWS, chunk=chunk)
+    expected = Cache(BaseOps(CPU, torch.float32), heads, LENGTHS).attend(ROWS, chunk=chunk)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    if chunk < LENGTHS[3]:  # the first token of a chunk sees itself alone
+        [first] = cache.attend([Row(3, chunk + 1, 1)], chunk=chunk)
+        _, values = cache.ops.gather(cache.kv, torch.from_numpy(cache.tables[3]), chunk + 1)
+        torch.testing.assert_close(first[0], values[-1].repeat_interleave(2, 0))
+
+
+@pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("window", [None, 33])
+def test_spans_see_themselves_whole(kind: Kind, window: int | None) -> None:
+    heads = Heads(4, 2, 16)
+    # In ROWS, in their order in the batch: two spans of a row, one that began before it, and one of all it has.
+    spans = [(3, 20, 75), (3, 100, 290), (4, 30, 41), (5, 0, 5)]
+    found = Cache(kind(CPU, torch.float32), heads, LENGTHS).attend(ROWS, spans=spans, window=window)
+    reference = Cache(BaseOps(CPU, torch.float32), heads, LENGTHS)
+    expected = reference.attend(ROWS, spans=spans, window=window)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    causal = reference.attend(ROWS, window=window)
+    assert not torch.allclose(expected[3][20:74], causal[3][20:74], rtol=1e-2)
+    torch.testing.assert_close(expected[3][:20], causal[3][:20])
+
+
+def test_a_window_holds_inside_a_span() -> None:
+    """As transformers has it: what is older than the window is not seen, whatever lies in one span with it."""
+    meta = BaseOps(CPU, torch.float32).make_meta(
+        [6],
+        [6],
+        torch.zeros((1, 1), dtype=torch.int32),
+        torch.zeros(6, dtype=torch.int64),
+        [(0, 1, 6)],
+    )
+    seen = (~hidden_keys(meta, 0, 3)).int().tolist()
+    assert seen == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1, 1],
+        [0, 1, 1, 1, 1, 1],
+        [0, 0, 1, 1, 1, 1],
+        [0, 0, 0, 1, 1, 1],
+    ]
 
 
 @pytest.mark.parametrize("heads", [Heads(4, 4, 16), Heads(14, 2, 64), Heads(6, 2, 40)])

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.families import registry
+from services.families import generic, registry
 from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.model_backends import ModelBackend
 
 ROOT = Path(__file__).parents[2]
 RECORD = """
@@ -102,7 +103,7 @@ def test_an_installed_family_is_found_without_torch_and_the_tree_goes_first(
     script = """
 import json, sys
 from pathlib import Path
-from services.families import registry
+from services.families import generic, registry
 from shared.checkpoint.folder import Checkpoint
 folder = Path(sys.argv[1])
 for architecture in ("NovelForCausalLM", "LlamaForCausalLM"):
@@ -144,3 +145,64 @@ def test_a_package_that_cannot_be_imported_is_named_where_nothing_else_serves(
     assert registry.find(checkpoint(tmp_path, architectures=["LlamaForCausalLM"]))
     with pytest.raises(InvalidRequest, match=r"broken_novel.*no_such_module_anywhere"):
         registry.find(checkpoint(tmp_path, architectures=["NovelForCausalLM"]))
+
+
+def test_what_no_family_has_is_for_the_code_of_transformers(tmp_path: Path) -> None:
+    novel = checkpoint(tmp_path, architectures=["Gemma2ForCausalLM"], model_type="gemma2")
+    assert registry.find_decoder(novel) is generic.GENERIC
+    with pytest.raises(InvalidRequest, match="Gemma2ForCausalLM cannot be served; these can"):
+        registry.find_decoder(novel, ModelBackend.NATIVE)
+    tower = checkpoint(
+        tmp_path,
+        architectures=["LlavaForConditionalGeneration"],
+        text_config={"model_type": "gemma2"},
+    )
+    assert registry.find(tower).takes_media and registry.find_decoder(tower) is generic.GENERIC
+    llama = checkpoint(tmp_path, architectures=["LlamaForCausalLM"], model_type="llama")
+    assert registry.find_decoder(llama) is not generic.GENERIC
+    assert registry.find_decoder(llama, ModelBackend.TRANSFORMERS) is generic.GENERIC
+    # A class may be anything, whatever its configuration is called.
+    other = checkpoint(tmp_path, architectures=["OtherForCausalLM"], model_type="llama")
+    assert registry.find_decoder(other) is generic.GENERIC
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"architectures": ["BertLMHeadModel"], "type_vocab_size": 2}, "it is an encoder"),
+        ({"architectures": ["LlamaModel"]}, "no model that generates text"),
+        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "seq2seq"),
+        ({"architectures": ["BartForCausalLM"], "encoder_layers": 2}, "decoder of a seq2seq"),
+        ({"architectures": ["MambaForCausalLM"], "state_size": 16}, "recurrent.*state_size"),
+        (
+            {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention"]},
+            "recurrent layers.*linear_attention",
+        ),
+        ({"architectures": ["NovelForCausalLM"]}, "transformers that is installed has no such"),
+        (
+            {
+                "architectures": ["Gemma2ForCausalLM"],
+                "quantization_config": {"quant_method": "fp8"},
+            },
+            "fp8: quantized",
+        ),
+    ],
+)
+def test_what_transformers_cannot_run_here_is_refused_by_config_json(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        registry.text_sizes(checkpoint(tmp_path, **config))
+
+
+def test_code_of_the_checkpoint_is_run_only_if_it_is_trusted(tmp_path: Path) -> None:
+    brought = {"auto_map": {"AutoModelForCausalLM": "modeling.Novel"}}
+    novel = checkpoint(tmp_path, architectures=["NovelForCausalLM"], vocab_size=7, **brought)
+    assert registry.text_sizes(novel).vocab_size == 7
+    with pytest.raises(InvalidRequest, match="--trust-remote-code") as refused:
+        generic.require_trusted(novel, False)
+    assert refused.value.reason == "REMOTE_CODE"
+    generic.require_trusted(novel, True)
+    # What transformers has itself needs no trust.
+    known = checkpoint(tmp_path, architectures=["Gemma2ForCausalLM"], **brought)
+    generic.require_trusted(known, False)

@@ -88,8 +88,8 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
         (written("config.json", LFS), "git lfs pull"),
         (written("config.json", "[" * 100_000), "cannot read .*config.json"),
         (config(architectures=None), 'has no "architectures"'),
-        (config(architectures=["GemmaForCausalLM"]), "GemmaForCausalLM cannot be served; these"),
-        (config(True, model_type="phi"), "with text model 'phi' cannot be served"),
+        (config(architectures=["NovelForCausalLM"]), "NovelForCausalLM cannot be served; these"),
+        (config(True, model_type="novel"), "has the text model 'novel'"),
         (config(quantization_config={"quant_method": "gptq"}), "gptq: quantized checkpoints"),
         (config(True, compression_config={"a": 1}), "quantized checkpoints are not"),
         (config(True, hidden_act="gelu"), "hidden_act 'gelu'"),
@@ -167,11 +167,11 @@ def test_a_service_requires_the_files_that_it_reads(folder: Path) -> None:
 def test_a_service_refuses_in_one_line_with_the_status_of_a_permanent_failure(
     room: str, folder: Path
 ) -> None:
-    config(architectures=["GemmaForCausalLM"])(folder)
+    config(architectures=["NovelForCausalLM"])(folder)
     result = service(room, "--model", str(folder))
     assert result.returncode == 2
     said = result.stderr.strip()
-    named = said.split("GemmaForCausalLM cannot be served; these can: ")[1]
+    named = said.split("NovelForCausalLM cannot be served; these can: ")[1]
     assert "LlamaForCausalLM" in named and "qwen3" in named
     assert len(said.splitlines()) == 1
 

@@ -44,8 +44,14 @@ class Cache:
                 part = slice(i * ops.block_size, (i + 1) * ops.block_size)
                 ops.import_block(self.kv, block, k[part], v[part])
 
-    def batch(self, rows: Sequence[Row], extra_width: int = 0) -> tuple[Tensor, AttnMeta]:
-        """Queries [T, heads, D] of rows, those of one query first, and their description."""
+    def batch(
+        self,
+        rows: Sequence[Row],
+        extra_width: int = 0,
+        spans: Sequence[tuple[int, int, int]] = (),
+    ) -> tuple[Tensor, AttnMeta]:
+        """Queries [T, heads, D] of rows, those of one query first, and their description. Spans (row, start, end) see
+        each other whole."""
         width = max(-(-row.length // self.ops.block_size) for row in rows) + extra_width
         table = np.zeros((len(rows), width), np.int32)
         q, slots = [], []
@@ -61,12 +67,19 @@ class Cache:
             [row.length for row in rows],
             torch.from_numpy(table),
             torch.from_numpy(np.concatenate(slots).astype(np.int64)),
+            list(spans),
         )
         return torch.cat(q), meta
 
-    def attend(self, rows: Sequence[Row], extra_width: int = 0, **options: object) -> list[Tensor]:
+    def attend(
+        self,
+        rows: Sequence[Row],
+        extra_width: int = 0,
+        spans: Sequence[tuple[int, int, int]] = (),
+        **options: object,
+    ) -> list[Tensor]:
         """Each row's output [count, heads, D]."""
-        q, meta = self.batch(rows, extra_width)
+        q, meta = self.batch(rows, extra_width, spans)
         v = q[:, : self.heads.num_kv]
         out = self.ops.paged_attention(q, v, v, self.kv, meta, scale=0.3, **options)  # type: ignore[arg-type]
         return list(out.split([row.count for row in rows]))

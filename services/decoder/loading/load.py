@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -25,6 +26,7 @@ from services.decoder.worker.plan import Limits
 from services.decoder.worker.worker import Worker
 from services.families import registry
 from services.families.family import load_part
+from services.families.generic import GENERIC, require_length
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.folder import Checkpoint
 from shared.torch_device import torch_device
@@ -48,8 +50,7 @@ def load(settings: DecoderSettings) -> Loaded:
     """Loads and warms up; takes seconds to minutes. Raises ServingError for what cannot be served."""
     began = time.perf_counter()
     checkpoint = Checkpoint(settings.model)
-    model_class: type[DecoderModel] = load_part(registry.find_decoder(checkpoint).decoder)
-    config = registry.decoder_config(checkpoint)
+    sizes = registry.text_sizes(checkpoint, settings.model_backend)
     kind = device_class(torch_device(settings.device))
     dtype = kind.choose_dtype(settings.dtype, checkpoint)
     device = kind(
@@ -58,15 +59,15 @@ def load(settings: DecoderSettings) -> Loaded:
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
     )
-    longest = settings.max_model_len or config.max_position_embeddings
+    longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
     log.info(
         "found model",
         architecture=checkpoint.architecture,
-        layers=config.num_layers,
+        layers=sizes.num_layers,
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),
     )
-    model = model_class.load(checkpoint, device.ops, longest)
+    model = _load_model(settings, checkpoint, device.ops, longest)
     model.needs.require_served()
     checkpoint.close()
     slots = settings.max_num_seqs
@@ -83,15 +84,27 @@ def load(settings: DecoderSettings) -> Loaded:
         step_ms=round(measured.step_us / 1000, 2),
         token_ms=round(measured.token_us / 1000, 3),
     )
-    equal = _promises_equal_rows(device.ops)
-    name = fingerprint(checkpoint, dtype)
+    equal = model.equal_rows and _promises_equal_rows(device.ops)
+    name = fingerprint(checkpoint, dtype, model.code)
     return Loaded(worker, device, name, equal, measured, model.needs)
 
 
-def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype) -> bytes:
-    """16 bytes over configuration, names of weights and element type."""
+def _load_model(
+    settings: DecoderSettings, checkpoint: Checkpoint, ops: BaseOps, longest: int
+) -> DecoderModel:
+    family = registry.find_decoder(checkpoint, settings.model_backend)
+    read: Callable[..., DecoderModel] = load_part(family.decoder).load
+    if family is not GENERIC:
+        return read(checkpoint, ops, longest)
+    log.info("the model's layers run by the code of transformers")
+    trusted, checked = settings.trust_remote_code, not settings.skip_model_check
+    return read(checkpoint, ops, longest, trust_remote_code=trusted, check=checked)
+
+
+def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype, code: str) -> bytes:
+    """16 bytes over configuration, names of weights, element type and whose code runs the layers."""
     canonical = json.dumps(
-        [checkpoint.config, list(checkpoint.names()), str(dtype)], sort_keys=True
+        [checkpoint.config, list(checkpoint.names()), str(dtype), code], sort_keys=True
     )
     return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
 

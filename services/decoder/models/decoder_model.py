@@ -14,7 +14,7 @@ from services.decoder.models.layer_spec import LayerSpec
 from services.decoder.models.needs import Needs
 from services.decoder.models.step import Step
 from shared.checkpoint.folder import Checkpoint
-from shared.model_config.decoder import DecoderConfig
+from shared.model_config.decoder import TextSizes
 from tessera.common.v1.media_pb2 import MediaItem
 
 
@@ -25,9 +25,13 @@ class DecoderModel(ABC):
     rotary_axes: int = 0
     # Rows that are added behind the first layers (deepstack): a row of media is 1 + levels times as wide as the model.
     levels: int = 0
-    needs: ClassVar[Needs] = Needs()
+    # Whose code runs the layers.
+    code: ClassVar[str] = "native"
+    needs: Needs = Needs()
+    # Whether a token's bits depend on nothing else in the batch, where the ops promise that of theirs.
+    equal_rows: bool = True
 
-    config: DecoderConfig
+    config: TextSizes
     layers: Sequence[LayerSpec]
 
     @classmethod

@@ -43,6 +43,8 @@ class Llama(DecoderModel):
     # Old checkpoints stored what follows from the configuration.
     IGNORED: ClassVar[str] = r".*rotary_emb\.inv_freq"
 
+    config: DecoderConfig
+
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         self.config = config
         heads, size = config.num_kv_heads, config.head_size

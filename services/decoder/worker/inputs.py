@@ -8,9 +8,11 @@ import numpy as np
 from torch import Tensor
 
 from services.decoder.devices.base.device import Device
+from services.decoder.models.needs import AttentionKind
 from services.decoder.models.step import Step
 from services.decoder.worker.media_spans import MediaSpan, contiguous_runs
 from services.decoder.worker.slots import PENDING, SlotTable
+from services.decoder.worker.whole_spans import whole_spans
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Longs = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -73,6 +75,7 @@ def build_batch(
     read: ReadRows,
     sampled: SampledTokens | None = None,
     levels: int = 0,
+    attention: AttentionKind = AttentionKind.CAUSAL,
 ) -> Batch:
     """Builds the batch of `order_rows(...)`; every row fits its history and its block table. Ids that are PENDING are
     taken from `sampled`, what the step before this one chose. `levels`: see `DecoderModel.levels`."""
@@ -86,7 +89,7 @@ def build_batch(
     rotary = places[None] if slots.rotary is None else slots.rotary[:, owners, places]
     positions = _padded(rotary, padded)
 
-    lengths = rows.end.tolist()
+    slots_of_rows, starts, lengths = rows.slot.tolist(), rows.start.tolist(), rows.end.tolist()
     width = -(-max(lengths) // size)
     embeds, runs = _embeds(rows, ends - rows.count, slots, read)
     deeper: list[Tensor] = []
@@ -94,14 +97,15 @@ def build_batch(
         embeds, deeper = _split_levels(embeds, runs, levels, padded)
     flags = [_takes_embedding(padded, runs)] if runs else []
     sent = device.upload(ids, positions, slots.table[rows.slot, :width], written, *flags)
-    meta = device.ops.make_meta(rows.count.tolist(), lengths, sent[2], sent[3])
+    spans = whole_spans(attention, slots, slots_of_rows, starts, lengths)
+    meta = device.ops.make_meta(rows.count.tolist(), lengths, sent[2], sent[3], spans)
     return Batch(
         rows=rows,
         step=Step(
             ids=_with_pending(sent[0], ids, owners, device, sampled) if sampled else sent[0],
             positions=sent[1],
             meta=meta,
-            slots=rows.slot.tolist(),
+            slots=slots_of_rows,
             media=sent[4] if runs else None,
             levels=deeper,
         ),

@@ -293,6 +293,7 @@ class Worker:
             self._read,
             self._sampled(),
             self._model.levels,
+            self._model.needs.attention,
         )
         self.sealed.overwrite(batch.blocks)
         step.times.prepare_us = step.watch.lap_us()

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from services.families import registry
+from services.families.generic import require_length
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
@@ -57,14 +58,14 @@ class ServedModel:
         Raises NotFound, InvalidRequest or Precondition, naming the file.
         """
         checkpoint = Checkpoint(folder)
-        config = registry.decoder_config(checkpoint)
+        config = registry.text_sizes(checkpoint)
         table = _table(folder / "tokenizer.json")
         tokenizer = Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json").text)
         eos_token_ids = checkpoint.eos_token_ids()
         return cls(
             name=name,
-            max_model_len=max_model_len or config.max_position_embeddings,
-            vocab_size=config.vocab_size,
+            max_model_len=require_length(max_model_len or config.max_position_embeddings),
+            vocab_size=config.vocab_size or len(table),
             eos_token_ids=eos_token_ids,
             own_eos_ids=_own_eos_ids(checkpoint, tokenizer) or frozenset(eos_token_ids),
             sampling_defaults=_sampling_defaults(checkpoint.generation_config),

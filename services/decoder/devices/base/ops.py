@@ -291,14 +291,16 @@ class BaseOps:
         *,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of each row over its blocks; the cache already holds this step's k, v.
 
         q [T, num_q, D], k and v [T, num_kv, D] -> [T, num_q, D of v]; padding rows give zeros.
-        window: keys a token sees, itself included; softcap: tanh bound of the scores; sinks
-        [num_q]: logits that take part in each softmax without a value.
+        window: keys a token sees, itself included; chunk: a token sees its own chunk of so many tokens
+        alone; softcap: tanh bound of the scores; sinks [num_q]: logits that take part in each softmax
+        without a value.
         """
         out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))
         for row in range(meta.n):
@@ -310,7 +312,7 @@ class BaseOps:
             scores = torch.einsum("qhd,khd->hqk", q[a:b].float() * scale, keys)
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            hidden = hidden_keys(meta, row, window).to(scores.device)
+            hidden = hidden_keys(meta, row, window, chunk).to(scores.device)
             scores = scores.masked_fill(hidden, float("-inf"))
             if sinks is not None:
                 extra = sinks.float()[:, None, None].expand(-1, b - a, 1)
@@ -327,17 +329,20 @@ class BaseOps:
         return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
 
 
-def hidden_keys(meta: AttnMeta, row: int, window: int | None) -> Tensor:
-    """Which keys each query of a row must not see: bool [queries, keys]."""
+def hidden_keys(meta: AttnMeta, row: int, window: int | None, chunk: int | None = None) -> Tensor:
+    """Which keys each query of a row must not see: bool [queries, keys]. Spans that see each other whole do so inside
+    the window alone."""
     count = meta.cu_q[row + 1] - meta.cu_q[row]
     length = meta.kv_lens[row]
     queries = torch.arange(length - count, length)[:, None]
     keys = torch.arange(length)[None, :]
     hidden = keys > queries
-    if window is not None:
-        hidden |= keys <= queries - window
     for other, start, end in meta.bidirectional or ():
         if other == row:
             inside = (queries >= start) & (queries < end) & (keys >= start) & (keys < end)
             hidden &= ~inside
+    if window is not None:
+        hidden |= keys <= queries - window
+    if chunk is not None:
+        hidden |= keys // chunk != queries // chunk
     return hidden

@@ -6,8 +6,9 @@ which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vecto
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -39,6 +40,8 @@ log = structlog.get_logger(__name__)
 
 # Rows (query, head) that one attention task handles: their scores stay in the first caches.
 _TASK_ROWS = 112
+
+Tasks: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 
 class CpuOps(BaseOps):
@@ -277,12 +280,12 @@ class CpuOps(BaseOps):
         segments: LayerSegments | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same kernels in one call, which overwrites both, where rows need no padding between
-        them, no spans see each other whole, and nothing is added."""
+        them, and nothing is added."""
         known = self._layers.get(layer)
         if known is None:
             parts = (layer.qkv, layer.output, layer.gate_up, layer.down)
             known = self._layers[layer] = make_call(layer, *map(_panels, parts))
-        if meta.bidirectional or segments is not None or not known.whole:
+        if segments is not None or not known.whole:
             return super().decoder_layer(normed, residual, layer, cos, sin, kv, meta, segments)
         step = meta.device_state.get("layers")
         if step is None or not step.fits(normed, residual, cos, known.widths):
@@ -304,28 +307,42 @@ class CpuOps(BaseOps):
         *,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """As the reference says; spans that see each other whole are left to it."""
-        if meta.bidirectional:
+        """As the reference says. Chunks are left to it that do not consist of whole blocks, or with spans that see each
+        other whole."""
+        if chunk is not None and (chunk % self.block_size or meta.bidirectional):
             return super().paged_attention(
-                q, k, v, kv, meta, scale=scale, window=window, softcap=softcap, sinks=sinks
+                q,
+                k,
+                v,
+                kv,
+                meta,
+                scale=scale,
+                window=window,
+                chunk=chunk,
+                softcap=softcap,
+                sinks=sinks,
             )
         own = _own(kv)
         tokens, num_q, size = q.shape
         out = torch.empty((tokens, num_q, size), dtype=q.dtype)
         if tokens > meta.cu_q[-1]:
             out[meta.cu_q[-1] :] = 0
-        tasks = _tasks(meta, num_q // own.both.shape[1])
+        share, table = num_q // own.both.shape[1], meta.block_table
+        tasks = _tasks(meta, share)
+        if chunk is not None:
+            tasks, table = _chunk_tasks(meta, share, chunk, self.block_size)
         sinks = None if sinks is None else sinks.float().contiguous()
         call = binding.Attention(
             q.data_ptr(),
             out.data_ptr(),
             q.stride(0),
             num_q * size,
-            meta.block_table.data_ptr(),
-            meta.block_table.stride(0),
+            table.data_ptr(),
+            table.stride(0),
             tasks.ctypes.data,
             len(tasks),
             num_q,
@@ -371,20 +388,62 @@ def _own(kv: PagedKV) -> _CpuKV:
     return kv
 
 
-def _tasks(meta: AttnMeta, share: int) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
-    """Pieces of rows that attention handles one by one: row, first token in the batch, tokens,
-    position of the first; the longest rows' last pieces first, so that none is left to the end."""
-    known: dict[int, np.ndarray[tuple[int, int], np.dtype[np.int32]]]
-    known = meta.device_state.setdefault("tasks", {})
+def _tasks(meta: AttnMeta, share: int) -> Tasks:
+    """Pieces of rows that attention handles one by one: row, first token in the batch, tokens, position of the first,
+    and how many keys all of them see, 0 where each sees those up to its own; the longest rows' last pieces first, so
+    that none is left to the end."""
+    known: dict[int, Tasks] = meta.device_state.setdefault("tasks", {})
     if share not in known:
         most = max(1, _TASK_ROWS // share)
         tasks = []
         for row, (first, end, length) in enumerate(
             zip(meta.cu_q, meta.cu_q[1:], meta.kv_lens, strict=False)
         ):
-            for token in range(first, end, most):
-                count = min(most, end - token)
-                tasks.append((row, token, count, length - (end - token), 0))
-        tasks.sort(key=lambda task: -task[2] * (task[3] + task[2]))
+            start = length - (end - first)
+            for low, high, keys in _stretches(meta, row, start, length):
+                for place in range(low, high, most):
+                    count = min(most, high - place)
+                    tasks.append((row, first + place - start, count, place, keys))
+        tasks.sort(key=lambda task: -task[2] * (task[4] or task[3] + task[2]))
         known[share] = np.asarray(tasks, np.int32).reshape(-1, 5)
     return known[share]
+
+
+def _stretches(meta: AttnMeta, row: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The positions [start, end) of a row, cut where spans begin and end that see each other whole: of each stretch its
+    ends, and the end of the span it is in, 0 for none."""
+    for other, low, high in sorted(meta.bidirectional or ()):
+        low = max(low, start)
+        if other == row and low < min(high, end):
+            if start < low:
+                yield start, low, 0
+            start = min(high, end)
+            yield low, start, start
+    if start < end:
+        yield start, end, 0
+
+
+def _chunk_tasks(meta: AttnMeta, share: int, chunk: int, block_size: int) -> tuple[Tasks, Tensor]:
+    """Tasks that end where chunks do, and a block table with a row for each chunk of each row of the step: a chunk is a
+    sequence of its own, since it consists of whole blocks."""
+    known: dict[tuple[int, int], tuple[Tasks, Tensor]]
+    known = meta.device_state.setdefault("chunk tasks", {})
+    if (share, chunk) in known:
+        return known[share, chunk]
+    width = chunk // block_size
+    rows: dict[tuple[int, int], int] = {}
+    pieces = []
+    for row, token, count, start, _ in _tasks(meta, share).tolist():
+        end = start + count
+        while start < end:
+            number, place = divmod(start, chunk)
+            size = min(end - start, chunk - place)
+            own = rows.setdefault((row, number), len(rows))
+            pieces.append((own, token, size, place, 0))
+            start, token = start + size, token + size
+    table = torch.zeros((len(rows), width), dtype=torch.int32)
+    for (row, number), own in rows.items():
+        blocks = meta.block_table[row, number * width : (number + 1) * width]
+        table[own, : len(blocks)] = blocks
+    known[share, chunk] = np.asarray(pieces, np.int32).reshape(-1, 5), table
+    return known[share, chunk]

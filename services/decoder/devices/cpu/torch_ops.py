@@ -175,13 +175,23 @@ class TorchCpuOps(BaseOps):
         *,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """As the reference says; soft caps, sinks and two-way spans are left to it."""
-        if softcap is not None or sinks is not None or meta.bidirectional:
+        """As the reference says; chunks, soft caps, sinks and two-way spans are left to it."""
+        if chunk or softcap is not None or sinks is not None or meta.bidirectional:
             return super().paged_attention(
-                q, k, v, kv, meta, scale=scale, window=window, softcap=softcap, sinks=sinks
+                q,
+                k,
+                v,
+                kv,
+                meta,
+                scale=scale,
+                window=window,
+                chunk=chunk,
+                softcap=softcap,
+                sinks=sinks,
             )
         out = meta.device_state.get("out")
         if out is None or out.shape != q.shape:

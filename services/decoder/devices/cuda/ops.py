@@ -38,13 +38,23 @@ class CudaOps(BaseOps):
         *,
         scale: float,
         window: int | None = None,
+        chunk: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """As the reference says; soft caps, sinks and two-way spans are left to it."""
-        if softcap is not None or sinks is not None or meta.bidirectional:
+        """As the reference says; chunks, soft caps, sinks and two-way spans are left to it."""
+        if chunk or softcap is not None or sinks is not None or meta.bidirectional:
             return super().paged_attention(
-                q, k, v, kv, meta, scale=scale, window=window, softcap=softcap, sinks=sinks
+                q,
+                k,
+                v,
+                kv,
+                meta,
+                scale=scale,
+                window=window,
+                chunk=chunk,
+                softcap=softcap,
+                sinks=sinks,
             )
         out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))
         if meta.num_decodes:

@@ -1,0 +1,158 @@
+"""A decoder against its class's own forward, on the loaded weights: prompts each by itself, then together in pieces."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.generic.loading import language_layers
+from services.decoder.models.generic.trial_run import Pieces, TrialRun
+
+_LENGTHS = (23, 9, 31)
+_IN_PIECES: Pieces = ((10, 9, 1, 1, 1, 1), (0, 7, 1, 1), (4, 20, 5, 1, 1))
+_WHOLE: Pieces = ((20, 1, 1, 1), (0, 7, 1, 1), (28, 1, 1, 1))
+# Windows, chunks and the steps of a scale by position are cut to these meanwhile: the prompts are longer, so one that
+# is ignored is seen. Chunks are whole blocks of the cache, as they are for longer texts.
+_REACHES = {"sliding_window": 8, "window_size": 8, "attention_chunk_size": 16, "floor_scale": 8}
+_TOLERANCE = 1e-3  # in standard deviations, in float32
+_LEAST_COSINE = 0.999  # of a token's logits, in shorter types
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the class computes: `logits` [n, vocabulary] of each prompt, and of the first what each layer gives."""
+
+    prompts: list[list[int]]
+    logits: list[Tensor]
+    layers: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`difference`: the largest of any logit, in standard deviations of all; `layer`: the first that differs, None if
+    none does. `whole_prompt`: only prompts that are not split come out right. `equal_rows`: a token's bits depend
+    neither on the batch nor on the pieces."""
+
+    accepted: bool
+    difference: float
+    layer: int | None
+    whole_prompt: bool = False
+    equal_rows: bool = False
+
+
+def run_eagerly(model: Any, vocab_size: int) -> Expected:
+    """By the class's own attention, each prompt by itself. Raises whatever the class raises."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [
+        torch.randint(min(3, vocab_size - 1), vocab_size, (length,), generator=generator).tolist()
+        for length in _LENGTHS
+    ]
+    device = next(model.parameters()).device
+    with short_reaches(model), _layer_outputs(language_layers(model)) as outputs:
+        logits = [
+            model(input_ids=torch.tensor([prompt], device=device), use_cache=False).logits[0]
+            for prompt in prompts
+        ]
+    return Expected(prompts, [x.float() for x in logits], [found[0] for found in outputs])
+
+
+def compare(decoder: DecoderModel, layers: nn.Module, ops: BaseOps, expected: Expected) -> Verdict:
+    """layers: the class's own, which the decoder runs."""
+    with short_reaches(layers):
+        verdict = _compare(decoder, layers, ops, expected, whole_prompt=False)
+        if verdict.accepted:
+            return verdict
+        whole = _compare(decoder, layers, ops, expected, whole_prompt=True)
+    return whole if whole.accepted else verdict
+
+
+def _compare(
+    decoder: DecoderModel, layers: nn.Module, ops: BaseOps, expected: Expected, whole_prompt: bool
+) -> Verdict:
+    run = TrialRun(decoder, ops, expected.prompts)
+    with _layer_outputs(layers) as outputs:
+        found = run.logits(_WHOLE if whole_prompt else _IN_PIECES)
+    ours, theirs = torch.cat(found), torch.cat(expected.logits)
+    accepted = _agree(ours, theirs, ops.dtype)
+    difference = float((ours - theirs).abs().max() / theirs.std())
+    equal = accepted and ops.row_invariant and _same_alone(decoder, ops, expected, found[0])
+    first = None
+    if not accepted:
+        first = _first_different(run, outputs, expected, ops.dtype)
+    return Verdict(accepted, difference, first, whole_prompt, equal)
+
+
+def _same_alone(decoder: DecoderModel, ops: BaseOps, expected: Expected, found: Tensor) -> bool:
+    """Whether the first prompt's logits are bit-equal to those that it has by itself and in one piece."""
+    prompt = expected.prompts[0]
+    [alone] = TrialRun(decoder, ops, [prompt]).logits([[len(prompt)]])
+    return torch.equal(alone, found)
+
+
+def _first_different(
+    run: TrialRun, outputs: list[list[Tensor]], expected: Expected, dtype: torch.dtype
+) -> int | None:
+    for layer, (steps, theirs) in enumerate(zip(outputs, expected.layers, strict=False)):
+        ours = torch.cat([x[own] for x, own in zip(steps, run.first, strict=True)])
+        if not _agree(ours, theirs, dtype):
+            return layer
+    return None
+
+
+def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+    """NaN agrees with nothing."""
+    ours, theirs = ours.float(), theirs.float()
+    if dtype == torch.float32:
+        return bool((ours - theirs).abs().max() <= _TOLERANCE * theirs.std())
+    return bool(torch.cosine_similarity(ours, theirs, -1).min() >= _LEAST_COSINE)
+
+
+@contextmanager
+def short_reaches(model: nn.Module) -> Iterator[None]:
+    """Windows and the like of all modules and configurations are at most as long as `_REACHES` says meanwhile."""
+    owners: dict[int, Any] = {id(module): module for module in model.modules()}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        owners[id(config)] = config
+    before = []
+    for owner in owners.values():
+        for name, reach in _REACHES.items():
+            value = getattr(owner, "__dict__", {}).get(name)
+            if type(value) is int and value > reach:
+                before.append((owner, name, value))
+                setattr(owner, name, reach)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+@contextmanager
+def _layer_outputs(layers: nn.Module) -> Iterator[list[list[Tensor]]]:
+    """Of each block of a model what its calls give, [T, H]; nothing where it has no list of blocks."""
+    lists = [child for child in layers.children() if isinstance(child, nn.ModuleList)]
+    blocks = max(lists, key=len, default=nn.ModuleList())
+    outputs: list[list[Tensor]] = [[] for _ in blocks]
+
+    def keep(place: int, output: Any) -> None:
+        rows = output[0] if isinstance(output, tuple) else output
+        if isinstance(rows, Tensor):
+            outputs[place].append(rows.detach()[0].clone())
+
+    handles = [
+        block.register_forward_hook(
+            lambda _module, _inputs, output, place=place: keep(place, output)
+        )
+        for place, block in enumerate(blocks)
+    ]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,225 @@
+"""A decoder of any transformers class whose layers attend through its attention interface."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import structlog
+import torch
+import transformers
+from torch import Tensor
+
+from services.decoder.devices.base.attention_meta import PagedKV
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.generic import attention, experts
+from services.decoder.models.generic.attention import (
+    FirstLayersOnly,
+    LayerRecord,
+    NotServed,
+    PagedAttention,
+    answering,
+)
+from services.decoder.models.generic.comparison import Verdict, compare, run_eagerly
+from services.decoder.models.generic.experts import pack_experts
+from services.decoder.models.generic.head import make_head
+from services.decoder.models.generic.linear import pack_linears
+from services.decoder.models.generic.loading import (
+    find_class,
+    language_layers,
+    load_model,
+    path_of,
+    require_served,
+)
+from services.decoder.models.generic.parameters import guard_parameters
+from services.decoder.models.generic.rotation import fix_rotations
+from services.decoder.models.needs import Needs
+from services.decoder.models.step import Step
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.model_half import read_config
+from shared.checkpoint.refusal import unsupported
+from shared.model_config.decoder import TextSizes
+
+log = structlog.get_logger(__name__)
+
+_TRIAL = 4  # tokens
+
+
+class GenericDecoder(DecoderModel):
+    """Embedding, layers and head are the class's own; attention, linear layers, experts and cache are ours."""
+
+    code: ClassVar[str] = f"transformers {transformers.__version__}"
+    equal_rows = False  # until they have been compared
+
+    def __init__(self, model: Any, ops: BaseOps) -> None:
+        """model: as `load_model` gives it, on the device of the ops. Its weights are packed, and dropped.
+
+        Raises NotServed for a model whose attention cannot be ours.
+        """
+        self._ops = ops
+        self._counts_cache = False
+        self._base = language_layers(model)
+        self._embedding = model.get_input_embeddings()
+        _require_interface(model, self._base)
+        self.config = _sizes(model, self._embedding)
+        model.set_attn_implementation(attention.NAME)
+        model.set_experts_implementation(experts.NAME)
+        pack_experts(self._base, ops)
+        layers = self._record()
+        if not layers:
+            raise NotServed("its layers do not attend through the attention interface")
+        self.layers = list(layers.values())
+        self._places = {layer: place for place, layer in enumerate(layers)}
+        path = path_of(model, self._base)
+        self._head = make_head(model, path, ops)
+        pack_linears(self._base, ops)
+        guard_parameters(self._base, ops)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        ops: BaseOps,
+        max_model_len: int,
+        trust_remote_code: bool = False,
+        check: bool = True,
+    ) -> "GenericDecoder":
+        """With `check` the model is compared with its class's own forward first.
+
+        Raises InvalidRequest for one that differs, and for what cannot be loaded.
+        """
+        kind = find_class(checkpoint, trust_remote_code)
+        config = read_config(checkpoint, trust_remote_code)
+        require_served(checkpoint, kind, config)
+        model = load_model(checkpoint, kind, config, ops.dtype).to(ops.device)
+        fix_rotations(checkpoint, model, max_model_len)
+        try:
+            with torch.inference_mode():
+                return cls.checked(model, ops) if check else cls(model, ops)
+        except NotServed as error:
+            raise unsupported(checkpoint, str(error)) from None
+
+    @classmethod
+    def checked(cls, model: Any, ops: BaseOps) -> "GenericDecoder":
+        """As the constructor. Raises NotServed for a model that does not compute here what its class computes."""
+        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        with _class_errors():
+            expected = run_eagerly(model, vocabulary)
+            decoder = cls(model, ops)
+        verdict = compare(decoder, decoder._base, ops, expected)
+        if not verdict.accepted:
+            decoder._counts_cache = True
+            with _class_errors():
+                again = compare(decoder, decoder._base, ops, expected)
+            verdict = again if again.accepted else verdict
+        _require(verdict)
+        decoder.needs = Needs(whole_prompt=verdict.whole_prompt)
+        decoder.equal_rows = verdict.equal_rows
+        log.info(
+            "compared with the model's own forward",
+            largest_difference=f"{verdict.difference:.1e} standard deviations",
+            whole_prompts_only=verdict.whole_prompt,
+            equal_rows=verdict.equal_rows,
+        )
+        return decoder
+
+    def _record(self) -> Any:
+        """What each layer keeps, by the number that it has itself: from a forward that attends to nothing."""
+        record = LayerRecord(self._ops.dtype)
+        ids = torch.zeros(_TRIAL, dtype=torch.int64, device=self._ops.device)
+        with answering(record):
+            self._run(self._embedding(ids), torch.arange(_TRIAL, device=self._ops.device)[None])
+        return record.layers
+
+    def embed(
+        self, ids: Tensor, embeds: Sequence[Tensor], runs: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        """See `DecoderModel.embed`."""
+        hidden: Tensor = self._embedding(ids)
+        for rows, (first, count) in zip(embeds, runs, strict=True):
+            hidden[first : first + count] = rows
+        return hidden
+
+    def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
+        """See `DecoderModel.forward`."""
+        with answering(PagedAttention(self._ops, step.meta, self._places, caches)):
+            try:
+                return self._run(hidden, step.positions)
+            except FirstLayersOnly:
+                return hidden
+
+    def _run(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Last hidden rows [T, H] of [T, H] at positions [axes, T]."""
+        inputs: dict[str, Any] = {
+            "inputs_embeds": hidden[None],
+            "position_ids": positions if len(positions) == 1 else positions[:, None],
+            "use_cache": False,
+        }
+        if self._counts_cache:
+            inputs["past_key_values"] = _PositionsAsLength(positions[0])
+        last: Tensor = self._base(**inputs).last_hidden_state
+        return last[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `DecoderModel.logits`."""
+        return self._head.logits(hidden)
+
+    def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DecoderModel.largest`."""
+        return self._head.largest(hidden)
+
+
+class _PositionsAsLength:
+    """In the place of a cache, for layers that count positions by its length: each token has one of its own. Keys and
+    values are not kept here."""
+
+    def __init__(self, positions: Tensor) -> None:
+        self._before = positions - torch.arange(len(positions), device=positions.device)
+
+    def get_seq_length(self, layer_idx: int = 0) -> Tensor:
+        """What is to be added to a token's place in the batch."""
+        return self._before
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """What came."""
+        return keys, values
+
+
+def _require_interface(model: Any, layers: Any) -> None:
+    if model.get_output_embeddings() is None:
+        raise NotServed("it has no output matrix")
+    takes = inspect.signature(layers.forward).parameters
+    missing = {"inputs_embeds", "position_ids"} - set(takes)
+    if missing:
+        raise NotServed(f"its layers do not take {' and '.join(sorted(missing))}")
+
+
+@contextmanager
+def _class_errors() -> Iterator[None]:
+    """Whatever a class raises at inputs that it does not have in mind says that it is not served."""
+    try:
+        yield
+    except NotServed:
+        raise
+    except Exception as error:
+        raise NotServed(f"its code says {type(error).__name__}: {error}") from error
+
+
+def _require(verdict: Verdict) -> None:
+    if verdict.accepted:
+        return
+    where = "its head" if verdict.layer is None else f"layer {verdict.layer}"
+    raise NotServed(
+        f"it differs from its own forward by {verdict.difference:.1e} standard deviations, from {where} on"
+    )
+
+
+def _sizes(model: Any, embedding: Any) -> TextSizes:
+    text = model.config.get_text_config(decoder=True)
+    return TextSizes(
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        hidden_size=embedding.weight.shape[1],
+        num_layers=text.num_hidden_layers,
+        max_position_embeddings=getattr(text, "max_position_embeddings", 0),
+    )

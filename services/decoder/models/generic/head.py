@@ -1,0 +1,113 @@
+"""From the last hidden rows to logits: by the output matrix where that is all, else by the class's own forward."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from services.decoder.devices.base.attention_meta import Packed
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.loading.linear_weight import in_memory
+
+_ROWS = 3
+
+
+class Head(ABC):
+    """float32 logits of hidden rows."""
+
+    @abstractmethod
+    def logits(self, rows: Tensor) -> Tensor:
+        """[rows, vocabulary] of [rows, H]."""
+
+    def largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DecoderModel.largest`."""
+        logits = self.logits(rows)
+        values, _ = logits.max(-1)
+        return (logits == values[:, None]).to(torch.uint8).argmax(-1), values
+
+
+class MatrixHead(Head):
+    """A product with the output matrix, nothing else."""
+
+    def __init__(self, ops: BaseOps, weight: Tensor) -> None:
+        self._ops = ops
+        self._packed = ops.pack_head(in_memory(weight.detach(), name="output matrix"))
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """See `Head.logits`."""
+        return self._ops.linear_float32(rows, self._packed)
+
+    def largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Without writing logits where the ops can do that."""
+        return self._ops.largest(rows, self._packed)
+
+
+class ClassHead(Head):
+    """The class's forward, its layers replaced by the rows: whatever it scales, caps or adds."""
+
+    def __init__(self, model: nn.Module, given: "GivenRows") -> None:
+        self._model, self._given = model, given
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """See `Head.logits`."""
+        self._given.rows = rows[None]
+        try:
+            found: Tensor = self._model(inputs_embeds=rows[None], use_cache=False).logits[0]
+            return found.float()
+        finally:
+            self._given.rows = None
+
+
+class GivenRows(nn.Module):
+    """In the place of a model's layers: gives the rows it was given."""
+
+    rows: Tensor | None = None
+
+    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
+        """Whatever it is called with."""
+        return BaseModelOutputWithPast(last_hidden_state=self.rows)
+
+
+class _WideLinear(nn.Module):
+    """An output matrix whose sums stay float32."""
+
+    def __init__(self, ops: BaseOps, packed: Packed) -> None:
+        super().__init__()
+        self._ops, self._packed = ops, packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return self._ops.linear_float32(rows, self._packed).view(*x.shape[:-1], -1)
+
+
+def make_head(model: Any, layers: str, ops: BaseOps) -> Head:
+    """For a model whose layers are its submodule `layers`; they are taken out of it.
+
+    The class's forward is what decides. Where it cannot run without its layers, the output matrix is taken, which
+    the comparison at start then finds right or wrong.
+    """
+    output = model.get_output_embeddings()
+    given = GivenRows()
+    setattr(model, layers.partition(".")[0], given)
+    head = ClassHead(model, given)
+    rows = torch.randn(_ROWS, output.weight.shape[1], generator=torch.Generator().manual_seed(0))
+    rows = rows.to(ops.device, ops.dtype)
+    with torch.inference_mode():
+        try:
+            found = head.logits(rows)
+        except Exception:  # whatever a class does with layers that are none
+            return MatrixHead(ops, output.weight)
+        plain = output.bias is None and torch.equal(found, output(rows).float())
+    if plain:
+        matrix = MatrixHead(ops, output.weight)
+        model.set_output_embeddings(nn.Identity())
+        return matrix
+    bias = None if output.bias is None else output.bias.detach()
+    packed = ops.pack(in_memory(output.weight.detach(), bias, "output matrix"))
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if child is output:
+                parent._modules[name] = _WideLinear(ops, packed)
+    return head

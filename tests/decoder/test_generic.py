@@ -1,0 +1,148 @@
+"""Families that the code of transformers runs give the tokens of transformers, whatever a scheduler does with them."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.generic_models import GENERIC_MODELS, make_generic_checkpoint
+from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.plans import go_on, new_text, whole_prompt
+from tests.support.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    make_plan,
+    read_ints,
+    running_decoder,
+)
+
+_COUNT = 10
+_NUMBERS = np.random.default_rng(5)
+PROMPTS = [
+    _NUMBERS.integers(3, 400, int(length)).tolist() for length in (37, 5, 61, 16, 1, 90, 33, 48)
+]
+
+
+# It scales queries by logarithms of positions, which torch rounds by their number.
+UNEQUAL_ROWS = ("llama4",)
+
+
+class Model:
+    """A checkpoint, and what transformers says to prompts."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.family, self.folder = family, folder
+        self._reference = load_reference(folder)
+        self._known: dict[int, tuple[list[int], Tensor]] = {}
+
+    def expected(self, number: int) -> list[int]:
+        """The tokens after PROMPTS[number]."""
+        return self._ask(number)[0]
+
+    def check(self, number: int, tokens: list[int]) -> None:
+        """Raises AssertionError for other tokens than transformers has, but for ties."""
+        expected, logits = self._ask(number)
+        assert_same_up_to_ties(tokens, expected[: len(tokens)], logits)
+
+    def _ask(self, number: int) -> tuple[list[int], Tensor]:
+        if number not in self._known:
+            self._known[number] = greedy_tokens(self._reference, PROMPTS[number], _COUNT)
+        return self._known[number]
+
+
+@pytest.fixture(scope="module", params=GENERIC_MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Of every family."""
+    family = request.param
+    return Model(family, make_generic_checkpoint(tmp_path_factory.mktemp(family), family))
+
+
+@pytest.fixture
+async def stream(model: Model, short_tmp: Path) -> AsyncIterator[StepStream]:
+    async with (
+        running_decoder(model.folder, short_tmp / "s", num_host_blocks=8) as decoder,
+        StepStream.open(decoder.address) as opened,
+    ):
+        yield opened
+
+
+async def test_tokens_alone_together_and_in_pieces(model: Model, stream: StepStream) -> None:
+    scheduler = NaiveScheduler(stream)
+    alone = [Text(0, PROMPTS[0], greedy())]
+    await scheduler.generate(alone, _COUNT)
+    together = [Text(slot + 1, prompt, greedy()) for slot, prompt in enumerate(PROMPTS)]
+    await scheduler.generate(together, _COUNT, chunk=16)
+    for number, text in enumerate([*together, *alone]):
+        model.check(number % len(PROMPTS), text.output)
+    assert stream.hello.row_invariant == (model.family not in UNEQUAL_ROWS)
+
+
+async def test_blocks_move_and_are_shared(model: Model, stream: StepStream) -> None:
+    """A prefix of another's blocks, a fork with its copy, blocks swapped out, and a preemption."""
+    prompt, expected = PROMPTS[0], model.expected(0)  # two full blocks and a partly filled one
+    await stream.run(make_plan(**new_text(prompt, 0, [1, 2, 3, 4]), **whole_prompt(prompt, 0)))
+    found = await stream.run(
+        make_plan(**new_text(prompt, 1, [1, 2, 5, 6]), row_slot=[1], row_start=[32],
+                  row_count=[len(prompt) - 32], sample_row=[0], sample_slot=[1])
+    )  # fmt: skip
+    assert read_ints(found.tokens) == expected[:1]
+    await stream.run(
+        make_plan(fork_child=[2], fork_parent=[0], fork_choice=[1], copy_src=[3], copy_dst=[7],
+                  edit_slot=[2], edit_index=[0], edit_len=[4], edit_blocks=[1, 2, 7, 8])
+    )  # fmt: skip
+    assert await go_on(stream, 2, len(prompt), 4) == expected[1:5]
+    await stream.run(
+        make_plan(edit_slot=[1], edit_index=[2], edit_len=[0], edit_blocks=[],
+                  swap_out_device=[5], swap_out_host=[3])
+    )  # fmt: skip
+    await stream.run(
+        make_plan(edit_slot=[1], edit_index=[2], edit_len=[2], edit_blocks=[9, 10],
+                  swap_in_host=[3], swap_in_device=[9])
+    )  # fmt: skip
+    assert await go_on(stream, 1, len(prompt), 4) == expected[1:5]
+    await stream.run(make_plan(edit_slot=[0], edit_index=[0], edit_len=[0], edit_blocks=[]))
+    await stream.run(
+        make_plan(edit_slot=[0], edit_index=[0], edit_len=[4], edit_blocks=[11, 12, 13, 14],
+                  row_slot=[0], row_start=[0], row_count=[20])
+    )  # fmt: skip
+    await stream.run(make_plan(row_slot=[0], row_start=[20], row_count=[len(prompt) - 20]))
+    assert await go_on(stream, 0, len(prompt), 4) == expected[1:5]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {}),
+        (
+            "qwen2",
+            {"text": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}},
+        ),
+        ("qwen3", {"text": {"tie_word_embeddings": True}}),
+        ("mistral", {}),
+        ("llava", {}),
+        ("qwen2_vl", {}),
+    ],
+)
+async def test_the_code_of_transformers_gives_the_tokens_of_ours(
+    tmp_path: Path, short_tmp: Path, family: str, options: dict[str, Any]
+) -> None:
+    folder = make_checkpoint(tmp_path, family, **options)
+    found = []
+    for backend in ("native", "transformers"):
+        async with (
+            running_decoder(folder, short_tmp / backend, model_backend=backend) as decoder,
+            StepStream.open(decoder.address) as stream,
+        ):
+            assert ("generic" in type(decoder.loaded.worker._model).__module__) == (
+                backend != "native"
+            )
+            texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(PROMPTS[:4])]
+            await NaiveScheduler(stream).generate(texts, 8, chunk=20)
+            found.append([text.output for text in texts])
+    assert found[0] == found[1]

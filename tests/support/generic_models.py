@@ -1,0 +1,64 @@
+"""Small random checkpoints of families that the code of transformers runs, as transformers itself writes them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+
+from tests.support.checkpoints.options import randomise, tokenizer
+
+_SIZES: Mapping[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
+_NO_HEAD_SIZE = {key: value for key, value in _SIZES.items() if key != "head_dim"}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+# Keys and values are made of one small row for each token; keys are larger than values.
+_LATENT = {
+    **_NO_HEAD_SIZE,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 32,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+GENERIC_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma2": ("Gemma2", {**_SIZES, "sliding_window": 24, "query_pre_attn_scalar": 16,
+                          "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
+    "gpt_oss": ("GptOss", {**_SIZES, **_EXPERTS, "sliding_window": 24}),
+    "cohere2": ("Cohere2", {**_NO_HEAD_SIZE, "sliding_window": 24}),
+    "llama4": ("Llama4Text", {**_SIZES, **_EXPERTS, "intermediate_size_mlp": 96,
+                              "attention_chunk_size": 32, "floor_scale": 16}),
+    "mixtral": ("Mixtral", {**_SIZES, **_EXPERTS, "sliding_window": None}),
+    "qwen3_moe": ("Qwen3Moe", {**_SIZES, "moe_intermediate_size": 32, "num_experts": 8,
+                               "num_experts_per_tok": 2}),
+    "deepseek_v2": ("DeepseekV2", {**_LATENT, "n_group": 1}),
+    "deepseek_v3": ("DeepseekV3", {**_LATENT, "n_group": 2}),
+}  # fmt: skip
+
+
+def make_generic_checkpoint(folder: Path, family: str, **changes: Any) -> Path:
+    """Writes weights, configuration and tokenizer of one of GENERIC_MODELS; `changes` are keys of the configuration."""
+    name, sizes = GENERIC_MODELS[family]
+    config: PreTrainedConfig = getattr(transformers, f"{name}Config")(**{**sizes, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    randomise(model, seed=0)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
