@@ -66,9 +66,9 @@ def transformers_model(config: dict[str, Any]) -> PreTrainedModel:
     keys = {key: value for key, value in config.items() if key not in ("model_type", "rope_theta")}
     keys["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     if config["topk_method"] == "noaux_tc":
-        return DeepseekV3ForCausalLM(DeepseekV3Config(**keys)).eval()
+        return DeepseekV3ForCausalLM(DeepseekV3Config(**keys)).eval().requires_grad_(False)
     assert not config["norm_topk_prob"], "not known to transformers' V2"
-    return DeepseekV2ForCausalLM(DeepseekV2Config(**keys)).eval()
+    return DeepseekV2ForCausalLM(DeepseekV2Config(**keys)).eval().requires_grad_(False)
 
 
 def draw(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:

@@ -150,7 +150,7 @@ def text_class(config: dict[str, Any]) -> PreTrainedModel:
     unused = ("architectures", "model_type", "rope_theta", "rope_scaling")
     keys = {key: value for key, value in config.items() if key not in unused}
     keys["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
-    return kind(kind.config_class(**keys)).eval()
+    return kind(kind.config_class(**keys)).eval().requires_grad_(False)
 
 
 def tile_counts(width: int, height: int, config: dict[str, Any]) -> tuple[int, int]:

@@ -167,3 +167,13 @@ def test_variants_of_the_norms(tmp_path: Path, changes: dict[str, bool], model: 
     changed = Molmo(write_checkpoint(tmp_path, **changes))
     embeds = 5 * Draw(9).weight(5, 64)
     assert (changed.decode(embeds) - model.decode(embeds)).abs().max() > 0.1
+
+
+def test_masks_are_those_of_the_crops_with_a_last_row_of_their_own() -> None:
+    cut = molmo_images.crops(noise(224, 500))
+    _, mask = molmo_images.resize_and_pad(noise(224, 500), *molmo_images.padded_size(cut.tiling))
+    assert cut.masks.shape == (len(cut.patches), 576)
+    torch.testing.assert_close(cut.masks[0], molmo_images.cut(mask[None, :336, :336]).mean(-1))
+    assert (cut.masks[-1] == -1).all()
+    assert (cut.masks == 0).any()
+    assert ((cut.masks > 0) & (cut.masks < 1)).any()
