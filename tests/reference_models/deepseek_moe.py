@@ -96,7 +96,7 @@ class DeepSeekMoe:
         for row, row_weights, row_chosen in zip(x, weights, chosen, strict=True):
             parts = [mlp(row, part, f"experts.{int(expert)}") for expert in row_chosen]
             rows.append(row_weights @ torch.stack(parts))
-        routed = torch.stack(rows) * self._config["routed_scaling_factor"]
+        routed = torch.stack(rows) * float(self._config["routed_scaling_factor"])
         return routed + mlp(x, part, "shared_experts")
 
 
