@@ -31,7 +31,8 @@ class Family:
     those of the family of its text model: the two may be different families.
     """
 
-    architectures: tuple[str, ...]  # of config.json, whose prompt and encoder these are
+    # Of config.json, whose prompt and encoder these are; none: it is `config_keys` that tell.
+    architectures: tuple[str, ...]
     text_types: tuple[str, ...] = ()  # `model_type` of the text models that the decoder runs
     # Keys that config.json must have for this family, where several share the names above; the most keys win.
     config_keys: tuple[str, ...] = ()
@@ -53,6 +54,11 @@ class Family:
     def takes_media(self) -> bool:
         """Whether it has an encoder."""
         return bool(self.encoder)
+
+    @property
+    def is_known_by_keys(self) -> bool:
+        """Whether checkpoints are recognised whatever the name of their architecture."""
+        return not self.architectures and bool(self.config_keys)
 
     def recognises(self, checkpoint: Checkpoint) -> bool:
         """Whether the checkpoint has what `config_keys` names."""

@@ -29,6 +29,9 @@ def find(checkpoint: Checkpoint) -> Family:
 
     Raises InvalidRequest if it has none and is no model of text alone, or if it has more than one.
     """
+    for family in in_tree():
+        if family.is_known_by_keys and family.recognises(checkpoint):
+            return family
     architecture = checkpoint.architecture
     found = _native(checkpoint, architecture, lambda family: architecture in family.architectures)
     found = found or generic_media.family_of(checkpoint)
@@ -51,7 +54,7 @@ def find_decoder(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AU
         return family
     own = family.text_types
     kind = str(checkpoint.text_config.get("model_type") or (*own, _DEFAULT_TEXT_TYPE)[0])
-    what = f"{checkpoint.architecture} with text model {kind!r}"
+    what = f"{checkpoint.kind} with text model {kind!r}"
     found = _native(checkpoint, what, lambda family: kind in family.text_types)
     if found is None and backend is ModelBackend.NATIVE:
         raise _unknown(checkpoint, what)

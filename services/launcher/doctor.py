@@ -133,7 +133,7 @@ def _model(settings: DoctorSettings) -> Finding:
         checkpoint = require_servable(folder, device=settings.device, dtype=settings.dtype)
     except ServingError as error:
         return Finding(what, error.message, is_fault=True)
-    return Finding(what, f"{checkpoint.architecture} in {folder}")
+    return Finding(what, f"{checkpoint.kind} in {folder}")
 
 
 def _shared_memory() -> Finding:

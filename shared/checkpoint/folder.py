@@ -80,6 +80,12 @@ class Checkpoint:
             raise self._bad("config.json", 'has no "architectures"')
         return str(names[0])
 
+    @property
+    def kind(self) -> str:
+        """What to call the model in messages: its architecture, or `model_type` where it names none."""
+        names = self.config.get("architectures")
+        return self.architecture if names else str(self.config.get("model_type"))
+
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         """`generation_config.json`, or nothing where there is no such file."""

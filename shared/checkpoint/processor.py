@@ -99,9 +99,15 @@ def image_processor_name(config: dict[str, Any]) -> str:
 
 
 def image_processor_class(name: str) -> Any:
-    """The class of an image processor, in its form for Pillow. Raises InvalidRequest if there is none."""
+    """The class of an image processor of transformers, in its form for Pillow, or of a family ("package.module:name").
+
+    Raises InvalidRequest if there is none.
+    """
     import transformers
 
+    if ":" in name:
+        module, _, own = name.partition(":")
+        return getattr(importlib.import_module(module), own)
     found = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name, None)
     if found is None:
         raise InvalidRequest(

@@ -62,7 +62,7 @@ def load(settings: DecoderSettings) -> Loaded:
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
     log.info(
         "found model",
-        architecture=checkpoint.architecture,
+        architecture=checkpoint.kind,
         layers=sizes.num_layers,
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),

@@ -78,11 +78,13 @@ class Llama(DecoderModel):
         model._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
         model._head = ops.pack_head(head)
         model._embedding = ops.embedding_table(table)
-        model._additions = model.load_additions(weights)
+        model._additions = model.load_additions(weights, checkpoint)
         weights.finish()
         return model
 
-    def load_additions(self, weights: LanguageWeights) -> Sequence[LayerAddition]:
+    def load_additions(
+        self, weights: LanguageWeights, checkpoint: Checkpoint
+    ) -> Sequence[LayerAddition]:
         """Partial LoRA of each layer, for models that have it."""
         return ()
 

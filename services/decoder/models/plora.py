@@ -14,10 +14,32 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.linear_weight import in_memory
 from services.decoder.loading.weights import LanguageWeights
 from services.decoder.models.layer_weights import qkv_order
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
 from shared.model_config.decoder import DecoderConfig
+from shared.model_config.files import read_json
 
 # The factor of an addition of so high a rank.
 Scale = Callable[[int], float]
+
+# InternLM-XComposer2's code has its factors: 4KHD's queries, keys and values have a rank of 8 and an alpha of 16.
+_XCOMPOSER, _DOUBLED_RANK = "InternLMXComposer2ForCausalLM", 8
+
+
+def scales(checkpoint: Checkpoint) -> Scale:
+    """By adapter_config.json, lora_alpha / r for additions of that rank; else the released models' own."""
+    path = checkpoint.folder / "adapter_config.json"
+    if not path.is_file():
+        doubles = checkpoint.kind == _XCOMPOSER
+        return lambda rank: 2.0 if doubles and rank == _DOUBLED_RANK else 1.0
+    adapter = read_json(path)
+    try:
+        alpha, named = float(adapter["lora_alpha"]), int(adapter["r"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(
+            "BAD_CHECKPOINT", f"{path} has no numbers lora_alpha and r", field="model"
+        ) from error
+    return lambda rank: alpha / named
 
 
 @dataclass(frozen=True)

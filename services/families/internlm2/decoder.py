@@ -1,7 +1,15 @@
-"""InternLM2: Llama's block under other names; of the fused matrix each key head has its queries, its key, its value."""
+"""InternLM2: Llama's block under other names; of the fused matrix each key head has its queries, its key, its value.
 
-from services.decoder.loading.weights import canonical_name
+With partial LoRA, where a checkpoint has it (InternLM-XComposer2, WeMM).
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from services.decoder.loading.weights import LanguageWeights, canonical_name
 from services.decoder.models.llama import Llama
+from services.decoder.models.plora import LayerAddition, load_addition, scales
+from shared.checkpoint.folder import Checkpoint
 
 _NAMES = {
     "tok_embeddings.": "embed_tokens.",
@@ -13,10 +21,16 @@ _NAMES = {
     "feed_forward.w3": "mlp.up_proj",
     "feed_forward.w2": "mlp.down_proj",
 }
+_INFIX = "original_linear."  # before the weight that partial LoRA was trained beside, in checkpoints of WeMM
 
 
 class InternLM2(Llama):
     """Cai et al., 2024."""
+
+    TENSORS: ClassVar[str] = (
+        rf"{Llama.TENSORS}"
+        r"|layers\.\d+\.(self_attn\.(qkv|o)_proj|mlp\.(gate|up|down)_proj)\.Plora_[AB]\.weight"
+    )
 
     @staticmethod
     def canonical(name: str) -> str:
@@ -25,4 +39,14 @@ class InternLM2(Llama):
         name = name.replace("output.", "lm_head.", 1) if name.startswith("output.") else name
         for stored, canonical in _NAMES.items():
             name = name.replace(stored, canonical)
-        return name
+        return name.replace(_INFIX, "")
+
+    def load_additions(
+        self, weights: LanguageWeights, checkpoint: Checkpoint
+    ) -> Sequence[LayerAddition]:
+        """See `Llama.load_additions`."""
+        if not any("Plora_" in name for name in weights):
+            return ()
+        factors = scales(checkpoint)
+        layers = range(self.config.num_layers)
+        return [load_addition(weights, i, self.config, self._ops, factors) for i in layers]

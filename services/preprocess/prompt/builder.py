@@ -54,7 +54,7 @@ class PromptBuilder:
     ) -> None:
         self._tokenizer = tokenizer
         updates = rule.updates()
-        self._marker_ids = {update.modality: _marker(update) for update in updates}
+        self._marker_ids = {update.modality: _marker(update, tokenizer) for update in updates}
         texts = {kind: tokenizer.token_text(token) for kind, token in self._marker_ids.items()}
         self._markers = {_KINDS[modality]: text for modality, text in texts.items()}
         self._around = {texts[u.modality]: u.around for u in updates if any(u.around)}
@@ -225,8 +225,10 @@ def _modality(item: ItemSize) -> Modality.ValueType:
     return Modality.MODALITY_VIDEO if item.frames else Modality.MODALITY_IMAGE
 
 
-def _marker(update: Update) -> int:
+def _marker(update: Update, tokenizer: PromptTokenizer) -> int:
     """The token that an update's spans replace. Raises InvalidRequest for updates of other kinds."""
+    if isinstance(update.target, str) and update.mode is Mode.REPLACE:
+        return tokenizer.add_marker(update.target)
     if (
         update.mode is not Mode.REPLACE
         or not isinstance(update.target, tuple)

@@ -65,13 +65,14 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Update:
-    """Where the spans of one modality go: each in the place of `target`'s next occurrence, or beside it.
+    """Where the spans of one modality go: each in the place of `target`'s next occurrence, or beside it. A text as
+    target is one that the tokenizer has no token for: what stands before and behind it is tokenized apart.
 
     `around`: text that comes before and behind each occurrence, before the text is tokenized.
     """
 
     modality: Modality.ValueType
-    target: tuple[int, ...] | Place | After
+    target: tuple[int, ...] | str | Place | After
     mode: Mode = Mode.REPLACE
     around: tuple[str, str] = ("", "")
 

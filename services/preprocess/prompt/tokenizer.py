@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from shared.errors import InvalidRequest
 from shared.text.tokenizer_file import read_tokenizer
@@ -45,6 +45,13 @@ class PromptTokenizer:
         self._longest_control = max(map(len, self._special), default=1)
         self._continues = self._continuation_prefix()
         self.longest_token = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)))
+
+    def add_marker(self, text: str) -> int:
+        """The id of a text that the checkpoint has no token for, from now on a token here, beyond its vocabulary."""
+        self._tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+        number = self._tokenizer.token_to_id(text)
+        assert number is not None
+        return number
 
     def protect(self, *markers: str) -> None:
         """Makes tokens ones that users cannot write, whether the tokenizer calls them special or not."""
