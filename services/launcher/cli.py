@@ -11,10 +11,15 @@ _COMMANDS = {
     "bench": "measure a served model, Tessera's or another's",
     "profile": "measure the operations that a model's steps are made of",
     "doctor": "look at this machine and say what is missing",
+    "weights": "rewrite the names of a checkpoint's tensors",
     "version": "print the version",
 }
 # Commands of other packages; the launcher's own are named after their modules.
-_MODULES = {"bench": "benchmarks.load.command", "profile": "services.decoder.profile"}
+_MODULES = {
+    "bench": "benchmarks.load.command",
+    "profile": "services.decoder.profile",
+    "weights": "shared.checkpoint.conversion.weights_command",
+}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """A file of tensors by name, in safetensors or as `torch.save` writes it: sizes by its header, data mapped."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,10 @@ class TensorFile(Protocol):
     """Tensors by name."""
 
     def names(self) -> Sequence[str]:
-        """In no certain order."""
+        """As the file has them."""
+
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says beside its tensors."""
 
     def tensor(self, name: str) -> "torch.Tensor":
         """Contiguous and mapped where the file allows it: not to be written to."""
@@ -51,6 +54,10 @@ class SafetensorsFile:
     def names(self) -> Sequence[str]:
         """See `TensorFile`."""
         return list(self._file.keys())
+
+    def metadata(self) -> Mapping[str, str]:
+        """See `TensorFile`."""
+        return self._file.metadata() or {}
 
     def tensor(self, name: str) -> "torch.Tensor":
         """See `TensorFile`."""

@@ -1,7 +1,7 @@
 """A file of `torch.save`: a dictionary of tensors by name."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -47,6 +47,10 @@ class TorchFile:
     def names(self) -> Sequence[str]:
         """See `TensorFile`."""
         return list(self._tensors)
+
+    def metadata(self) -> Mapping[str, str]:
+        """See `TensorFile`."""
+        return {}
 
     def tensor(self, name: str) -> torch.Tensor:
         """See `TensorFile`."""
