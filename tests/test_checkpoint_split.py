@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from services.decoder.devices.cpu.device import CpuDevice
+from services.decoder.models.generic.loading import load_model
 from services.families import registry
 from services.families.family import load_part
 from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
 from shared.checkpoint.folder import Checkpoint
-from tests.support.checkpoints import SPELLINGS, make_checkpoint
+from shared.checkpoint.model_half import model_class, read_config
+from tests.support.checkpoints import GENERIC, SPELLINGS, load_reference, make_checkpoint
 
 # The tower's last norm and its layers after the feature layer lead to no embedding row.
 _UNUSED = ("post_layernorm", "layers.", "head.")
@@ -47,6 +49,19 @@ def names_read(folder: Path, load: Callable[[Checkpoint], object]) -> set[str]:
 
     load(Recording(folder))
     return read
+
+
+@pytest.mark.parametrize("family", GENERIC)
+def test_halves_of_a_class_make_the_whole(family: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(make_checkpoint(tmp_path, family))
+    encoder = load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+    assert isinstance(encoder, GenericEncoder)
+    kind, config = model_class(checkpoint), read_config(checkpoint)
+    decoder = load_model(checkpoint, kind, config, torch.float32)
+    halves = [{name for name, _ in half.named_parameters()} for half in (encoder._model, decoder)]
+    assert not halves[0] & halves[1]
+    whole = {name for name, _ in load_reference(checkpoint.folder).named_parameters()}
+    assert halves[0] | halves[1] == whole
 
 
 def load_decoder(checkpoint: Checkpoint) -> object:

@@ -61,8 +61,8 @@ class GenericEncoder:
             checkpoint, kind, untied(config), decoder_paths(kind, config), dtype
         ).to(device)
         placeholders = placeholder_ids(checkpoint)
-        ids, tensors = self._make(_SAMPLE)
         try:
+            ids, tensors = self._make(_SAMPLE)
             rows = self._rows(tensors)
         except Exception as error:  # whatever the code of some model raises
             raise unsupported(checkpoint, f"its encoder fails on a picture: {error!r}") from error

@@ -46,8 +46,8 @@ def load_without(
     dtype: torch.dtype,
     **options: str,
 ) -> Any:
-    """The model with empty modules at some paths: their tensors have no place to go and are not read. `options` are
-    those of `from_pretrained`.
+    """The model with empty modules, and no parameters, at some paths: their tensors have no place to go and are not
+    read. `options` are those of `from_pretrained`.
 
     Raises InvalidRequest for a checkpoint that lacks one of the other tensors.
     """
@@ -56,7 +56,7 @@ def load_without(
         kind.__init__(self, config, *arguments, **options)
         for path in left_out:
             owner, _, name = path.rpartition(".")
-            self.get_submodule(owner)._modules[name] = nn.Module()
+            _leave_out(self.get_submodule(owner), name)
 
     part: Any = type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
     with understood(checkpoint), _quiet():
@@ -86,6 +86,16 @@ def untied(config: Any) -> Any:
     for part in (found, found.get_text_config(decoder=True)):
         part.tie_word_embeddings = False
     return found
+
+
+def _leave_out(owner: Any, name: str) -> None:
+    if name in owner._modules:
+        owner._modules[name] = nn.Module()
+        return
+    initialize = owner._init_weights
+    owner._parameters[name] = None
+    # The class would draw it.
+    owner._init_weights = lambda module: None if module is owner else initialize(module)
 
 
 @contextlib.contextmanager

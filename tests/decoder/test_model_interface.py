@@ -12,10 +12,12 @@ from services.decoder.models.layer_spec import LayerSpec, Opaque, Shared, State
 from services.decoder.models.llama import Llama
 from services.decoder.models.needs import AttentionKind, Needs
 from services.decoder.models.step import Step
+from services.decoder.server import hello
 from services.decoder.settings import DecoderSettings
 from shared.artifacts.store import ArtifactStore
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
+from tessera.decoder.v1 import decoder_pb2
 from tests.support.checkpoints import make_checkpoint
 from tests.support.step_stream import (
     NaiveScheduler,
@@ -106,17 +108,19 @@ def test_a_layer_that_is_not_in_blocks_is_refused_by_name(
         load(DecoderSettings(model=llama_folder, device="cpu", threads=1))
 
 
-@pytest.mark.parametrize(
-    ("needs", "said"),
-    [
-        (Needs(AttentionKind.BIDIRECTIONAL_MEDIA), "media spans see themselves whole"),
-        (Needs(AttentionKind.PREFIX_LM), "the prompt sees itself whole"),
-        (Needs(state=True), "outside the cache's blocks"),
-    ],
-)
-def test_a_need_that_is_not_served_is_refused_by_name(
-    llama_folder: Path, needs: Needs, said: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", AttentionKind)
+def test_the_scheduler_is_told_how_far_attention_looks(
+    llama_folder: Path, kind: AttentionKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Llama, "needs", needs)
-    with pytest.raises(InvalidRequest, match=said):
+    monkeypatch.setattr(Llama, "needs", Needs(kind))
+    loaded = load(DecoderSettings(model=llama_folder, device="cpu", threads=1))
+    told = hello("d", loaded).attention_kind
+    assert decoder_pb2.AttentionKind.Name(told) == f"ATTENTION_KIND_{kind.name}"
+
+
+def test_state_outside_the_blocks_is_refused_by_name(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Llama, "needs", Needs(state=True))
+    with pytest.raises(InvalidRequest, match="outside the cache's blocks"):
         load(DecoderSettings(model=llama_folder, device="cpu", threads=1))

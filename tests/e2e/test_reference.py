@@ -90,6 +90,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "idefics3-transformers-llama": {"family": "idefics3"},
     "llava-onevision-transformers-qwen2": {"family": "llava_onevision"},
+    "qwen3-vl-transformers": {"family": "qwen3_vl"},
+    "gemma3-transformers": {"family": "gemma3"},
 }
 
 BY_DEFAULT = {

@@ -24,12 +24,10 @@ class Needs:
     state: bool = False
 
     def require_served(self) -> None:
-        """Raises InvalidRequest for attention that is not causal, and for state."""
-        asked = [] if self.attention is AttentionKind.CAUSAL else [self.attention.value]
-        asked += ["state is kept outside the cache's blocks"] if self.state else []
-        if asked:
+        """Raises InvalidRequest for state outside the blocks."""
+        if self.state:
             raise InvalidRequest(
                 "UNSUPPORTED_MODEL",
-                f"the model needs what is not served: {', '.join(asked)}",
+                "the model needs what is not served: state is kept outside the cache's blocks",
                 field="model",
             )

@@ -121,6 +121,8 @@ class ProcessorMaker:
         """The text that stands for each of several pictures of one prompt."""
         text = " ".join([self._marker] * len(pictures))
         made = run_processor(self._processor, pictures, text)
+        if OFFSETS not in made:
+            raise ValueError("it does not say what it writes in the place of a picture")
         return [found["replacement"] for found in made[OFFSETS][0]]
 
     def _cut(self, text: str) -> tuple[str, str, str]:

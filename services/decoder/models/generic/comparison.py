@@ -78,7 +78,7 @@ def _compare(
     with _layer_outputs(layers) as outputs:
         found = run.logits(_WHOLE if whole_prompt else _IN_PIECES)
     ours, theirs = torch.cat(found), torch.cat(expected.logits)
-    accepted = _agree(ours, theirs, ops.dtype)
+    accepted = agree(ours, theirs, ops.dtype)
     difference = float((ours - theirs).abs().max() / theirs.std())
     equal = accepted and ops.row_invariant and _same_alone(decoder, ops, expected, found[0])
     first = None
@@ -99,12 +99,12 @@ def _first_different(
 ) -> int | None:
     for layer, (steps, theirs) in enumerate(zip(outputs, expected.layers, strict=False)):
         ours = torch.cat([x[own] for x, own in zip(steps, run.first, strict=True)])
-        if not _agree(ours, theirs, dtype):
+        if not agree(ours, theirs, dtype):
             return layer
     return None
 
 
-def _agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+def agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
     """NaN agrees with nothing."""
     ours, theirs = ours.float(), theirs.float()
     if dtype == torch.float32:

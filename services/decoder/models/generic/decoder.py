@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import structlog
@@ -21,6 +22,7 @@ from services.decoder.models.generic.attention import (
     PagedAttention,
     answering,
 )
+from services.decoder.models.generic.attention_kind import attention_kind, run_marked
 from services.decoder.models.generic.comparison import Verdict, compare, run_eagerly
 from services.decoder.models.generic.experts import pack_experts
 from services.decoder.models.generic.head import make_head
@@ -33,6 +35,7 @@ from services.decoder.models.generic.loading import (
     require_served,
 )
 from services.decoder.models.generic.parameters import guard_parameters
+from services.decoder.models.generic.rope_index import Ids, Positions, RopeIndex
 from services.decoder.models.generic.rotation import fix_rotations
 from services.decoder.models.needs import Needs
 from services.decoder.models.step import Step
@@ -40,6 +43,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import read_config
 from shared.checkpoint.refusal import unsupported
 from shared.model_config.decoder import TextSizes
+from tessera.common.v1.media_pb2 import MediaItem
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +66,9 @@ class GenericDecoder(DecoderModel):
         self._base = language_layers(model)
         self._embedding = model.get_input_embeddings()
         _require_interface(model, self._base)
+        self._rope = RopeIndex.find(model)
+        self.rotary_axes = self._rope.axes if self._rope else 0
+        self.levels = _levels(model, self._base)
         self.config = _sizes(model, self._embedding)
         model.set_attn_implementation(attention.NAME)
         model.set_experts_implementation(experts.NAME)
@@ -96,7 +103,12 @@ class GenericDecoder(DecoderModel):
         fix_rotations(checkpoint, model, max_model_len)
         try:
             with torch.inference_mode():
-                return cls.checked(model, ops) if check else cls(model, ops)
+                rope = RopeIndex.find(model)
+                marked = run_marked(model, rope.axes if rope else 0)
+                decoder = cls.checked(model, ops) if check else cls(model, ops)
+                seen = attention_kind(decoder, decoder._base, ops, marked)
+                decoder.needs = replace(decoder.needs, attention=seen)
+                return decoder
         except NotServed as error:
             raise unsupported(checkpoint, str(error)) from None
 
@@ -141,21 +153,34 @@ class GenericDecoder(DecoderModel):
             hidden[first : first + count] = rows
         return hidden
 
+    def positions(self, prompt: Ids, media: Sequence[MediaItem]) -> tuple[Positions, int]:
+        """See `DecoderModel.positions`. Raises InvalidRequest for media whose fields do not fit the prompt."""
+        return self._rope(prompt, media) if self._rope else super().positions(prompt, media)
+
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
         """See `DecoderModel.forward`."""
         with answering(PagedAttention(self._ops, step.meta, self._places, caches)):
             try:
-                return self._run(hidden, step.positions)
+                return self._run(hidden, step.positions, step.media, step.levels)
             except FirstLayersOnly:
                 return hidden
 
-    def _run(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        """Last hidden rows [T, H] of [T, H] at positions [axes, T]."""
+    def _run(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        media: Tensor | None = None,
+        levels: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Last hidden rows [T, H] of [T, H] at positions [axes, T]; media and levels as in `Step`."""
         inputs: dict[str, Any] = {
             "inputs_embeds": hidden[None],
             "position_ids": positions if len(positions) == 1 else positions[:, None],
             "use_cache": False,
         }
+        if media is not None and levels:
+            inputs["visual_pos_masks"] = media[None]
+            inputs["deepstack_visual_embeds"] = [rows[media] for rows in levels]
         if self._counts_cache:
             inputs["past_key_values"] = _PositionsAsLength(positions[0])
         last: Tensor = self._base(**inputs).last_hidden_state
@@ -184,6 +209,14 @@ class _PositionsAsLength:
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """What came."""
         return keys, values
+
+
+def _levels(model: Any, layers: Any) -> int:
+    """After how many layers rows of media are added (deepstack)."""
+    if "deepstack_visual_embeds" not in inspect.signature(layers.forward).parameters:
+        return 0
+    vision = getattr(model.config, "vision_config", None)
+    return len(getattr(vision, "deepstack_visual_indexes", None) or ())
 
 
 def _require_interface(model: Any, layers: Any) -> None:

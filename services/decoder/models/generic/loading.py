@@ -1,5 +1,6 @@
 """A checkpoint as its transformers class loads it, without the parts that other services own."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ def load_model(checkpoint: Checkpoint, kind: type[Any], config: Any, dtype: torc
 
 
 def foreign_modules(kind: type[Any], config: Any) -> list[str]:
-    """Submodules of a composite model that neither are nor hold its language layers or its output matrix."""
+    """Submodules and parameters of a composite model that neither are nor hold its language layers or its output
+    matrix."""
     if config.get_text_config(decoder=True) is config:
         return []
     with torch.device("meta"):
@@ -58,7 +60,7 @@ def foreign_modules(kind: type[Any], config: Any) -> list[str]:
         path_of(empty, module) for module in (language_layers(empty), empty.get_output_embeddings())
     ]
     found = []
-    for path, _ in empty.named_modules():
+    for path in dict(chain(empty.named_modules(), empty.named_parameters())):
         parent = path.rpartition(".")[0]
         inside = any(_below(path, own) or _below(own, path) for own in kept)
         if path and not inside and any(_below(own, parent) for own in kept):

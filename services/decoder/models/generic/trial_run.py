@@ -18,8 +18,14 @@ class TrialRun:
     """Blocks lie apart and backwards, so that none is where it would be by chance."""
 
     def __init__(
-        self, decoder: DecoderModel, ops: BaseOps, prompts: Sequence[Sequence[int]]
+        self,
+        decoder: DecoderModel,
+        ops: BaseOps,
+        prompts: Sequence[Sequence[int]],
+        spans: list[tuple[int, int, int]] | None = None,
     ) -> None:
+        """spans: see `AttnMeta.bidirectional`, of prompts that are computed whole."""
+        self._spans = spans
         self._decoder, self._ops, self._prompts = decoder, ops, prompts
         width = -(-max(map(len, prompts)) // ops.block_size)
         count = len(prompts) * width
@@ -65,7 +71,7 @@ class TrialRun:
         step = Step(
             ids=sent[0],
             positions=sent[1].expand(max(1, decoder.rotary_axes), -1),
-            meta=ops.make_meta([counts[p] for p in rows], ends, sent[3], sent[2]),
+            meta=ops.make_meta([counts[p] for p in rows], ends, sent[3], sent[2], self._spans),
             slots=rows,
         )
         hidden = decoder.forward(decoder.embed(step.ids, [], []), step, self._caches)

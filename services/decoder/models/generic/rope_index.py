@@ -1,0 +1,73 @@
+"""Rotary positions of several axes, as the model's own `get_rope_index` gives them for a prompt."""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.decoder.worker.media_spans import embed_positions, read_spans
+from shared.artifacts.small_tensor import array_of
+from shared.errors import InvalidRequest
+from tessera.common.v1.media_pb2 import MediaItem, Modality
+
+Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+Positions = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+# What transformers calls a token's type.
+_TYPES = {Modality.MODALITY_IMAGE: 1, Modality.MODALITY_VIDEO: 2, Modality.MODALITY_AUDIO: 3}
+
+
+class RopeIndex:
+    """A model's positions for prompts with media. `axes` is how many each token has."""
+
+    def __init__(self, owner: Any) -> None:
+        self._get = owner.get_rope_index
+        self._known = inspect.signature(self._get).parameters
+        self.axes = len(self(np.zeros(2, np.int64), ())[0])
+
+    @classmethod
+    def find(cls, model: Any) -> "RopeIndex | None":
+        """Of a model, or of what it wraps; None for one whose positions are the tokens' indices."""
+        owners = (model, getattr(model, "model", None))
+        return next((cls(owner) for owner in owners if hasattr(owner, "get_rope_index")), None)
+
+    def __call__(self, prompt: Ids, media: Sequence[MediaItem]) -> tuple[Positions, int]:
+        """Positions [axes, tokens] of a prompt's ids, and what to add to the index of later tokens.
+
+        It is called with those arguments that it has: ids, types and a mask of the tokens, and the items' fields, which
+        are concatenated. Raises InvalidRequest for fields that it does not understand.
+        """
+        items = sorted(media, key=lambda item: item.offset)
+        try:
+            given = {**_fields(items), **_tokens(prompt, items)}
+            found, delta = self._get(**{name: given[name] for name in self._known if name in given})
+        except (TypeError, ValueError, IndexError, RuntimeError, StopIteration) as error:
+            raise InvalidRequest(
+                "INVALID_MEDIA",
+                f"no positions follow from the prompt's media: {error!r}",
+                field="media",
+            ) from error
+        return found[:, 0].to(torch.int32).cpu().numpy(), int(delta.item())
+
+
+def _tokens(prompt: Ids, items: Sequence[MediaItem]) -> dict[str, Tensor]:
+    types = np.zeros(len(prompt), np.int64)
+    for item, span in zip(items, read_spans(items, len(prompt)), strict=True):
+        types[embed_positions([span])] = _TYPES[item.modality]
+    ids = torch.from_numpy(prompt.astype(np.int64))[None]
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": torch.from_numpy(types)[None],
+        "attention_mask": torch.ones_like(ids),
+    }
+
+
+def _fields(items: Sequence[MediaItem]) -> dict[str, Tensor]:
+    found: defaultdict[str, list[Tensor]] = defaultdict(list)
+    for item in items:
+        for name in item.fields:
+            found[name].append(torch.from_numpy(array_of(item.fields[name])))
+    return {name: torch.cat(values) for name, values in found.items()}
