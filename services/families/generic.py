@@ -22,7 +22,8 @@ GENERIC = Family(
 )
 
 _GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+# Values of `layer_types` that are served.
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 # Keys of configurations, by what they tell of a model.
 _RECURRENT = (
     "state_size",
@@ -105,7 +106,9 @@ def _known_names() -> str:
 def _reason(checkpoint: Checkpoint) -> str:
     """Why a model cannot be served; nothing where config.json does not say."""
     return (
-        _other_kind(checkpoint) or _recurrent(checkpoint.text_config) or _unknown_name(checkpoint)
+        _other_kind(checkpoint)
+        or _other_layers(checkpoint.text_config)
+        or _unknown_name(checkpoint)
     )
 
 
@@ -122,13 +125,13 @@ def _other_kind(checkpoint: Checkpoint) -> str:
     return ""
 
 
-def _recurrent(text: Mapping[str, Any]) -> str:
+def _other_layers(text: Mapping[str, Any]) -> str:
     kinds = text.get("layer_types")
-    if kinds is None:
-        found = [f"{key} in config.json" for key in _RECURRENT if key in text]
-    else:
-        found = sorted(set(kinds) - _ATTENTION)
-    return f"it has recurrent layers ({', '.join(found)})" if found else ""
+    if kinds is not None:
+        others = sorted(set(kinds) - ATTENTION_LAYERS)
+        return f"it has layers of {', '.join(others)}" if others else ""
+    found = [key for key in _RECURRENT if key in text]
+    return f"it has recurrent layers ({', '.join(found)} in config.json)" if found else ""
 
 
 def _unknown_name(checkpoint: Checkpoint) -> str:

@@ -141,7 +141,7 @@ def _layer_outputs(layers: nn.Module) -> Iterator[list[list[Tensor]]]:
     outputs: list[list[Tensor]] = [[] for _ in blocks]
 
     def keep(place: int, output: Any) -> None:
-        rows = output[0] if isinstance(output, tuple) else output
+        rows = output[0] if isinstance(output, tuple | list) else output
         if isinstance(rows, Tensor):
             outputs[place].append(rows.detach()[0].clone())
 

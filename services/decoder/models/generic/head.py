@@ -67,7 +67,15 @@ class GivenRows(nn.Module):
 
     def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
         """Whatever it is called with."""
-        return BaseModelOutputWithPast(last_hidden_state=self.rows)
+        return _Output(last_hidden_state=self.rows)
+
+
+class _Output(BaseModelOutputWithPast):
+    """What a class looks for beside the rows, such as its routers' choices, is not there."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class _WideLinear(nn.Module):

@@ -8,12 +8,10 @@ import transformers
 from torch import nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from services.families.generic import require_trusted
+from services.families.generic import ATTENTION_LAYERS, require_trusted
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import load_without, understood
 from shared.checkpoint.refusal import unsupported
-
-_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 
 
 def find_class(checkpoint: Checkpoint, trust_remote_code: bool) -> type[Any]:
@@ -34,10 +32,11 @@ def find_class(checkpoint: Checkpoint, trust_remote_code: bool) -> type[Any]:
 def require_served(checkpoint: Checkpoint, kind: type[Any], config: Any) -> None:
     """Raises InvalidRequest for what is known not to run without reading a weight."""
     text = config.get_text_config(decoder=True)
-    layers = set(getattr(text, "layer_types", None) or ()) - _ATTENTION
-    if getattr(kind, "_is_stateful", False) or layers:
-        what = f" ({', '.join(sorted(layers))})" if layers else ""
-        raise unsupported(checkpoint, f"{kind.__name__} has recurrent layers{what}")
+    layers = set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS
+    if layers:
+        raise unsupported(checkpoint, f"it has layers of {', '.join(sorted(layers))}")
+    if getattr(kind, "_is_stateful", False):
+        raise unsupported(checkpoint, "it has recurrent layers")
     if not hasattr(kind, "_can_set_attn_implementation"):
         raise unsupported(checkpoint, f"{kind.__name__} is no model that generates text")
 
