@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import model_table
+
 ROOT = Path(__file__).parents[1]
 EXCERPT = re.compile(r"```python\n# (services/\S+\.py)\n(.*?)```", re.DOTALL)
 
@@ -34,3 +36,8 @@ def test_excerpts_stand_in_the_files_they_name(name: str) -> None:
     assert excerpts
     for path, code in excerpts:
         assert code in (ROOT / path).read_text(), path
+
+
+def test_the_table_of_models_is_that_of_the_records() -> None:
+    hint = "run python -m tests.support.model_table"
+    assert model_table.FILE.read_text(encoding="utf-8") == model_table.table(), hint

@@ -48,6 +48,7 @@ class Family:
         ""  # a function of a Checkpoint: the chat template of those whose files have none
     )
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
+    takes_videos: bool = False  # beside images
     overrides: Mapping[str, str] = field(default_factory=dict)  # of generic parts, by their names
 
     @property
@@ -77,6 +78,12 @@ class Family:
             return None
         template: str | None = load_part(self.template)(checkpoint)
         return template
+
+    @property
+    def modalities(self) -> tuple[Modality.ValueType, ...]:
+        """Of the media that its prompts may have."""
+        images = (Modality.MODALITY_IMAGE,) if self.takes_media else ()
+        return (*images, Modality.MODALITY_VIDEO) if self.takes_videos else images
 
     def largest(self, checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
         """The size of an item that takes most tokens. Raises InvalidRequest for media options that are not served."""

@@ -10,6 +10,7 @@ _COMMANDS = {
     "chat": "talk to a served model in the terminal, about pictures too",
     "bench": "measure a served model, Tessera's or another's",
     "profile": "measure the operations that a model's steps are made of",
+    "check": "say by whose code a model would be served, or why it cannot be",
     "doctor": "look at this machine and say what is missing",
     "weights": "rewrite the names of a checkpoint's tensors",
     "version": "print the version",

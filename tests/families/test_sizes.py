@@ -51,6 +51,7 @@ def test_the_largest_item_takes_most_tokens_and_as_many_rows(
 ) -> None:
     checkpoint = Checkpoint(make_checkpoint(tmp_path, family, **options))
     rule, found = rule_of(checkpoint), registry.find(checkpoint)
+    assert set(found.modalities) == set(rule.limits)
     size = found.largest(checkpoint, Modality.MODALITY_IMAGE)
     assert size.frames == 0
     span = rule.span(size)

@@ -91,7 +91,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert all(
         f"  {name}" in printed
-        for name in ("serve", "chat", "bench", "profile", "doctor", "weights", "version")
+        for name in ("serve", "chat", "bench", "profile", "check", "doctor", "weights", "version")
     )
 
 

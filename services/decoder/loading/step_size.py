@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from services.decoder.models.needs import AttentionKind, Needs
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
-from tessera.common.v1.media_pb2 import Modality
+
+_UNKNOWN = 4096  # tokens of an item, where only the processor's code knows how many there may be
 
 
 @dataclass(frozen=True)
@@ -33,5 +34,5 @@ def _longest_row(needs: Needs, checkpoint: Checkpoint, max_model_len: int) -> in
     family = registry.find(checkpoint)
     if needs.attention is AttentionKind.CAUSAL or not family.takes_media:
         return 0
-    kinds = (Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO)
-    return min(max_model_len, max(family.largest(checkpoint, kind).tokens for kind in kinds))
+    sizes = [family.largest(checkpoint, kind).tokens for kind in family.modalities]
+    return min(max_model_len, max(tokens or _UNKNOWN for tokens in sizes))

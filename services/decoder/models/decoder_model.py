@@ -35,6 +35,12 @@ class DecoderModel(ABC):
     layers: Sequence[LayerSpec]
 
     @classmethod
+    def check_names(cls, checkpoint: Checkpoint) -> int:
+        """How many tensors are the decoder's. Raises InvalidRequest for names that it has no place for. Reads no
+        weights."""
+        return len(checkpoint.names())
+
+    @classmethod
     @abstractmethod
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "DecoderModel":
         """Reads the language part of a checkpoint. Raises InvalidRequest naming bad tensors."""

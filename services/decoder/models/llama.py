@@ -64,10 +64,19 @@ class Llama(DecoderModel):
         return canonical_name(name)
 
     @classmethod
+    def check_names(cls, checkpoint: Checkpoint) -> int:
+        """See `DecoderModel.check_names`."""
+        return len(list(cls._weights(checkpoint)))
+
+    @classmethod
+    def _weights(cls, checkpoint: Checkpoint) -> LanguageWeights:
+        return LanguageWeights(checkpoint, cls.TENSORS, cls.IGNORED, cls.canonical)
+
+    @classmethod
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "Llama":
         """Embedding rows stay in the file."""
         config = registry.decoder_config(checkpoint)
-        weights = LanguageWeights(checkpoint, cls.TENSORS, cls.IGNORED, cls.canonical)
+        weights = cls._weights(checkpoint)
         model = cls(config, ops, max_model_len)
         table, head = _embedding_and_head(weights, config)
         names = [f"layers.{i}.input_layernorm.weight" for i in range(config.num_layers)]

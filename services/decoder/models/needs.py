@@ -23,6 +23,12 @@ class Needs:
     whole_prompt: bool = False
     state: bool = False
 
+    @property
+    def off(self) -> list[str]:
+        """What a decoder with these needs does without."""
+        alone = ["prefix reuse"] if self.whole_prompt or self.state else []
+        return [*alone, "swapping"] if self.state else alone
+
     def require_served(self) -> None:
         """Raises InvalidRequest for state outside the blocks."""
         if self.state:

@@ -11,4 +11,5 @@ FAMILY = Family(
     decoder="services.families.qwen2_vl.decoder:Qwen2VL",
     config="services.families.qwen2_vl.config:read",
     sizes="services.families.qwen2_vl.sizes:largest",
+    takes_videos=True,
 )

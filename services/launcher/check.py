@@ -1,0 +1,94 @@
+"""`tessera check FOLDER`: whether a model can be served and by whose code, from its files, without reading weights."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
+from services.decoder.settings import DecoderOptions
+from services.families import registry
+from services.families.check import require_servable
+from services.families.family import load_part
+from services.families.report import REFUSED, TRANSFORMERS, PartReport, parts_of
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.hub import find_in_cache
+from shared.errors import InvalidRequest, ServingError
+from shared.model_backends import ModelBackend
+from shared.settings import DEMO_MODEL, hub_name
+from tessera.common.v1.media_pb2 import Modality
+
+_MODALITIES = {Modality.MODALITY_IMAGE: "images", Modality.MODALITY_VIDEO: "videos"}
+
+
+class CheckSettings(DecoderOptions):
+    """What is checked, for a decoder with these options."""
+
+    model: CliPositionalArg[Path] = Field(
+        DEMO_MODEL,
+        description="Hugging Face checkpoint folder, or a model's name on the hub that is on this machine.",
+    )
+    revision: str = Field("", description="Branch, tag or commit of a model from the hub.")
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the report. Returns 1 if the model cannot be served, else 0."""
+    settings = CheckSettings.load(arguments, prog="tessera check")
+    try:
+        folder = _folder(settings)
+        checkpoint = Checkpoint(folder)
+        parts = parts_of(checkpoint, settings.model_backend)
+    except ServingError as error:
+        print(f"refused  {error.message}")
+        return 1
+    print(f"{'model':<8} {checkpoint.architecture} in {folder}")
+    for part in parts:
+        print(f"{part.part:<8} {part.code}: {part.detail}")
+    if any(part.code == REFUSED for part in parts):
+        return 1
+    try:
+        for what, said in _facts(checkpoint, parts, settings.model_backend):
+            print(f"{what:<8} {said}")
+        require_servable(folder, **settings.computation)
+    except ServingError as error:
+        print(f"{'refused':<8} {error.message}")
+        return 1
+    return 0
+
+
+def _folder(settings: CheckSettings) -> Path:
+    name = hub_name(settings.model)
+    if not name:
+        return settings.model
+    cached = find_in_cache(name, settings.revision)
+    if cached is None:
+        raise InvalidRequest(
+            "NO_MODEL", f"{name} is not on this machine: `tessera serve {name}` downloads it"
+        )
+    return cached
+
+
+def _facts(
+    checkpoint: Checkpoint, parts: list[PartReport], backend: ModelBackend
+) -> Iterator[tuple[str, str]]:
+    """What is taken, how long it may be, and what is off."""
+    family = registry.find(checkpoint)
+    for modality in family.modalities:
+        size = family.largest(checkpoint, modality)
+        taken = (
+            f", as {size.width} x {size.height} pixels {size.tokens} tokens" if size.tokens else ""
+        )
+        yield _MODALITIES[modality], f"taken{taken} (--limit-mm-per-prompt)"
+    own = parts[-1]
+    yield "length", f"{registry.text_sizes(checkpoint, backend).max_position_embeddings} tokens"
+    if own.code == TRANSFORMERS:
+        yield (
+            "tensors",
+            f"{len(checkpoint.names())}, matched with the class's own when they are loaded",
+        )
+        yield "off", "what the comparison with the class's own forward says at start"
+        return
+    model = load_part(own.detail)
+    count = model.check_names(checkpoint)
+    yield "tensors", f"{count} of the decoder, {len(checkpoint.names()) - count} of others"
+    yield "off", ", ".join(model.needs.off) or "nothing"

@@ -1,0 +1,79 @@
+"""`tessera check`: by whose code a model would be served, or why it would not be."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.launcher import check
+from shared.checkpoint.folder import Checkpoint
+from shared.demo_model import __file__ as demo
+from tests.support.checkpoints import make_checkpoint
+
+
+def said(
+    folder: Path, capsys: pytest.CaptureFixture[str], status: int = 0, backend: str = "auto"
+) -> dict[str, str]:
+    """The report, by the first word of each line."""
+    assert check.main([str(folder), "--model-backend", backend]) == status
+    lines = capsys.readouterr().out.splitlines()
+    return {first: rest.strip() for first, _, rest in (line.partition(" ") for line in lines)}
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt", "media"),
+    [
+        ("qwen3", "native", set()),
+        ("llava", "native", {"images"}),
+        ("qwen2_vl", "native", {"images", "videos"}),
+        ("idefics3", "transformers", {"images"}),
+    ],
+)
+def test_each_part_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    family: str,
+    prompt: str,
+    media: set[str],
+) -> None:
+    folder = make_checkpoint(tmp_path / family, family)
+    report = said(folder, capsys)
+    assert report["prompt"].startswith(f"{prompt}: ") and report["decoder"].startswith("native: ")
+    assert report.get("encoder", "").startswith(f"{prompt}: ") == bool(media)
+    assert {"images", "videos"} & report.keys() == media
+    own, others = (int(word) for word in report["tensors"].split() if word.isdigit())
+    assert (
+        own > 0 and own + others == len(Checkpoint(folder).names()) and bool(others) == bool(media)
+    )
+    assert report["off"] == "nothing"
+
+
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_checkpoint(tmp_path / "tiny", "llava")
+    config = json.loads((folder / "config.json").read_text())
+    text = {**config["text_config"], "model_type": "mamba"}
+    (folder / "config.json").write_text(json.dumps({**config, "text_config": text}))
+    assert said(folder, capsys)["decoder"].startswith("transformers: ")
+    report = said(folder, capsys, 1, "native")
+    assert report["prompt"].startswith("native") and report["encoder"].startswith("native")
+    assert report["decoder"].startswith("refused: ") and "mamba" in report["decoder"]
+
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Strange"]}))
+    assert "Strange" in said(folder, capsys, 1)["prompt"]
+
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "model.extra": torch.zeros(1)}, folder / "model.safetensors")
+    assert "model.extra" in said(folder, capsys, 1)["refused"]
+    assert "refused" in said(tmp_path / "nowhere", capsys, 1)
+
+
+def test_the_demo_model_is_checked_unless_another_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert check.main([]) == 0
+    assert str(Path(demo).parent) in capsys.readouterr().out
