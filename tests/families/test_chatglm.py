@@ -57,7 +57,6 @@ def test_a_released_configuration(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"position_encoding_2d": True}, "position_encoding_2d"),
-        ({"inner_hidden_size": 16_384}, "inner_hidden_size"),
         ({"vision_config": {"image_size": 1120}}, "vision_config"),
         ({"rmsnorm": False}, "rmsnorm"),
         ({"pre_seq_len": 128}, "pre_seq_len"),

@@ -57,6 +57,10 @@ class DecoderModel(ABC):
         """Rotary positions [axes, tokens] of a prompt's ids [tokens], and what to add for later tokens."""
         return np.arange(len(prompt), dtype=np.int32)[None], 0
 
+    def prefix(self, prompt: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> int:
+        """Tokens at the beginning of a prompt's ids that see each other, where `needs` says PREFIX_LM."""
+        return len(prompt)
+
     @abstractmethod
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
         """Hidden rows [T, H] after the last norm, from those of `embed`; one cache a layer, or fewer caches for as many

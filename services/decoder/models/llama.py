@@ -78,7 +78,7 @@ class Llama(DecoderModel):
         config = registry.decoder_config(checkpoint)
         weights = cls._weights(checkpoint)
         model = cls(config, ops, max_model_len)
-        table, head = _embedding_and_head(weights, config)
+        table, head = embedding_and_head(weights, config)
         names = [f"layers.{i}.input_layernorm.weight" for i in range(config.num_layers)]
         first, *after = (
             ops.vector(weights.take(name, config.hidden_size)) for name in (*names, "norm.weight")
@@ -139,7 +139,7 @@ class Llama(DecoderModel):
         return self._ops.largest(hidden, self._head)
 
 
-def _embedding_and_head(
+def embedding_and_head(
     weights: LanguageWeights, config: DecoderConfig
 ) -> tuple[Tensor, LinearWeight]:
     """Token embedding and output matrix, each [vocabulary, hidden]: one tensor where they are tied.

@@ -38,6 +38,7 @@ class SlotTable:
         self.failed = np.zeros(max_slots, bool)
         self.choice = np.zeros(max_slots, np.int32)
         self.prompt_len = np.zeros(max_slots, np.int32)
+        self.prefix_len = np.zeros(max_slots, np.int32)  # of the prompt, `DecoderModel.prefix`
         self.length = np.zeros(max_slots, np.int32)  # tokens of prompt and output
         self.computed = np.full(max_slots, ANY_START, np.int32)
         # The last token of a sequence at its longest is sampled but never run. Pages of these
@@ -128,6 +129,7 @@ class SlotTable:
             self.known,
             self.failed,
             self.prompt_len,
+            self.prefix_len,
             self.length,
             self.computed,
             self.table_len,

@@ -28,9 +28,9 @@ def whole_spans(
 
 
 def _of_slot(attention: AttentionKind, slots: SlotTable, slot: int) -> Iterator[tuple[int, int]]:
-    """The prompt, or the embedding rows of each media item: what stands between two of them is text."""
+    """The prefix, or the embedding rows of each media item: what stands between two of them is text."""
     if attention is AttentionKind.PREFIX_LM:
-        yield 0, int(slots.prompt_len[slot])
+        yield 0, int(slots.prefix_len[slot])
         return
     for span in slots.media.get(slot, ()):
         for first, count in contiguous_runs(span.positions):

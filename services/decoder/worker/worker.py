@@ -205,6 +205,7 @@ class Worker:
             prompt, output = tokens[: sequence.prompt_len], tokens[sequence.prompt_len :]
             params = sequence.sampling
             self._sampler.introduce(slot, sequence.choice, params, prompt, output)
+            self.slots.prefix_len[slot] = self._model.prefix(prompt)
             if self._model.rotary_axes:
                 rotary = self._model.positions(prompt, sequence.media)
                 self.slots.set_rotary(slot, *rotary)

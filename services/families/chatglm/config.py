@@ -22,10 +22,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "add_qkv_bias": False,
     "rope_ratio": 1,
 }
-# The only values that are served. The first two keys are those of ChatGLM-6B, another model under the same name.
+# The only values that are served. The first key is that of ChatGLM-6B, another model under the same name.
 _ONLY: Mapping[str, Any] = {
     "position_encoding_2d": False,
-    "inner_hidden_size": None,
     "vision_config": None,
     "rmsnorm": True,
     "post_layer_norm": True,

@@ -65,6 +65,14 @@ class BaseOps:
         """`pack` for a layer of gates [I, in] above what they gate, for `gate_up_swiglu` alone."""
         return self.pack(weight)
 
+    def pack_gelu(self, weight: LinearWeight) -> Packed:
+        """`pack` for a layer that a GELU follows, for `linear_gelu` alone."""
+        return self.pack(weight)
+
+    def linear_gelu(self, x: Tensor, packed: Packed) -> Tensor:
+        """GELU, by its approximation with tanh, of [rows, in] through a layer from `pack_gelu`."""
+        return F.gelu(self.linear(x, packed), approximate="tanh")
+
     def pack_head(self, weight: LinearWeight) -> Packed:
         """`pack` for the output matrix [vocabulary, H], for `linear_float32` and `largest`."""
         return self.pack(weight)
@@ -100,6 +108,10 @@ class BaseOps:
         wide = x.float()
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * scaled.to(x.dtype)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """[rows, H] less its mean, by its deviation (Ba et al., 2016)."""
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float

@@ -71,6 +71,14 @@ class CpuOps(BaseOps):
         """Gates beside what they gate, so that one pass does both."""
         return self._pack(weight, binding.SWIGLU)
 
+    def pack_gelu(self, weight: LinearWeight) -> Packed:
+        """The GELU is part of the product."""
+        return self._pack(weight, binding.GELU_TANH)
+
+    def linear_gelu(self, x: Tensor, packed: Packed) -> Tensor:
+        """One pass over a layer from `pack_gelu`."""
+        return self.linear(x, packed)
+
     def pack_head(self, weight: LinearWeight) -> Packed:
         """Beside a large one lies a sketch of it in bytes, for `largest`; see `shortlist.h`."""
         dense = weight.dense(self.dtype)
@@ -145,6 +153,22 @@ class CpuOps(BaseOps):
             eps,
             x.numel() // size,
             size,
+            out.data_ptr(),
+        )
+        return out
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """[rows, H]; sums in float32."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._kernels.add_layer_norm(
+            self._type,
+            None,
+            x.data_ptr(),
+            weight.data_ptr(),
+            bias.data_ptr(),
+            eps,
+            *x.shape,
             out.data_ptr(),
         )
         return out

@@ -1,0 +1,66 @@
+"""A model whose prompts see themselves whole, under the scheduler: tokens are those of the reference implementation."""
+
+from pathlib import Path
+
+import pytest
+
+from services.families import registry
+from shared.checkpoint.folder import Checkpoint
+from shared.queue.token_log import decode_tokens
+from tests.reference_models.chatglm_6b import ChatGlm6B, write_checkpoint
+from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.scheduler_bench import Bench
+
+NEW_TOKENS = 24
+MAX_LEN = 128
+TEXTS = [
+    "What?",
+    "The red circle",
+    "The red circle stands left of the blue square. " * 2,
+    "What is",
+]
+TEXTS += [f"{text} And {text}" for text in TEXTS[:2]] + ["A cat", "图中有一个红色的圆形"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("chatglm-6b") / "model")
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> ChatGlm6B:
+    return ChatGlm6B(folder)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+async def test_eight_requests_of_two_choices_in_a_small_cache(
+    bench: Bench,
+    folder: Path,
+    reference: ChatGlm6B,
+    short_tmp: Path,
+    mode: str,
+) -> None:
+    """Forked, preempted, and the second time behind what is cached of equal prompts."""
+    prompts = [reference.prompt_ids([("user", text)]) for text in TEXTS]
+    decoder = await bench.real_decoder(
+        folder,
+        short_tmp / "d",
+        kv_cache_memory_bytes=MAX_LEN * _token_bytes(folder) + (64 << 10),
+        num_host_blocks=64,
+        max_model_len=MAX_LEN,
+    )
+    limits = decoder.loaded.worker.limits
+    needed = sum(-(-(len(prompt) + NEW_TOKENS) // limits.block_size) for prompt in prompts) * 2
+    assert needed > limits.num_blocks, "the test must be tight"
+    bench.scheduler(preemption_mode=mode)
+    for _ in range(2):
+        rids = [await bench.ask(prompt, max_tokens=NEW_TOKENS, n=2) for prompt in prompts]
+        for rid, prompt in zip(rids, prompts, strict=True):
+            expected = reference.generate(prompt, NEW_TOKENS)
+            for records, _ in await bench.answers(rid, 2):
+                assert_same_up_to_ties(decode_tokens(records), expected.tokens, expected.logits)
+
+
+def _token_bytes(folder: Path) -> int:
+    config = registry.decoder_config(Checkpoint(folder))
+    return 2 * 4 * config.num_layers * config.num_heads * config.head_size
