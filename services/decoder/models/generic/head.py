@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.base.ops import BaseOps
@@ -65,13 +64,20 @@ class GivenRows(nn.Module):
 
     rows: Tensor | None = None
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
+    def forward(self, *_: Any, **__: Any) -> "_Output":
         """Whatever it is called with."""
-        return _Output(last_hidden_state=self.rows)
+        assert self.rows is not None
+        return _Output(self.rows)
 
 
-class _Output(BaseModelOutputWithPast):
-    """What a class looks for beside the rows, such as its routers' choices, is not there."""
+class _Output:
+    """What a class looks for beside the last hidden rows, such as its routers' choices, is not there."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.last_hidden_state = rows
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
