@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "llava-clip-llama-old-names": {"family": "llava", "spelling": "old", "shard_bytes": 60_000},
+    "llava-clip-gemma2-by-transformers": {"family": "llava", "language": "gemma2"},
     "mistral-window": {"family": "mistral", "text": {"sliding_window": 12, "head_dim": 24}},
     "qwen3-tied-window-in-a-layer": {
         "family": "qwen3",
@@ -97,6 +98,7 @@ CASES: dict[str, dict[str, Any]] = {
 BY_DEFAULT = {
     "internvl-chat-internlm2",
     "qwen2-linear-rope-sharded",
+    "llava-clip-gemma2-by-transformers",
     "llava-clip-llama-old-names",
     "llava-next-siglip-qwen3-new-names",
     "qwen2-vl-old-config",

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
     GlmConfig,
@@ -35,6 +37,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TEXT_MODELS: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),  # which the code of transformers runs
     "glm": (GlmConfig, GlmForCausalLM),
     "glm4": (Glm4Config, Glm4ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -122,6 +125,8 @@ def text_config(
         sizes.setdefault("head_dim", 24)
     if family in ("glm", "glm4"):
         sizes.setdefault("head_dim", 16)
+    if family == "gemma2":
+        sizes = {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 20, **sizes}
     if family == "mistral":
         sizes.setdefault("sliding_window", 20)
     return TEXT_MODELS[family][0](**sizes)

@@ -1,5 +1,7 @@
-"""Every native decoder under the scheduler: tokens are those of transformers in a batch, in pieces, forked, preempted,
-and behind a prefix that is cached."""
+"""Every native decoder, and families that the code of transformers runs, under the scheduler.
+
+Tokens are those of transformers in a batch, in pieces, forked, preempted, and behind a prefix that is cached.
+"""
 
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from shared.queue.token_log import decode_tokens
 from tests.support.checkpoints import TEXT_FAMILIES, load_reference, make_checkpoint
+from tests.support.generic_models import GENERIC_MODELS, make_generic_checkpoint
 from tests.support.greedy_reference import assert_greedy
 from tests.support.scheduler_bench import Bench
 
@@ -20,16 +23,24 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def cache_bytes(family: str) -> int:
+    """Of about twenty blocks."""
+    if family.startswith("deepseek"):
+        return 1000 << 10
+    return (320 if family in GENERIC_MODELS else 160) << 10
+
+
+@pytest.mark.parametrize("family", sorted({*TEXT_FAMILIES, *GENERIC_MODELS}))
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_eight_requests_of_two_choices_in_a_small_cache(
     bench: Bench, tmp_path: Path, short_tmp: Path, family: str, mode: str
 ) -> None:
-    folder = make_checkpoint(tmp_path / "model", family)
+    make = make_generic_checkpoint if family in GENERIC_MODELS else make_checkpoint
+    folder = make(tmp_path / "model", family)
     decoder = await bench.real_decoder(
         folder,
         short_tmp / "d",
-        kv_cache_memory_bytes=160 << 10,
+        kv_cache_memory_bytes=cache_bytes(family),
         num_host_blocks=64,
         max_model_len=MAX_LEN,
         max_num_batched_tokens=16,
