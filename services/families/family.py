@@ -49,7 +49,8 @@ class Family:
     )
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
     takes_videos: bool = False  # beside images
-    overrides: Mapping[str, str] = field(default_factory=dict)  # of generic parts, by their names
+    # Of generic parts: "finish" and "features" name functions, "merge" may be "add" (docs/add-a-model.md).
+    overrides: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def takes_media(self) -> bool:

@@ -56,7 +56,7 @@ class GenericEncoder:
         self._device = device
         self._processor = build_processor(checkpoint)
         features = registry.find(checkpoint).overrides.get("features")
-        self._features = load_part(features) if features else _image_features
+        self._features = load_part(features) if features else image_features
         self._model = load_without(
             checkpoint, kind, untied(config), decoder_paths(kind, config), dtype
         ).to(device)
@@ -112,7 +112,7 @@ class GenericEncoder:
         return rows.to(self.dtype)
 
 
-def _image_features(model: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+def image_features(model: Any, tensors: Mapping[str, Tensor]) -> Tensor:
     """Rows by `get_image_features` of the model or of what it wraps, called with the tensors that it has arguments
     for."""
     owner = model if hasattr(model, "get_image_features") else model.model

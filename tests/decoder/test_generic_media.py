@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.generic.decoder import GenericDecoder
 from services.decoder.worker.media_spans import contiguous_runs
+from services.families import registry
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import Item, to_array
 from shared.artifacts.small_tensor import small_tensor
@@ -68,6 +70,7 @@ class Prepared:
         with torch.no_grad():
             output = self._model.generate(
                 **self._inputs,
+                attention_mask=torch.ones_like(self._inputs["input_ids"]),
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
                 eos_token_id=None,
@@ -126,3 +129,20 @@ async def test_prompts_with_images_alone_and_together(
     for text, (expected, logits) in zip(texts, references, strict=True):
         assert_same_up_to_ties(text.output, expected, logits)
     assert alone.output == texts[1].output
+
+
+def test_a_record_may_have_rows_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = Checkpoint(make_checkpoint(tmp_path, "gemma3"))
+    ids, rows = torch.tensor([40, 41, 42, 43]), torch.ones(2, 64)
+
+    def embedded() -> torch.Tensor:
+        decoder = GenericDecoder.load(checkpoint, CpuDevice(torch.float32).ops, 128)
+        return decoder.embed(ids, [rows], [(1, 2)])
+
+    replaced = embedded()
+    own = generic.with_overrides("Gemma3ForConditionalGeneration", merge="add")
+    monkeypatch.setattr(registry, "in_tree", lambda: (own,))
+    added = embedded()
+    table = load_reference(checkpoint.folder).get_input_embeddings()(ids)
+    assert torch.equal(replaced[1:3], rows) and torch.equal(replaced[[0, 3]], table[[0, 3]])
+    assert torch.equal(added[1:3], table[1:3] + rows) and torch.equal(added[[0, 3]], table[[0, 3]])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from services.families import registry
 from shared.artifacts import bundle
 from shared.artifacts.small_tensor import array_of
 from shared.artifacts.store import ArtifactReader
@@ -151,5 +153,18 @@ async def test_a_processor_that_cannot_be_used_is_refused_at_start(
     folder = make_checkpoint(tmp_path, "idefics3")
     (folder / "processor_config.json").write_text(json.dumps(settings))
     with pytest.raises(InvalidRequest, match=reason):
+        async with make_preprocess(folder, max_model_len=4096):
+            pass
+
+
+async def test_what_does_more_than_the_processor_is_refused_at_start(
+    tmp_path: Path, make_preprocess: PreprocessMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path, "idefics3")
+    finish = "tests.support.checkpoints.generic:one_more"
+    own = generic.with_overrides("Idefics3ForConditionalGeneration", finish=finish)
+    find = registry.find
+    monkeypatch.setattr(registry, "find", lambda c: replace(own, text_types=find(c).text_types))
+    with pytest.raises(InvalidRequest, match="a prompt rule of its own"):
         async with make_preprocess(folder, max_model_len=4096):
             pass

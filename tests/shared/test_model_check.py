@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.families import registry
 from services.families.check import Parts, require_servable
 from shared import devices
 from shared.errors import InvalidRequest
 from shared.settings import DEMO_MODEL
+from tests.support.checkpoints import GENERIC, make_checkpoint
 
 Change = Callable[[Path], object]
 
@@ -136,6 +138,21 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
     change(folder)
     with pytest.raises(InvalidRequest, match=said):
         require_servable(folder)
+
+
+@pytest.mark.parametrize("family", GENERIC)
+def test_models_with_images_that_no_family_serves_can_be_served(
+    family: str, tmp_path: Path
+) -> None:
+    checkpoint = require_servable(make_checkpoint(tmp_path, family))
+    assert registry.find(checkpoint).takes_media
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(InvalidRequest, match=r"no preprocessor_config\.json"):
+        require_servable(tmp_path)
+    changed = {**checkpoint.config, "architectures": ["NovelForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(InvalidRequest, match="NovelForConditionalGeneration"):
+        require_servable(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from services.families import registry
 from services.families.family import ItemSize
 from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
@@ -109,3 +110,18 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(InvalidRequest, match=r"lacks model\.connector\.modality_projection"):
         load(folder)
+
+
+def test_a_record_may_override_how_rows_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path, "idefics3")
+    items = items_of(folder)
+    plain = load(folder).encode(items)
+    own = generic.with_overrides(
+        "Idefics3ForConditionalGeneration",
+        features="tests.support.checkpoints.generic:doubled_features",
+    )
+    monkeypatch.setattr(registry, "in_tree", lambda: (own,))
+    for rows, before in zip(load(folder).encode(items), plain, strict=True):
+        assert torch.equal(rows, 2 * before)

@@ -1,11 +1,12 @@
 """Prompts of models without a rule of their own: what the checkpoint's own processor writes for each image."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from services.families.family import ItemSize
+from services.families import registry
+from services.families.family import ItemSize, load_part
 from services.preprocess.prompt.prompt_rule import (
     Example,
     ImageProcessing,
@@ -14,6 +15,7 @@ from services.preprocess.prompt.prompt_rule import (
     PromptRule,
     Update,
 )
+from services.preprocess.prompt.tokenizer import Ids
 from shared.checkpoint.folder import Checkpoint
 from tessera.common.v1.media_pb2 import Modality
 
@@ -26,6 +28,11 @@ class GenericRule(PromptRule):
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
         settings = processing.settings
+        finish = registry.find(checkpoint).overrides.get("finish")
+        self._finish: Callable[[Ids, Checkpoint], Ids] | None = (
+            load_part(finish) if finish else None
+        )
+        self._checkpoint = checkpoint
         before, after = settings["around"]
         self._update = Update(
             Modality.MODALITY_IMAGE, (settings["marker"],), around=(before, after)
@@ -53,6 +60,10 @@ class GenericRule(PromptRule):
             embed_runs=() if takes_row.all() else tuple(runs),
             fields={name: _tensor(**value) for name, value in item.fields.items()},
         )
+
+    def finish(self, ids: Ids) -> Ids:
+        """See `PromptRule.finish`."""
+        return self._finish(ids, self._checkpoint) if self._finish else ids
 
 
 def _tensor(

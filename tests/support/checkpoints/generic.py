@@ -4,11 +4,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers as hf
 from PIL.Image import Image
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
+from services.families.family import GENERIC_ENCODER, GENERIC_PROMPT, Family
+from services.preprocess.prompt.tokenizer import Ids
+from services.vision_encoder.generic import image_features
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import build_processor
 from tests.support.checkpoints.options import CheckpointOptions, text_config, text_sizes
@@ -203,6 +207,23 @@ def inputs(folder: Path, text: str, images: Sequence[Image]) -> dict[str, torch.
         add_special_tokens=False,
     )
     return {name: made[name] for name in made if name != "attention_mask"}
+
+
+def with_overrides(architecture: str, **overrides: str) -> Family:
+    """A record of such a model that overrides parts."""
+    return Family(
+        (architecture,), prompt=GENERIC_PROMPT, encoder=GENERIC_ENCODER, overrides=overrides
+    )
+
+
+def doubled_features(model: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """As an override of "features"."""
+    return 2 * image_features(model, tensors)
+
+
+def one_more(ids: Ids, checkpoint: Checkpoint) -> Ids:
+    """As an override of "finish"."""
+    return np.append(ids, np.int32(checkpoint.config["image_token_id"] + 1))
 
 
 def _add(words: PreTrainedTokenizerFast, tokens: list[str], marker: str) -> None:

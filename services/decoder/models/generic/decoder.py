@@ -39,6 +39,7 @@ from services.decoder.models.generic.rope_index import Ids, Positions, RopeIndex
 from services.decoder.models.generic.rotation import fix_rotations
 from services.decoder.models.needs import Needs
 from services.decoder.models.step import Step
+from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import read_config
 from shared.checkpoint.refusal import unsupported
@@ -63,6 +64,7 @@ class GenericDecoder(DecoderModel):
         """
         self._ops = ops
         self._counts_cache = False
+        self._adds_rows = False  # of media, to the embeddings of their placeholders
         self._base = language_layers(model)
         self._embedding = model.get_input_embeddings()
         _require_interface(model, self._base)
@@ -108,6 +110,7 @@ class GenericDecoder(DecoderModel):
                 decoder = cls.checked(model, ops) if check else cls(model, ops)
                 seen = attention_kind(decoder, decoder._base, ops, marked)
                 decoder.needs = replace(decoder.needs, attention=seen)
+                decoder._adds_rows = registry.find(checkpoint).overrides.get("merge") == "add"
                 return decoder
         except NotServed as error:
             raise unsupported(checkpoint, str(error)) from None
@@ -150,7 +153,9 @@ class GenericDecoder(DecoderModel):
         """See `DecoderModel.embed`."""
         hidden: Tensor = self._embedding(ids)
         for rows, (first, count) in zip(embeds, runs, strict=True):
-            hidden[first : first + count] = rows
+            if not self._adds_rows:
+                hidden[first : first + count] = 0
+            hidden[first : first + count] += rows
         return hidden
 
     def positions(self, prompt: Ids, media: Sequence[MediaItem]) -> tuple[Positions, int]:
