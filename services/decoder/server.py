@@ -61,11 +61,12 @@ async def serve(
         await server.ready()
         redis = connect(settings.queue_url)
         keys = Keys(settings.model_name)
-        announcing = Announcement(redis, keys, "decoder", decoder_id, server.address)
+        said = loaded.part.to_json()
+        announcing = Announcement(redis, keys, "decoder", decoder_id, server.address, said)
         profiling = profile_ops(loaded.device).reported() if settings.profile_ops else nullcontext()
         with profiling:
             async with announcing as announcement:
-                log.info("ready", address=server.address)
+                log.info("ready", address=server.address, **loaded.part.content)
                 on_ready()
                 await stop.wait()
                 log.info("draining")

@@ -172,7 +172,9 @@ async def open_gateway(
         information = Information(health, metrics, reporter, lambda: len(follower))
         app = App(
             [
-                OpenAiEndpoint(completions, Models(model), Tokenizing(model, pool, body_limits)),
+                OpenAiEndpoint(
+                    completions, Models(model, queue), Tokenizing(model, pool, body_limits)
+                ),
                 TesseraEndpoint(Requests(resumption, make_writer), information),
             ],
             api_keys,

@@ -9,6 +9,7 @@ import structlog
 from services.families import registry
 from services.families.family import GENERIC_PROMPT, load_part
 from services.families.generic import require_length
+from services.families.report import code_of
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.intake import IntakeLimits, MediaIntake
@@ -27,6 +28,7 @@ from shared.artifacts.producer import open_producer
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.queue.media_store import MediaStore
+from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 
@@ -78,12 +80,14 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
             preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server,
             servicer,
         )
-        async with producer.serving("preprocess"):
+        part = ServedPart(code_of(registry.find(checkpoint).prompt))
+        async with producer.serving("preprocess", part):
             log.info(
                 "serving",
                 model=settings.model_name,
                 address=producer.server.address,
                 images=builder.takes_images,
+                **part.content,
                 start_ms=watch.lap_us() // 1000,
             )
             service_process.settle()

@@ -5,7 +5,9 @@ import asyncio
 import structlog
 import torch
 
+from services.families import registry
 from services.families.family import ItemSize
+from services.families.report import code_of
 from services.vision_encoder.cache import EmbeddingCache
 from services.vision_encoder.devices import load_tower_ops
 from services.vision_encoder.devices.op_profile import profile_ops
@@ -22,6 +24,7 @@ from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 from shared.net.registry import Directory
+from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
 from shared.telemetry.op_profile import OpProfile
 from shared.torch_device import torch_device
@@ -53,7 +56,8 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
             VisionEncoderServicer(encoder, settings.model_name),
         )
-        async with producer.serving("vision_encoder"):
+        part = ServedPart(code_of(registry.find(Checkpoint(settings.model)).encoder))
+        async with producer.serving("vision_encoder", part):
             log.info(
                 "serving",
                 model=settings.model_name,
@@ -63,6 +67,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
                 threads=_threads(settings),
                 processors=str(processors.find()),
                 start_ms=watch.lap_us() // 1000,
+                **part.content,
             )
             service_process.settle()
             await stop.wait()

@@ -13,6 +13,7 @@ from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
+from shared.served_part import ServedPart
 from shared.settings import ServiceSettings
 from tessera.artifact.v1 import artifact_pb2_grpc
 
@@ -33,13 +34,14 @@ class Producer:
     instance_id: str
 
     @asynccontextmanager
-    async def serving(self, service: str) -> AsyncIterator[None]:
+    async def serving(self, service: str, part: ServedPart) -> AsyncIterator[None]:
         """Serves the artifacts and what was added to the server, in the registry as `service`, until the block ends."""
         register = artifact_pb2_grpc.add_ArtifactServiceServicer_to_server
         self.server.add(SERVICE_NAME, register, ArtifactServicer(self.store))
         await self.server.ready()
         address = self.server.address
-        async with Announcement(self.redis, self.keys, service, self.instance_id, address):
+        said = part.to_json()
+        async with Announcement(self.redis, self.keys, service, self.instance_id, address, said):
             yield
         log.info("draining")
         await self.server.not_ready()

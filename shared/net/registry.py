@@ -79,9 +79,17 @@ class Announcement(_Loop):
     """Keeps one process in the registry while it is entered, and takes it out at the end."""
 
     def __init__(
-        self, redis: Redis, keys: Keys, service: str, instance_id: str, address: str
+        self,
+        redis: Redis,
+        keys: Keys,
+        service: str,
+        instance_id: str,
+        address: str,
+        part: str = "",
     ) -> None:
+        """`part`: what it says of the part of the model that it serves (`ServedPart.to_json`)."""
         super().__init__()
+        self._part = part
         self._scripts = Scripts(redis, keys.prefix)
         self._service = service
         self._instance_id = instance_id
@@ -89,7 +97,13 @@ class Announcement(_Loop):
 
     async def _once(self) -> None:
         await self._scripts.call(
-            "announce", self._service, self._instance_id, self._address, _TTL_MS, _FORGET_MS
+            "announce",
+            self._service,
+            self._instance_id,
+            self._address,
+            _TTL_MS,
+            _FORGET_MS,
+            self._part,
         )
 
     async def withdraw(self) -> None:

@@ -1,5 +1,6 @@
 """The queue's verbs for gateways: reserve, admit and follow requests, read their logs."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 from shared.errors import Conflict, InvalidRequest, Overloaded
@@ -234,6 +235,11 @@ class GatewayVerbs(Verbs):
         """What the live schedulers hold, as of their last renewal."""
         (loads,) = await self._ask([("HVALS", self._keys.load)])
         return [GetLoadResponse.FromString(load) for load in loads]
+
+    async def parts(self) -> dict[str, dict[str, object]]:
+        """What the services say of the parts of the model, by service (`ServedPart.content`)."""
+        (found,) = await self._ask([("HGETALL", self._keys.parts)])
+        return {str(service, "ascii"): json.loads(said) for service, said in found.items()}
 
     async def depth(self) -> tuple[int, int]:
         """Requests reserved, waiting or running, and the tokens they may cost in all."""

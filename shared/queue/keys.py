@@ -18,6 +18,7 @@
     t:{m}:own:<sid>               set     rids it owns
     t:{m}:instances:<service>     zset    instance id -> deadline (ms)
     t:{m}:addresses:<service>     hash    instance id -> gRPC address
+    t:{m}:parts                   hash    service -> ServedPart as JSON, of the instance that announced itself last
     t:{m}:reporter                str     PX: the gateway whose metrics page shows the metrics of the whole system
     t:{m}:engines                 hash    did -> the decoder's number there
     t:{m}:leases                  hash    did -> the number of the last lease
@@ -68,6 +69,7 @@ class Keys:
         self.token_channel = f"{self.prefix}:tok"
         self.control_channel = f"{self.prefix}:ctl"
         self.load = f"{self.prefix}:load"
+        self.parts = f"{self.prefix}:parts"
         self.live = f"{self.prefix}:live"
         self.meta = f"{self.prefix}:meta"
         self.weights = f"{self.prefix}:weights"

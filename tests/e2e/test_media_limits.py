@@ -1,4 +1,4 @@
-"""--limit-mm-per-prompt bounds images and videos, each by its own number, through both APIs."""
+"""--limit-mm-per-prompt bounds images and videos, each by its own number, through both APIs; and whose code runs."""
 
 import asyncio
 from typing import Any
@@ -25,6 +25,9 @@ CASES = [((2, 1), ""), ((3, 1), "IMAGES"), ((2, 2), "VIDEOS"), ((0, 2), "VIDEOS"
 def test_each_modality_has_its_limit(tmp_path: Any) -> None:
     folder = make_checkpoint(tmp_path / "tiny", "qwen2_vl")
     with System(folder, "--limit-mm-per-prompt", "image=2,video=1") as system:
+        (card,) = httpx.get(f"{system.base_url}/models").json()["data"]
+        native = {"code": "native", "off": []}
+        assert card["parts"] == dict.fromkeys(("prompt", "encoder", "decoder"), native)
         for (images, videos), refused in CASES:
             answer = ask_rest(system, images, videos)
             reason, field = asyncio.run(ask_grpc(system, images, videos))

@@ -24,6 +24,7 @@ from services.decoder.worker.slots import ANY_START, SlotTable
 from shared.artifacts.store import ArtifactReader
 from shared.block_hash import block_names, prefix_digest, root_name
 from shared.errors import Precondition, ServingError
+from shared.served_part import ServedPart
 from tessera.decoder.v1.decoder_pb2 import FailedRow, StepResult, StepTimes
 
 _MASK = (1 << 64) - 1
@@ -431,4 +432,5 @@ def loaded(worker: ArithmeticWorker, step_us: float, token_us: float) -> Any:
         row_invariant=True,
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
         needs=worker.needs,
+        part=ServedPart("arithmetic", tuple(worker.needs.off)),
     )

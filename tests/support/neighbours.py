@@ -20,6 +20,7 @@ from shared.net.rpc.server import RpcServer
 from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
+from shared.served_part import ServedPart
 from shared.text.text_fold import StopFinder, TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, Failure, FinishReason
 from tessera.common.v1.media_pb2 import MediaItem
@@ -72,7 +73,14 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self.address = server.address
         self.server = server
         await self._stack.enter_async_context(
-            Announcement(redis, self._keys, "preprocess", new_instance_id(), server.address)
+            Announcement(
+                redis,
+                self._keys,
+                "preprocess",
+                new_instance_id(),
+                server.address,
+                ServedPart("native").to_json(),
+            )
         )
         return self
 
@@ -213,7 +221,14 @@ class SchedulerPlayer:
     async def __aenter__(self) -> Self:
         await self.queue.renew(self.id, self.load, register=True, tokens_per_s=None)
         await self._stack.enter_async_context(
-            Announcement(self._redis, self._keys, "decoder", new_instance_id(), "unix:/none")
+            Announcement(
+                self._redis,
+                self._keys,
+                "decoder",
+                new_instance_id(),
+                "unix:/none",
+                ServedPart("transformers 5", ("prefix reuse",), 2e-6).to_json(),
+            )
         )
         self.encoder = await self._stack.enter_async_context(
             Announcement(self._redis, self._keys, "vision_encoder", new_instance_id(), "unix:/none")

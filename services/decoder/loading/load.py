@@ -29,6 +29,7 @@ from services.families.family import load_part
 from services.families.generic import GENERIC, require_length
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.folder import Checkpoint
+from shared.served_part import ServedPart
 from shared.torch_device import torch_device
 
 log = structlog.get_logger(__name__)
@@ -44,6 +45,7 @@ class Loaded:
     row_invariant: bool
     profile: Profile
     needs: Needs
+    part: ServedPart
 
 
 def load(settings: DecoderSettings) -> Loaded:
@@ -86,7 +88,9 @@ def load(settings: DecoderSettings) -> Loaded:
     )
     equal = model.equal_rows and _promises_equal_rows(device.ops)
     name = fingerprint(checkpoint, dtype, model.code)
-    return Loaded(worker, device, name, equal, measured, model.needs)
+    off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
+    part = ServedPart(model.code, off, model.largest_difference)
+    return Loaded(worker, device, name, equal, measured, model.needs, part)
 
 
 def _load_model(

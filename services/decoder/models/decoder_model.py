@@ -30,6 +30,8 @@ class DecoderModel(ABC):
     needs: Needs = Needs()
     # Whether a token's bits depend on nothing else in the batch, where the ops promise that of theirs.
     equal_rows: bool = True
+    # Between its logits and those of the model's own class, in standard deviations; None where it was not measured.
+    largest_difference: float | None = None
 
     config: TextSizes
     layers: Sequence[LayerSpec]

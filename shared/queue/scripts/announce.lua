@@ -1,5 +1,5 @@
 -- Registers an instance of a service as alive. ARGV: service, instance id, address ('' withdraws), ttl ms, ms after which one
--- that died without withdrawing is removed
+-- that died without withdrawing is removed, what it says of the part of the model that it serves ('' is nothing)
 local members, at = P .. ':instances:' .. ARGV[1], P .. ':addresses:' .. ARGV[1]
 if ARGV[3] == '' then
   redis.call('ZREM', members, ARGV[2])
@@ -9,6 +9,10 @@ end
 local now_ms = math.floor(now_us() / 1000)
 redis.call('ZADD', members, now_ms + tonumber(ARGV[4]), ARGV[2])
 redis.call('HSET', at, ARGV[2], ARGV[3])
+if (ARGV[6] or '') ~= '' then
+  redis.call('HSET', P .. ':parts', ARGV[1], ARGV[6])
+  redis.call('PEXPIRE', P .. ':parts', ARGV[5])
+end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now_ms - tonumber(ARGV[5]))) do
   redis.call('ZREM', members, dead)
   redis.call('HDEL', at, dead)

@@ -23,6 +23,12 @@ async def test_models_are_listed(stage: Stage) -> None:
     assert card["max_model_len"] == 512 and card["object"] == "model"
 
 
+async def test_whose_code_runs_each_part_is_said(stage: Stage) -> None:
+    (card,) = (await stage.http.get("/v1/models")).json()["data"]
+    decoder = {"code": "transformers 5", "off": ["prefix reuse"], "largest_difference": 2e-6}
+    assert card["parts"] == {"prompt": {"code": "native", "off": []}, "decoder": decoder}
+
+
 async def test_metrics_have_vllm_names(stage: Stage) -> None:
     tokens = stage.says(ANSWER)
     await stage.chat()

@@ -131,6 +131,7 @@ class GenericDecoder(DecoderModel):
         _require(verdict)
         decoder.needs = Needs(whole_prompt=verdict.whole_prompt)
         decoder.equal_rows = verdict.equal_rows
+        decoder.largest_difference = verdict.difference
         log.info(
             "compared with the model's own forward",
             largest_difference=f"{verdict.difference:.1e} standard deviations",

@@ -3,6 +3,8 @@
 Fields of requests that are not listed are ignored: clients send many.
 """
 
+from typing import Any
+
 import msgspec
 
 from services.gateway.reading.decode import Whole
@@ -89,6 +91,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "tessera"
     max_model_len: int
+    # By prompt, encoder and decoder: whose code runs it, what is off, and the difference that was measured at start.
+    parts: dict[str, dict[str, Any]] = {}
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -1,0 +1,24 @@
+"""What a running service says of the part of the model that it serves."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ServedPart:
+    """`code`: "native", or whose code runs it. `off`: what it does without. `largest_difference`: between its outputs
+    and those of the model's own class, in standard deviations, where that was measured at start."""
+
+    code: str
+    off: tuple[str, ...] = ()
+    largest_difference: float | None = None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As JSON has it and log lines do; without what was not measured."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def to_json(self) -> str:
+        """For the registry."""
+        return json.dumps(self.content)
