@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import structlog
 import torch
+import transformers
 from torch import Tensor
 
 from services.families import registry
@@ -28,6 +30,8 @@ from shared.checkpoint.processor import (
     run_processor,
 )
 from shared.checkpoint.refusal import unsupported
+
+log = structlog.get_logger(__name__)
 
 _SAMPLE = ItemSize(64, 48)
 _PATCH_VALUES = 3 * 14 * 14
@@ -60,23 +64,12 @@ class GenericEncoder:
         self._model = load_without(
             checkpoint, kind, untied(config), decoder_paths(kind, config), dtype
         ).to(device)
-        placeholders = placeholder_ids(checkpoint)
-        try:
-            ids, tensors = self._make(_SAMPLE)
-            rows = self._rows(tensors)
-        except Exception as error:  # whatever the code of some model raises
-            raise unsupported(checkpoint, f"its encoder fails on a picture: {error!r}") from error
-        width, count = (
-            config.get_text_config(decoder=True).hidden_size,
-            int(np.isin(ids, placeholders).sum()),
+        self.hidden_size = self._try(checkpoint, config.get_text_config(decoder=True).hidden_size)
+        log.info(
+            "pictures are encoded by the code of transformers",
+            model=kind.__name__,
+            transformers=transformers.__version__,
         )
-        if rows.shape[1] % width or len(rows) != count:
-            raise unsupported(
-                checkpoint,
-                f"its encoder gives rows of {list(rows.shape)} for a picture with {count} placeholders"
-                f" in a text of width {width}",
-            )
-        self.hidden_size = rows.shape[1]
 
     def cost(self, item: Item) -> int:
         """As many patches as its values would make at 14 pixels."""
@@ -92,6 +85,23 @@ class GenericEncoder:
     def sample(self, size: ItemSize) -> Item:
         """A black image."""
         return Item(self._make(size)[1], height=size.height, width=size.width)
+
+    def _try(self, checkpoint: Checkpoint, width: int) -> int:
+        """The width of rows, from those of a sample. Raises InvalidRequest unless there is one for each placeholder, as
+        wide as the text model or a multiple."""
+        try:
+            ids, tensors = self._make(_SAMPLE)
+            rows = self._rows(tensors)
+        except Exception as error:  # whatever the code of some model raises
+            raise unsupported(checkpoint, f"its encoder fails on a picture: {error!r}") from error
+        count = int(np.isin(ids, placeholder_ids(checkpoint)).sum())
+        if rows.shape[1] % width or len(rows) != count:
+            raise unsupported(
+                checkpoint,
+                f"its encoder gives rows of {list(rows.shape)} for a picture with {count} placeholders"
+                f" in a text of width {width}",
+            )
+        return rows.shape[1]
 
     def _make(self, size: ItemSize) -> tuple[PixelArray, Mapping[str, PixelArray]]:
         """The ids and tensors of a black image."""

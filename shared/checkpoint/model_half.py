@@ -89,7 +89,7 @@ def untied(config: Any) -> Any:
 
 
 def _leave_out(owner: Any, name: str) -> None:
-    if name in owner._modules:
+    if name not in owner._parameters:
         owner._modules[name] = nn.Module()
         return
     initialize = owner._init_weights

@@ -17,6 +17,7 @@ from services.families.check import Parts, require_servable
 from shared import devices
 from shared.errors import InvalidRequest
 from shared.settings import DEMO_MODEL
+from tessera.common.v1.media_pb2 import Modality
 from tests.support.checkpoints import GENERIC, make_checkpoint
 
 Change = Callable[[Path], object]
@@ -146,6 +147,8 @@ def test_models_with_images_that_no_family_serves_can_be_served(
 ) -> None:
     checkpoint = require_servable(make_checkpoint(tmp_path, family))
     assert registry.find(checkpoint).takes_media
+    size = registry.find(checkpoint).largest(checkpoint, Modality.MODALITY_IMAGE)
+    assert size.tokens == (6 if family == "gemma3" else 0)  # 0: only the processor knows
     (tmp_path / "preprocessor_config.json").unlink()
     with pytest.raises(InvalidRequest, match=r"no preprocessor_config\.json"):
         require_servable(tmp_path)

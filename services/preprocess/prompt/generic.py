@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import structlog
 
 from services.families import registry
 from services.families.family import ItemSize, load_part
@@ -19,6 +20,8 @@ from services.preprocess.prompt.tokenizer import Ids
 from shared.checkpoint.folder import Checkpoint
 from tessera.common.v1.media_pb2 import Modality
 
+log = structlog.get_logger(__name__)
+
 
 class GenericRule(PromptRule):
     """Spans are the ids that the image worker gives for each image (`services.preprocess.worker.processor_maker`).
@@ -33,6 +36,12 @@ class GenericRule(PromptRule):
             load_part(finish) if finish else None
         )
         self._checkpoint = checkpoint
+        log.info(
+            "prompts are written by the code of transformers",
+            processor=settings["class"],
+            transformers=settings["transformers"],
+            most_images=settings["most_images"] or "any",
+        )
         before, after = settings["around"]
         self._update = Update(
             Modality.MODALITY_IMAGE, (settings["marker"],), around=(before, after)
