@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from services.decoder.loading.load import load
+from services.decoder.models.generic import attention
+from services.decoder.settings import DecoderSettings
+from shared.errors import InvalidRequest
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.generic_models import GENERIC_MODELS, make_generic_checkpoint
 from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
@@ -146,3 +150,47 @@ async def test_the_code_of_transformers_gives_the_tokens_of_ours(
             await NaiveScheduler(stream).generate(texts, 8, chunk=20)
             found.append([text.output for text in texts])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_does_not_compute_what_its_class_does_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    folder = make_generic_checkpoint(tmp_path, "gemma2")
+    options = {"model": folder, "device": "cpu", "threads": 1, "dtype": dtype}
+    assert load(DecoderSettings(**options)).row_invariant
+    # As for a class whose windows come by no way that is known here: the served length is far below them.
+    monkeypatch.setattr(attention, "_reach", lambda *_: (None, None))
+    with pytest.raises(InvalidRequest, match=r"differs from its own forward .* from layer 0 on"):
+        load(DecoderSettings(**options, max_model_len=16))
+    unchecked = load(DecoderSettings(**options, skip_model_check=True))
+    assert not unchecked.row_invariant
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4", "mixtral", "deepseek_v3"])
+def test_experts_in_bfloat16_are_served_though_rounding_chooses_others(
+    tmp_path: Path, family: str
+) -> None:
+    folder = make_generic_checkpoint(tmp_path, family)
+    loaded = load(DecoderSettings(model=folder, device="cpu", threads=1, dtype="bfloat16"))
+    assert loaded.row_invariant == (family not in UNEQUAL_ROWS)
+
+
+def test_the_code_that_runs_the_layers_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    """Blocks of one kind of decoder are not taken for those of the other."""
+    folder = make_checkpoint(tmp_path, "llama")
+    options = {"model": folder, "device": "cpu", "threads": 1}
+    native, other = (
+        load(DecoderSettings(**options, model_backend=backend)).fingerprint
+        for backend in ("native", "transformers")
+    )
+    assert native != other
+
+
+def test_rotations_of_changing_frequencies_are_fixed_or_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    folder = make_checkpoint(tmp_path, "llama", text={"rope_parameters": rope})
+    options = {"model": folder, "device": "cpu", "threads": 1, "model_backend": "transformers"}
+    with pytest.raises(InvalidRequest, match="give --max-model-len 512"):
+        load(DecoderSettings(**options, max_model_len=600))
+    assert load(DecoderSettings(**options, max_model_len=512))

@@ -20,7 +20,9 @@ _WHOLE: Pieces = ((20, 1, 1, 1), (0, 7, 1, 1), (28, 1, 1, 1))
 # is ignored is seen. Chunks are whole blocks of the cache, as they are for longer texts.
 _REACHES = {"sliding_window": 8, "window_size": 8, "attention_chunk_size": 16, "floor_scale": 8}
 _TOLERANCE = 1e-3  # in standard deviations, in float32
-_LEAST_COSINE = 0.999  # of a token's logits, in shorter types
+# Of a token's logits in shorter types. There rounding may choose another expert: a fifth of the tokens may differ.
+# Right models have 0.996 and more of the other four fifths, those whose windows are ignored 0.75 and less.
+_LEAST_COSINE = 0.99
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ def agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
     ours, theirs = ours.float(), theirs.float()
     if dtype == torch.float32:
         return bool((ours - theirs).abs().max() <= _TOLERANCE * theirs.std())
-    return bool(torch.cosine_similarity(ours, theirs, -1).min() >= _LEAST_COSINE)
+    cosines = torch.cosine_similarity(ours, theirs, -1).sort().values
+    fifth = cosines[len(cosines) // 5]
+    return bool(fifth >= _LEAST_COSINE and torch.isfinite(ours).all())
 
 
 @contextmanager

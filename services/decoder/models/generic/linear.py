@@ -24,7 +24,9 @@ class PackedLinear(nn.Module):
         self._run: Callable[[Tensor], Tensor] = lambda rows: ops.linear(rows, packed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., inputs] to [..., out]."""
+        """[..., inputs] to [..., out]. Raises TypeError for rows of another type than the weight's."""
+        if x.dtype != self.weight.dtype:
+            raise TypeError(f"rows of {x.dtype} for a layer of {self.weight.dtype}")
         rows = x.reshape(-1, self.in_features).contiguous()
         return self._run(rows).view(*x.shape[:-1], self.out_features)
 
