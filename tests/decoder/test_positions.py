@@ -10,6 +10,7 @@ import torch
 
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.generic.rope_index import RopeIndex
 from services.families import registry
 from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
@@ -70,6 +71,20 @@ def tokens_per_second(folder: Path) -> float | None:
 def grids(media: list[MediaItem], modality: int) -> torch.Tensor | None:
     found = [[i.grid_t, i.grid_h, i.grid_w] for i in media if i.modality == modality]
     return torch.tensor(found) if found else None
+
+
+def test_the_rule_of_the_class_gives_the_same_for_images(folder: Path) -> None:
+    """What the code of transformers runs by, with the grids of our prompt rule."""
+    model, rule = load(folder), RopeIndex.find(load_reference(folder))
+    assert rule is not None and rule.axes == 3
+    for length, media in drawn_prompts():
+        images = [item for item in media if item.modality == Modality.MODALITY_IMAGE]
+        prompt = np.zeros(length, np.int64)
+        (ours, own), (theirs, other) = model.positions(prompt, images), rule(prompt, images[::-1])
+        np.testing.assert_array_equal(theirs, ours)
+        assert other == own
+    with pytest.raises(InvalidRequest, match="no positions follow"):
+        rule(np.zeros(9, np.int64), [MediaItem(modality=1, offset=1, length=4, rows=4)])
 
 
 def test_positions_are_those_of_the_published_rule(folder: Path) -> None:

@@ -70,4 +70,10 @@ def _fields(items: Sequence[MediaItem]) -> dict[str, Tensor]:
     for item in items:
         for name in item.fields:
             found[name].append(torch.from_numpy(array_of(item.fields[name])))
+        if item.grid_h and not item.fields:  # of a prompt rule of ours
+            kind = "video" if item.modality == Modality.MODALITY_VIDEO else "image"
+            grid = [[item.grid_t, item.grid_h, item.grid_w]]
+            found[f"{kind}_grid_thw"].append(torch.tensor(grid))
+            if kind == "video":
+                found["second_per_grid_ts"].append(torch.tensor([item.seconds_per_grid]))
     return {name: torch.cat(values) for name, values in found.items()}
