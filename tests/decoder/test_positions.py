@@ -84,7 +84,10 @@ def test_the_rule_of_the_class_gives_the_same_for_images(folder: Path) -> None:
         np.testing.assert_array_equal(theirs, ours)
         assert other == own
     with pytest.raises(InvalidRequest, match="no positions follow"):
-        rule(np.zeros(9, np.int64), [MediaItem(modality=1, offset=1, length=4, rows=4)])
+        rule(
+            np.zeros(9, np.int64),
+            [MediaItem(modality=Modality.MODALITY_IMAGE, offset=1, length=4, rows=4)],
+        )
 
 
 def test_positions_are_those_of_the_published_rule(folder: Path) -> None:
