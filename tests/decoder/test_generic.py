@@ -157,7 +157,7 @@ def test_a_model_that_does_not_compute_what_its_class_does_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     folder = make_generic_checkpoint(tmp_path, "gemma2")
-    options = {"model": folder, "device": "cpu", "threads": 1, "dtype": dtype}
+    options: dict[str, Any] = {"model": folder, "device": "cpu", "threads": 1, "dtype": dtype}
     assert load(DecoderSettings(**options)).row_invariant
     # As for a class whose windows come by no way that is known here: the served length is far below them.
     monkeypatch.setattr(attention, "_reach", lambda *_: (None, None))
@@ -179,7 +179,7 @@ def test_experts_in_bfloat16_are_served_though_rounding_chooses_others(
 def test_the_code_that_runs_the_layers_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     """Blocks of one kind of decoder are not taken for those of the other."""
     folder = make_checkpoint(tmp_path, "llama")
-    options = {"model": folder, "device": "cpu", "threads": 1}
+    options: dict[str, Any] = {"model": folder, "device": "cpu", "threads": 1}
     native, other = (
         load(DecoderSettings(**options, model_backend=backend)).fingerprint
         for backend in ("native", "transformers")
@@ -190,7 +190,7 @@ def test_the_code_that_runs_the_layers_is_part_of_the_fingerprint(tmp_path: Path
 def test_rotations_of_changing_frequencies_are_fixed_or_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     folder = make_checkpoint(tmp_path, "llama", text={"rope_parameters": rope})
-    options = {"model": folder, "device": "cpu", "threads": 1, "model_backend": "transformers"}
+    options: dict[str, Any] = {"model": folder, "device": "cpu", "threads": 1, "model_backend": "transformers"}
     with pytest.raises(InvalidRequest, match="give --max-model-len 512"):
         load(DecoderSettings(**options, max_model_len=600))
     assert load(DecoderSettings(**options, max_model_len=512))
