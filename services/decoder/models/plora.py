@@ -19,27 +19,27 @@ from shared.errors import InvalidRequest
 from shared.model_config.decoder import DecoderConfig
 from shared.model_config.files import read_json
 
-# The factor of an addition of so high a rank.
-Scale = Callable[[int], float]
+# The factor of the additions to a linear layer, by its canonical name in a decoder layer.
+Scale = Callable[[str], float]
 
-# InternLM-XComposer2's code has its factors: 4KHD's queries, keys and values have a rank of 8 and an alpha of 16.
-_XCOMPOSER, _DOUBLED_RANK = "InternLMXComposer2ForCausalLM", 8
+_QKV = "self_attn.qkv_proj"
 
 
 def scales(checkpoint: Checkpoint) -> Scale:
-    """By adapter_config.json, lora_alpha / r for additions of that rank; else the released models' own."""
+    """By adapter_config.json, lora_alpha / r. Without it those that the code of the released models has: InternLM-
+    XComposer2-4KHD's queries, keys and values have a rank of 8 and an alpha of 16, elsewhere both are equal."""
     path = checkpoint.folder / "adapter_config.json"
     if not path.is_file():
-        doubles = checkpoint.kind == _XCOMPOSER
-        return lambda rank: 2.0 if doubles and rank == _DOUBLED_RANK else 1.0
+        doubles = "plora_glb_gn" in checkpoint.names()
+        return lambda name: 2.0 if doubles and name == _QKV else 1.0
     adapter = read_json(path)
     try:
-        alpha, named = float(adapter["lora_alpha"]), int(adapter["r"])
-    except (KeyError, TypeError, ValueError) as error:
+        factor = float(adapter["lora_alpha"]) / int(adapter["r"])
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise InvalidRequest(
             "BAD_CHECKPOINT", f"{path} has no numbers lora_alpha and r", field="model"
         ) from error
-    return lambda rank: alpha / named
+    return lambda name: factor
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ def load_addition(
     def pair(
         name: str, out: int, inputs: int, order: list[int] | None = None
     ) -> tuple[Packed, Packed]:
+        factor = scale(name)
         name = f"layers.{i}.{name}"
         rank = weights.shape(f"{name}.Plora_A.weight")[0]
         down = weights.take_linear(f"{name}.Plora_A", rank, inputs)
         up = weights.take(f"{name}.Plora_B.weight", out, rank)
         if order is not None:
             up = up[torch.tensor(order)]
-        factor = scale(rank)
         return ops.pack(down), ops.pack(in_memory(up if factor == 1 else up * factor))
 
     return LayerAddition(
-        qkv=pair("self_attn.qkv_proj", queries + 2 * keys, hidden, qkv_order(config)),
+        qkv=pair(_QKV, queries + 2 * keys, hidden, qkv_order(config)),
         output=pair("self_attn.o_proj", hidden, queries),
         gate=pair("mlp.gate_proj", inner, hidden),
         up=pair("mlp.up_proj", inner, hidden),

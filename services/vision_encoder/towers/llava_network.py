@@ -36,7 +36,7 @@ class LlavaNetwork(nn.Module):
     def __init__(self, config: LlavaConfig) -> None:
         super().__init__()
         self._layers, self._drops_first = config.layers, config.drops_first
-        self.tower = _Tower(config.tower, max(config.layers))
+        self.tower = Tower(config.tower, max(config.layers))
         self.projector = _Projector(config)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -47,8 +47,11 @@ class LlavaNetwork(nn.Module):
         return rows
 
 
-class _Tower(nn.Module):
+class Tower(nn.Module):
+    """CLIP or SigLIP up to a layer."""
+
     def __init__(self, config: TowerConfig, layers: int) -> None:
+        """layers: how many of them run."""
         super().__init__()
         self.embeddings = _Embeddings(config)
         if config.is_clip:

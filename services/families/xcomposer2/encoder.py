@@ -1,0 +1,109 @@
+"""XComposer2's encoder: one picture after the other."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from services.families.family import ItemSize
+from services.families.xcomposer2.network import XComposer2Network
+from services.families.xcomposer2.sizes import TILE, TOWER, Tiling, tiles
+from services.vision_encoder import pixel_values, weights
+from services.vision_encoder.devices.cpu import TowerOps
+from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
+from shared.checkpoint.folder import Checkpoint
+from shared.model_config.llava import TowerConfig
+
+_PARTS = (
+    (re.compile(re.escape(TOWER) + "(.+)"), "tower."),
+    (re.compile(r"vision_proj\.(.+)"), "projector."),
+    (re.compile(r"(plora_(?:glb|sub)_gn)"), ""),
+)
+# What is not run, and places that older versions of transformers stored.
+_UNUSED = re.compile(r"tower\.post_layernorm\.|.*\.position_ids$")
+_LAYER = re.compile(re.escape(TOWER) + r"encoder\.layers\.(\d+)\.")
+_CHANNELS, _HEADS = 3, 16  # of CLIP-L
+
+
+class XComposer2Encoder:
+    """Tower and projector of one checkpoint."""
+
+    stacked = False
+    on_kernels = False
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        ops: TowerOps | None = None,
+    ) -> None:
+        """ops: not used, torch does the work."""
+        self._tiling = Tiling.read(checkpoint)
+        self.hidden_size = int(checkpoint.config["hidden_size"])
+        self.dtype = dtype
+        self._device = device
+        with torch.device("meta"):
+            self._network = XComposer2Network(
+                _tower(checkpoint, self._tiling), self.hidden_size, tiled=bool(self._tiling.most)
+            )
+
+        def unused(name: str) -> bool:
+            return bool(_UNUSED.match(name))
+
+        weights.load(self._network, checkpoint, _names(checkpoint), unused, device, dtype)
+
+    def cost(self, item: Item) -> int:
+        """Patches. Raises BadPixels for what is no picture of squares."""
+        channels, height, width = item.pixels.shape[-3:]
+        side = self._tiling.side
+        squares = (height // side) * (width // side)
+        whole = channels == _CHANNELS and height % side == width % side == 0 and squares
+        if not whole or (squares > 1 and not self._tiling.most):
+            raise BadPixels(
+                f"pixel values are {list(item.pixels.shape)}, the tower takes squares of {side}"
+            )
+        each = (side // self._tiling.patch) ** 2
+        return int(squares + bool(self._tiling.most)) * each
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        """Rows [rows, hidden_size] of each picture of pixel values [3, height, width]."""
+        pictures = (pixel_values.squares([item], self._device, self.dtype)[0] for item in items)
+        return [self._network(picture).cpu() for picture in pictures]
+
+    def sample(self, size: ItemSize) -> Item:
+        """A black picture."""
+        columns, rows = (
+            tiles(size.width, size.height, self._tiling.most) if self._tiling.most else (1, 1)
+        )
+        side = TILE if self._tiling.most else self._tiling.side
+        return pixel_item(np.zeros((_CHANNELS, rows * side, columns * side), np.float32))
+
+
+def _tower(checkpoint: Checkpoint, tiling: Tiling) -> TowerConfig:
+    """CLIP-L's settings, and sizes by the tensors: no file of the checkpoint names them."""
+    numbers = [int(found[1]) for name in checkpoint.names() if (found := _LAYER.match(name))]
+    inner, hidden = checkpoint.shape(f"{TOWER}encoder.layers.0.mlp.fc1.weight")
+    return TowerConfig(
+        is_clip=True,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_layers=max(numbers) + 1,
+        num_heads=_HEADS,
+        num_channels=_CHANNELS,
+        image_size=tiling.side,
+        patch_size=tiling.patch,
+        activation="quick_gelu",
+        eps=1e-5,
+    )
+
+
+def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    """Vision tensors: the name in the file and the name in the network."""
+    for name in checkpoint.names():
+        for pattern, prefix in _PARTS:
+            match = pattern.fullmatch(name)
+            if match:
+                yield name, prefix + match[1]

@@ -1,0 +1,118 @@
+"""XComposer2, whole: pictures, prompts and answers equal those of a reference written from the models' description."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from openai import AsyncOpenAI
+from PIL import Image
+
+from services.families import registry
+from services.families.family import ItemSize
+from services.families.xcomposer2.encoder import XComposer2Encoder
+from services.families.xcomposer2.sizes import Tiling
+from services.preprocess.worker.pixel_maker import PixelMaker
+from services.vision_encoder.towers.encoder import pixel_item
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.processor import image_processor_name
+from tessera.common.v1.media_pb2 import Modality
+from tests.reference_models import xcomposer2
+from tests.reference_models.common import IMAGE
+from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.pictures import data_url, png
+from tests.support.services_in_process import services_in_process
+from tests.test_checkpoint_split import load_decoder, names_read
+
+SIZES = [(300, 180), (60, 400), (64, 64), (350, 340)]
+TOKENS = 10
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["vl", "4khd"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("xcomposer2") / "under-test"
+    return xcomposer2.write_checkpoint(path, high_resolution=request.param, hd_num=3)
+
+
+def picture(number: int) -> Image.Image:
+    return Image.open(io.BytesIO(png(number, SIZES[number]))).convert("RGB")
+
+
+def test_rows_of_pictures_are_those_of_the_reference(folder: Path) -> None:
+    checkpoint, reference = Checkpoint(folder), xcomposer2.XComposer2(folder)
+    config = registry.find(checkpoint).processor_config(checkpoint)
+    maker = PixelMaker(image_processor_name(config), config, None)
+    assert maker.scaling is not None
+    encoder = XComposer2Encoder(checkpoint, torch.device("cpu"), torch.float32)
+    for number in range(len(SIZES)):
+        pixels, _ = maker.make(picture(number))
+        item = pixel_item(pixels, scaling=maker.scaling)
+        assert encoder.cost(item) == encoder.cost(encoder.sample(ItemSize(*SIZES[number])))
+        expected = reference.embed_image(picture(number))
+        torch.testing.assert_close(encoder.encode([item])[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_no_size_takes_more_rows_than_the_largest(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    tiling = Tiling.read(checkpoint)
+    largest = registry.find(checkpoint).largest(checkpoint, Modality.MODALITY_IMAGE)
+    found = {tiling.rows(w, h) for w in range(9, 2000, 97) for h in range(9, 2000, 61)}
+    assert max(found) <= largest.tokens == tiling.rows(largest.width, largest.height)
+
+
+def turns(number: int) -> list[tuple[str, str]]:
+    asked = [("user", f"{IMAGE * (number % 3)}What is red? {'And blue? ' * number}".strip())]
+    if number % 2:
+        asked += [("assistant", "A circle."), ("user", f"{IMAGE}And then?")]
+    return asked
+
+
+def messages(number: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    image = {"url": data_url(png(number, SIZES[number]))}
+    for role, text in turns(number):
+        parts: list[dict[str, Any]] = [{"type": "text", "text": text.replace(IMAGE, "")}]
+        shown: list[dict[str, Any]] = [{"type": "image_url", "image_url": image}]
+        found.append({"role": role, "content": shown * text.count(IMAGE) + parts})
+    return found
+
+
+async def ask(client: AsyncOpenAI, number: int) -> tuple[list[int], list[int]]:
+    answer: Any = await client.chat.completions.create(
+        model="under-test",
+        messages=messages(number),  # type: ignore[arg-type]
+        max_tokens=TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    return answer.prompt_token_ids, answer.choices[0].token_ids
+
+
+@pytest.mark.timeout(300)
+def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> None:
+    reference = xcomposer2.XComposer2(folder)
+
+    async def ask_all(url: str) -> list[tuple[list[int], list[int]]]:
+        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(len(SIZES))))
+
+    with services_in_process(folder, redis_url) as system:
+        answers = asyncio.run(ask_all(system.base_url))
+    for number, (prompt, tokens) in enumerate(answers):
+        shown = sum(text.count(IMAGE) for _, text in turns(number))
+        ids = reference.prompt_ids(turns(number), [SIZES[number]] * shown)
+        assert prompt == [max(0, token) for token in ids]
+        made = reference.generate(ids, [picture(number)] * shown, TOKENS)
+        assert_same_up_to_ties(tokens, made.tokens, made.logits)
+
+
+def test_every_tensor_is_read_by_one_service(folder: Path) -> None:
+    def load_tower(checkpoint: Checkpoint) -> object:
+        return XComposer2Encoder(checkpoint, torch.device("cpu"), torch.float32)
+
+    decoder, encoder = names_read(folder, load_decoder), names_read(folder, load_tower)
+    assert not decoder & encoder
+    left = set(Checkpoint(folder).names()) - decoder - encoder
+    assert all("post_layernorm" in name for name in left), left
