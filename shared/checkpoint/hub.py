@@ -22,6 +22,7 @@ from shared.model_config.files import (
     indexed_files,
     require_weights,
 )
+from shared.text.tokenizer_formats.other_files import OTHER_TOKENIZERS
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,7 @@ _SMALL_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
+    *OTHER_TOKENIZERS,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",

@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import InvalidRequest
+from shared.text.tokenizer_formats.other_files import find_other
 
 # The names that weights have in a folder, the preferred first: one file, or an index of several.
 SINGLES = ("model.safetensors", "pytorch_model.bin")
 INDEXES = tuple(f"{name}.index.json" for name in SINGLES)
 _OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack")
-_OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+_OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _LFS = b"version https://git-lfs"  # what a clone without git-lfs has in the place of a large file
 _LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 def require_tokenizer(folder: Path) -> None:
-    """Raises InvalidRequest if there is no tokenizer.json."""
+    """Raises InvalidRequest if there is no tokenizer.json, and no file that is read in its place."""
     path = folder / "tokenizer.json"
-    if path.is_file():
-        _require_content(path)
+    found = path if path.is_file() else find_other(folder)
+    if found is not None:
+        _require_content(found)
         return
     others = _present(folder, _OTHER_TOKENIZERS)
     advice = (

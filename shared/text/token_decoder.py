@@ -55,7 +55,7 @@ def read_decoder(config: dict[str, Any] | None) -> ByteLevel | SentencePieceLike
     steps = _flattened(config)
     kinds = [step["type"] for step in steps if step["type"] != "Fuse"]
     if kinds == ["ByteLevel"]:
-        return ByteLevel(_byte_level_alphabet())
+        return ByteLevel(byte_level_alphabet())
     if not kinds or not set(kinds) <= {"Replace", "ByteFallback", "Strip"} or "Strip" in kinds[:-1]:
         raise UnsupportedTokenizer(
             f"tokenizer decoder {' + '.join(kinds) or 'none'} is not supported: "
@@ -88,7 +88,7 @@ def _replacement(step: dict[str, Any]) -> tuple[str, str]:
     return pattern, step["content"]
 
 
-def _byte_level_alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """GPT-2: printable Latin-1 characters stand for themselves, the other bytes for characters from
     U+0100 on.
     """

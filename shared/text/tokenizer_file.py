@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: `tokenizer.json`, completed by the files beside it as transformers does.
+"""A checkpoint's tokenizer: `tokenizer.json`, completed by the files beside it as transformers does, or another file.
 
 `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` name tokens that
 `tokenizer.json` may lack, and a class that makes another tokenizer of the same vocabulary. All that
@@ -8,8 +8,11 @@ reads a tokenizer begins here, so every process has the same ids. Standard libra
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from shared.text.tokenizer_formats.other_files import convert, find_other
 
 _NAMES = (
     "bos_token",
@@ -46,11 +49,13 @@ class TokenizerFile:
 
 
 def read_tokenizer(path: Path) -> TokenizerFile:
-    """Reads the `tokenizer.json` at `path` and the files beside it.
+    """Reads the `tokenizer.json` at `path` and the files beside it; where there is none, the folder's tokenizer in
+    one of `tokenizer_formats`.
 
     Raises OSError or ValueError if one cannot be read.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
+    other = None if path.is_file() else find_other(path.parent)
+    content = json.loads(_converted(other) if other else path.read_text(encoding="utf-8"))
     config = _config(path.parent)
     stored: list[Token] = content.get("added_tokens") or []
     base = stored
@@ -70,6 +75,14 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     content["added_tokens"] = _numbered(content, tokens.values())
     texts = {name: named[name]["content"] for name in _NAMES if name in named}
     return TokenizerFile(content, texts)
+
+
+@lru_cache(maxsize=1)
+def _converted(path: Path) -> str:
+    """What `tokenizer.json` would hold. Kept, because a service reads its tokenizer twice."""
+    folder = path.parent
+    model = _optional(folder / "config.json")
+    return json.dumps(convert(path, model, _optional(folder / "tokenizer_config.json")))
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -53,8 +53,15 @@ def written(name: str, content: str | bytes) -> Change:
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def renamed(name: str, new: str) -> Change:
-    return lambda folder: (folder / name).rename(folder / new)
+def renamed(name: str, new: str, content: str | None = None) -> Change:
+    """Renames a file, and replaces its content if one is given."""
+
+    def change(folder: Path) -> None:
+        (folder / name).rename(folder / new)
+        if content is not None:
+            (folder / new).write_text(content)
+
+    return change
 
 
 def sharded(folder: Path) -> None:
@@ -116,8 +123,9 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
         (config(vision_feature_layer=99), "vision_feature_layer 99 is outside"),
         (config(projector_hidden_act="novel"), "with the activation novel"),
         (removed("tokenizer.json"), "has no tokenizer.json$"),
-        (renamed("tokenizer.json", "tokenizer.model"), "only tokenizer.model: write one with"),
+        (renamed("tokenizer.json", "vocab.json"), "only vocab.json: write one with"),
         (written("tokenizer.json", ""), "tokenizer.json is empty"),
+        (renamed("tokenizer.json", "tokenizer.model", ""), "tokenizer.model is empty"),
         (removed("processor_config.json"), "no preprocessor_config.json"),
         (removed("model.safetensors"), "has no weights"),
         (renamed("model.safetensors", "model.pth"), "in model.pth; only model.safetensors and"),

@@ -23,16 +23,20 @@ GUARD = "\U000f5a1d"
 
 
 class PromptTokenizer:
-    """Text to token ids, for one checkpoint folder. Raises InvalidRequest if it has no tokenizer.json."""
+    """Text to token ids, for one checkpoint folder. Raises InvalidRequest if it has no tokenizer."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
+        try:
+            file = read_tokenizer(folder / "tokenizer.json")
+        except FileNotFoundError as error:
             raise InvalidRequest(
                 "BAD_CHECKPOINT",
-                f"{path} is missing: save the tokenizer with AutoTokenizer.save_pretrained",
-            )
-        file = read_tokenizer(path)
+                f"{error.filename} is missing: save the tokenizer with AutoTokenizer.save_pretrained",
+            ) from None
+        except ValueError as error:
+            raise InvalidRequest(
+                "BAD_CHECKPOINT", f"the tokenizer cannot be used: {error}"
+            ) from error
         self._tokenizer = Tokenizer.from_str(file.text)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -1,0 +1,93 @@
+"""Which file of a folder without `tokenizer.json` has its tokenizer, and that tokenizer. Standard library only."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.text.tokenizer_formats import tiktoken
+from shared.text.tokenizer_formats.content import Content, added, around
+from shared.text.tokenizer_formats.sentencepiece import sentencepiece
+from shared.text.tokenizer_formats.sentencepiece_file import read_sentencepiece
+
+OTHER_TOKENIZERS = ("qwen.tiktoken", "ice_text.model", "tokenizer.model")
+# ChatGLM2's and 3's control tokens follow the pieces of their model.
+_CHATGLM = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
+_CHATGLM3 = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+# ChatGLM-6B's stand among the pieces of its model.
+_CHATGLM_6B = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
+_BEFORE_A_TEXT = ("[gMASK]", "sop")
+_BEHIND_A_TEXT = ("[gMASK]", "<sop>")
+# Texts and the pieces that stand for them in the model's input.
+_WRITTEN = {"\n": "<n>", "\t": "<|tab|>"} | {" " * n: f"<|blank_{n}|>" for n in range(80, 1, -1)}
+_BEGIN_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "InternLM2Tokenizer")
+
+
+def find_other(folder: Path) -> Path | None:
+    """The file that `convert` reads, if there is one."""
+    return next((folder / name for name in OTHER_TOKENIZERS if (folder / name).is_file()), None)
+
+
+def convert(path: Path, model: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> Content:
+    """The content of a `tokenizer.json` for a file that `find_other` found.
+
+    `model` and `tokenizer` are the contents of config.json and tokenizer_config.json, which say whose file it is.
+    Raises ValueError, naming the file, for what cannot be used.
+    """
+    is_chatglm = model.get("model_type") == "chatglm"
+    if path.name == "qwen.tiktoken":
+        return tiktoken.qwen(path, has_vision="visual" in model)
+    if path.name == "ice_text.model":
+        return _ice_text(path, int(tokenizer.get("num_image_tokens", 20_000)))
+    if tiktoken.is_tiktoken(path):
+        if not is_chatglm:
+            raise ValueError(f"{path}: a file of tiktoken is read for Qwen and GLM-4 alone")
+        return tiktoken.glm4(path)
+    return _chatglm(path) if is_chatglm else _plain(path, tokenizer)
+
+
+def _plain(path: Path, tokenizer: Mapping[str, Any]) -> Content:
+    """As stored; the token of a text's beginning goes before it where tokenizer_config.json or its class says so."""
+    made = _converted(path)
+    begins = tokenizer.get("add_bos_token")
+    if begins is None:
+        begins = tokenizer.get("tokenizer_class") in _BEGIN_CLASSES
+    given = tokenizer.get("bos_token") or "<s>"
+    begin = given["content"] if isinstance(given, dict) else given
+    ids = _ids(made)
+    if begins and begin in ids:
+        made["post_processor"] = around({begin: ids[begin]}, {})
+    return made
+
+
+def _chatglm(path: Path) -> Content:
+    """ChatGLM2's and ChatGLM3's differ in the tokens of roles alone, which nobody writes to ChatGLM2."""
+    made = _converted(path, more=(*_CHATGLM, *_CHATGLM3))
+    ids = _ids(made)
+    for token in made["added_tokens"]:
+        token["single_word"] = token["content"] in ("sop", "eop")  # not in "isopropyl"
+    return {**made, "post_processor": around({name: ids[name] for name in _BEFORE_A_TEXT}, {})}
+
+
+def _ice_text(path: Path, offset: int) -> Content:
+    """ChatGLM-6B's: line breaks, tabs and runs of blanks are pieces of their own."""
+    made = _converted(path, written=_WRITTEN, offset=offset)
+    places = {entry[0]: index for index, entry in enumerate(made["model"]["vocab"])}
+    made["added_tokens"] += [
+        added(token, places[token])
+        for token in _CHATGLM_6B
+        if token in places and token not in _ids(made)
+    ]
+    ids = _ids(made)
+    behind = {name: ids[name] for name in _BEHIND_A_TEXT if name in ids}
+    return {**made, "post_processor": around({}, behind)}
+
+
+def _converted(path: Path, **options: Any) -> Content:
+    try:
+        return sentencepiece(read_sentencepiece(path), **options)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _ids(made: Content) -> dict[str, int]:
+    return {token["content"]: token["id"] for token in made["added_tokens"]}
