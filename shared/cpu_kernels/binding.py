@@ -2,7 +2,9 @@
 
 import ctypes
 import functools
+import os
 import subprocess
+import threading
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 
 import structlog
@@ -12,6 +14,10 @@ from shared.errors import InvalidRequest
 from shared.settings import cpu_instructions
 
 log = structlog.get_logger(__name__)
+
+# Of each library the process and the threads of its pool.
+_pools: dict[str, tuple[int, int]] = {}
+_starting = threading.Lock()
 
 PLAIN, SWIGLU, GELU, GELU_TANH, QUICK_GELU = range(5)
 SAME, WIDE, LARGEST = 0, 1, 2
@@ -182,7 +188,12 @@ class Kernels:
         copies = (c_int, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Cache))
         self.kv_write = _declare(library.tessera_kv_write, *copies)
         self.kv_read = _declare(library.tessera_kv_read, *copies)
-        _declare(library.tessera_start, c_int)(threads)
+        with (
+            _starting
+        ):  # a pool that another thread computes with is not to be replaced by its like
+            if _pools.get(library._name) != (os.getpid(), threads):
+                _declare(library.tessera_start, c_int)(threads)
+                _pools[library._name] = os.getpid(), threads
 
 
 @functools.lru_cache(maxsize=1)  # one pool of threads for each process

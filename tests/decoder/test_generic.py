@@ -190,7 +190,12 @@ def test_the_code_that_runs_the_layers_is_part_of_the_fingerprint(tmp_path: Path
 def test_rotations_of_changing_frequencies_are_fixed_or_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     folder = make_checkpoint(tmp_path, "llama", text={"rope_parameters": rope})
-    options: dict[str, Any] = {"model": folder, "device": "cpu", "threads": 1, "model_backend": "transformers"}
+    options: dict[str, Any] = {
+        "model": folder,
+        "device": "cpu",
+        "threads": 1,
+        "model_backend": "transformers",
+    }
     with pytest.raises(InvalidRequest, match="give --max-model-len 512"):
         load(DecoderSettings(**options, max_model_len=600))
     assert load(DecoderSettings(**options, max_model_len=512))
