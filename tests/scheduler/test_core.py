@@ -384,10 +384,38 @@ def test_a_share_of_the_budget_is_never_held_by_who_cannot_use_it() -> None:
     """The budget is taken by an item that the second prompt has as well, behind another one."""
     scheduler = Scheduler(capacity(), encoder_budget=1)
     first, second = MediaSpan(b"1" * 16, 0, 6, 6), MediaSpan(b"2" * 16, 8, 6, 6)
+    third = MediaSpan(b"3" * 16, 0, 6, 6)
+    prompt = [99] * 6 + [1] * 2 + [99] * 6 + [1]
     shared = MediaSpan(second.digest, 0, 6, 6)
     scheduler.add(sequence("one", [99] * 6 + [1], 1, 0, media=(shared,)))
-    prompt = [99] * 6 + [1] * 2 + [99] * 6 + [1]
     scheduler.add(sequence("both", prompt, 1, 1, media=(first, second)))
-    scheduler.add(sequence("third", prompt, 1, 2, media=(MediaSpan(b"3" * 16, 0, 6, 6),)))
-    wanted = scheduler.state.media.take_wanted()
-    assert [span.digest for span in wanted] == [second.digest, first.digest]
+    scheduler.add(sequence("third", prompt, 1, 2, media=(third,)))
+    media = scheduler.state.media
+    assert media.take_wanted() == [shared]
+    assert media.take_wanted() == []
+    scheduler.cancel("one")
+    scheduler.embeddings_encoded(second.digest, "artifact")
+    scheduler.embeddings_ready(second.digest)
+    assert media.take_wanted() == [first]
+    assert media.take_wanted() == []
+
+
+def test_an_item_before_a_cached_prefix_does_not_hold_up_what_is_behind_it() -> None:
+    """The prompt goes on behind its first item, which is cached: the second is encoded although the first has the
+    budget."""
+    scheduler = Scheduler(capacity(), encoder_budget=1)
+    drive = Drive(scheduler)
+    items = [MediaSpan(bytes([i]) * 16, 8 * i, 6, 6) for i in range(3)]
+    prompt = ([99] * 6 + [1] * 2) * 3
+    for number, name in enumerate(("one", "two")):
+        media = tuple(items[: 1 + 2 * number])
+        count = 8 if name == "one" else 24
+        scheduler.add(sequence(name, [*prompt[:count], 5], 1, number, media=media))
+    for _ in range(10):
+        for span in scheduler.state.media.take_wanted():
+            scheduler.embeddings_encoded(span.digest, span.digest)
+        drive.finish()
+        for digest in drive.fetches:
+            scheduler.embeddings_ready(digest)
+        drive.fetches.clear()
+    assert drive.outputs["two"] == generate([*prompt, 5], 1)

@@ -38,10 +38,8 @@ class MediaState:
     fill the encoder's cache with what is needed much later; one item is always let through.
     """
 
-    def __init__(self, budget_rows: int, needs_all: bool = False) -> None:
-        """`needs_all`: a sequence begins only when all of its items are ready."""
+    def __init__(self, budget_rows: int) -> None:
         self._budget = budget_rows
-        self._needs_all = needs_all
         self._rows = 0
         self._items: dict[bytes, _Item] = {}
         self._fetches: list[Any] = []
@@ -96,8 +94,8 @@ class MediaState:
         """Items to be encoded now, oldest first.
 
         What a running sequence waits for is let through whatever the budget: that sequence holds a slot and blocks
-        which the users of earlier items may need before they can give their share of the budget back. So is what a
-        sequence waits for that cannot use its own share before.
+        which the users of earlier items may need before they can give their share of the budget back. So is, one at a
+        time, what a sequence lacks that has a share of the budget which it may not be able to use before.
         """
         wanted, full = [], False
         for item in self._items.values():
@@ -112,11 +110,12 @@ class MediaState:
         return wanted
 
     def _completes(self, item: _Item) -> bool:
-        """Whether a sequence has other items that it cannot use without this one: those behind it, or all."""
+        """Whether a sequence that has other items lacks this one next, and none is on its way to it."""
         for user in item.users.values():
-            spans = [span.digest for span in user.media[user.num_media_passed :]]
-            others = spans if self._needs_all else spans[spans.index(item.span.digest) :]
-            if any(self._items[digest].status is not ItemStatus.WANTED for digest in others):
+            items = [self._items[span.digest] for span in user.media[user.num_media_passed :]]
+            statuses = {other.status for other in items}
+            first = next(other for other in items if other.status is ItemStatus.WANTED)
+            if first is item and statuses == {ItemStatus.WANTED, ItemStatus.READY}:
                 return True
         return False
 

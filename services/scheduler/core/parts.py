@@ -26,11 +26,6 @@ class Parts:
         """Whether they are media spans alone."""
         return self.attention is AttentionKind.BIDIRECTIONAL_MEDIA and not self.whole_prompt
 
-    @property
-    def need_all_media(self) -> bool:
-        """Whether a sequence begins only when all embeddings of its prompt are there."""
-        return self.attention is AttentionKind.PREFIX_LM or self.whole_prompt
-
     def at(self, sequence: Sequence, start: int) -> int:
         """Tokens of the part that begins at index `start`; 0 if none does."""
         if self.whole_prompt:

@@ -35,7 +35,7 @@ class DecoderState:
         self.policy = policy
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.host = HostBlocks(capacity.num_host_blocks)
-        self.media = MediaState(encoder_budget, capacity.parts.need_all_media)
+        self.media = MediaState(encoder_budget)
         self.isolation = Isolation()
         self.waiting: list[Sequence] = []  # without blocks, by rank
         self.running: dict[Sequence, None] = {}  # with blocks
