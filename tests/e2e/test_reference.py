@@ -81,6 +81,8 @@ CASES: dict[str, dict[str, Any]] = {
         "shard_bytes": 60_000,
         "text": {"tie_word_embeddings": True},
     },
+    "chatglm": {"family": "chatglm"},
+    "glm4": {"family": "glm4"},
     "internvl-chat-internlm2": {"family": "internvl_chat", "language": "internlm2"},
     "internvl-chat-qwen2": {"family": "internvl_chat", "language": "qwen2"},
     "llava-next-siglip-qwen3-new-names": {
