@@ -1,4 +1,4 @@
-"""Every tensor of a checkpoint is read by exactly one room."""
+"""Every tensor of a checkpoint is read by exactly one service."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,14 @@ from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import model_class, read_config
-from tests.support.checkpoints import GENERIC, SPELLINGS, load_reference, make_checkpoint
+from tests.reference_models import chatglm, chatglm_6b, internvl_chat, qwen_vl
+from tests.support.checkpoints import (
+    GENERIC,
+    SPELLINGS,
+    TEXT_FAMILIES,
+    load_reference,
+    make_checkpoint,
+)
 
 # The tower's last norm and its layers after the feature layer lead to no embedding row.
 _UNUSED = ("post_layernorm", "layers.", "head.")
@@ -39,7 +46,7 @@ CASES: list[dict[str, Any]] = [
 
 
 def names_read(folder: Path, load: Callable[[Checkpoint], object]) -> set[str]:
-    """What a room asks its checkpoint for."""
+    """What a service asks its checkpoint for."""
     read: set[str] = set()
 
     class Recording(Checkpoint):
@@ -88,8 +95,22 @@ def test_a_native_decoder_takes_what_the_class_leaves_it(family: str, tmp_path: 
 def test_decoder_and_encoder_share_a_checkpoint_out(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    folder = make_checkpoint(tmp_path, **options)
+    _assert_shared_out(make_checkpoint(tmp_path, **options))
 
+
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def test_a_decoder_reads_all_of_a_text_model(tmp_path: Path, family: str) -> None:
+    folder = make_checkpoint(tmp_path, family)
+    left = set(Checkpoint(folder).names()) - names_read(folder, load_decoder)
+    assert all(name.endswith("inv_freq") for name in left), left
+
+
+@pytest.mark.parametrize("family", [chatglm, chatglm_6b, internvl_chat, qwen_vl])
+def test_checkpoints_of_reference_models_are_shared_out(tmp_path: Path, family: Any) -> None:
+    _assert_shared_out(family.write_checkpoint(tmp_path / "model"))
+
+
+def _assert_shared_out(folder: Path) -> None:
     def encoder_of(checkpoint: Checkpoint) -> object:
         return load_encoder(checkpoint, torch.device("cpu"), torch.float32)
 
@@ -97,4 +118,5 @@ def test_decoder_and_encoder_share_a_checkpoint_out(
     encoders = names_read(folder, encoder_of)
     assert not decoders & encoders
     left = set(Checkpoint(folder).names()) - decoders - encoders
+    left = {name for name in left if not name.endswith("inv_freq")}
     assert all("vision" in name and any(part in name for part in _UNUSED) for name in left), left

@@ -205,9 +205,11 @@ def test_linear_rows_are_bit_equal_in_any_batch(
     weight, shift = torch.randn(sizes[1], sizes[0]), torch.randn(sizes[1])
     packed = ops.pack(in_memory(weight, shift if bias else None))
     gates = ops.pack_gate_up(in_memory(weight, shift if bias else None))
+    gelu = ops.pack_gelu(in_memory(weight, shift if bias else None))
     x = torch.randn(130, sizes[0]).to(dtype)
     for layer, function in (
-        (packed, ops.linear), (packed, ops.linear_float32), (gates, ops.gate_up_swiglu)
+        (packed, ops.linear), (packed, ops.linear_float32), (gates, ops.gate_up_swiglu),
+        (gelu, ops.linear_gelu),
     ):  # fmt: skip
         expected = function(x, layer)
         for rows in [*range(1, 40), 63, 64, 65, 100]:
@@ -237,7 +239,8 @@ def test_linear_layers_are_those_of_the_reference(
             packed = ops.pack(in_memory(weight, shift if bias else None))
             gates = ops.pack_gate_up(in_memory(weight, shift if bias else None))
             results += [ops.linear(x, packed), ops.linear_float32(x, packed)]
-            results.append(ops.gate_up_swiglu(x, gates))
+            gelu = ops.pack_gelu(in_memory(weight, shift if bias else None))
+            results += [ops.gate_up_swiglu(x, gates), ops.linear_gelu(x, gelu)]
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.dtype == theirs.dtype
             torch.testing.assert_close(ours, theirs, **close)
@@ -272,6 +275,7 @@ def test_small_ops_are_bit_equal_in_any_batch_and_right(
     ops, plain = invariant(kind, dtype, threads), BaseOps(CPU, dtype)
     heads, inner = Heads(6, 2, 24), 1001
     x, weight = torch.randn(200, 193).to(dtype), torch.randn(193).to(dtype)
+    shift = torch.randn(193).to(dtype)
     gate_up = (torch.randn(200, 2 * inner) * 4).to(dtype)
     rows = torch.randn(200, 8, heads.size).to(dtype)
     norms = HeadNorms(torch.randn(heads.size).to(dtype), torch.randn(heads.size).to(dtype), 1e-6)
@@ -285,6 +289,8 @@ def test_small_ops_are_bit_equal_in_any_batch_and_right(
          lambda a: plain.head_norms(a, heads, norms), (rows,)),
         (lambda a: ops.rms_norm(a, weight, 1e-5),
          lambda a: plain.rms_norm(a, weight, 1e-5), (x,)),
+        (lambda a: ops.layer_norm(a, weight, shift, 1e-5),
+         lambda a: plain.layer_norm(a, weight, shift, 1e-5), (x,)),
         (ops.swiglu, plain.swiglu, (gate_up,)),
         (ops.rope, plain.rope, (rows, cos, sin)),
         (lambda a, b: ops.add_rms_norm(a.clone(), b.clone(), weight, 1e-5)[0],
