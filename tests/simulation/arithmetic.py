@@ -232,7 +232,8 @@ class ArithmeticWorker:
         ends: list[int | None] = [None] * len(rows)
         # Who shares a block that another row of this step fills reads behind it.
         for row in sorted(range(len(rows)), key=lambda row: rows[row][1]):
-            ends[row] = self._row(row, *rows[row], written, result)
+            slot, start, count = rows[row]
+            ends[row] = self._row(row, slot, start, count, written, result)
         blocks = dict.fromkeys(block for block, _ in written)
         self.sealed.overwrite(np.fromiter(blocks, np.int64, len(blocks)))
         for (slot, start, count), end in zip(rows, ends, strict=True):
@@ -271,17 +272,16 @@ class ArithmeticWorker:
         why = self._mismatch(slot, start, start + count)
         if why is not None:
             self._check(self._has_failed, why)
-            return self._fail(row, slot, Precondition("ROW_MISMATCH", why), result)
+            self._fail(row, slot, Precondition("ROW_MISMATCH", why), result)
+            return None
         try:
             values = self._values(slot, start, start + count)
-        except ServingError as error:
-            return self._fail(row, slot, error, result)
-        self._check_whole(slot, start, start + count)
-        size, table = self.limits.block_size, self.slots.table[slot].tolist()
-        try:
+            self._check_whole(slot, start, start + count)
             state = self._state_before(slot, start)
         except ServingError as error:
-            return self._fail(row, slot, error, result)
+            self._fail(row, slot, error, result)
+            return None
+        size, table = self.limits.block_size, self.slots.table[slot].tolist()
         for position, value in enumerate(values, start):
             previous, state = state, mix(state, value)
             self._steps[state] = previous, value
@@ -304,7 +304,8 @@ class ArithmeticWorker:
             position, state = self._states[slot]
             self._check(position == start, f"slot {slot}: {start} planned, state at {position}")
             return state
-        return self._content[self.slots.table[slot, before // size]][before % size]
+        block = int(self.slots.table[slot, before // size])
+        return self._content[block][before % size]
 
     def _check_whole(self, slot: int, start: int, end: int) -> None:
         """Nothing is divided that the model needs whole."""

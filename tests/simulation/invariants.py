@@ -27,7 +27,7 @@ class Watch:
         for key, before in list(self._logs.items()):
             now = self._text(key)
             if not before.startswith(now):
-                self._world.broken(f"{key} is no beginning of what it was before the loss")
+                self._world.broken(f"{key!r} is no beginning of what it was before the loss")
             self._logs[key] = now
         self._endings = {
             at: ending for at, ending in self._endings.items() if self._field(*at) == ending
@@ -52,7 +52,7 @@ class Watch:
     def _look_at_log(self, key: bytes) -> None:
         before, now = self._logs.get(key, b""), self._text(key)
         if not now.startswith(before):
-            self._world.broken(f"{key} has changed what it said")
+            self._world.broken(f"{key!r} has changed what it said")
         self._logs[key] = now
 
     def _look_at_request(self, key: bytes) -> None:
@@ -112,10 +112,11 @@ def leftovers(world: "World") -> list[str]:
             found.append(f"{key!r}: {value!r}")
         elif part.startswith(b":r:") and isinstance(value, Hash) and value[b"state"] != b"ended":
             found.append(f"{key!r} is {value[b'state']!r}")
-    tokens = world.redis.model.data.get(prefix + b":meta", {})
+    tokens = world.redis.model.data.get(prefix + b":meta")
     if isinstance(tokens, Hash) and int(tokens.get(b"live_tokens", b"0")):
         found.append(f"{tokens[b'live_tokens']!r} tokens count as live")
-    for sid, load in world.redis.model.data.get(prefix + b":load", {}).items():
+    loads = world.redis.model.data.get(prefix + b":load")
+    for sid, load in loads.items() if isinstance(loads, Hash) else ():
         for decoder in GetLoadResponse.FromString(load).decoders:
             if decoder.running or decoder.waiting or decoder.blocks_used:
                 found.append(f"scheduler {sid!r} still has {decoder.running} running")

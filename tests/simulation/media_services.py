@@ -27,6 +27,8 @@ from tessera.artifact.v1.artifact_pb2 import (
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 from tessera.preprocess.v1.preprocess_pb2 import (
+    GetPixelsRequest,
+    GetPixelsResponse,
     PrepareManyRequest,
     PrepareManyResponse,
     PrepareRequest,
@@ -83,6 +85,9 @@ class _Preprocess(preprocess_pb2_grpc.PreprocessServiceServicer):
     async def Prepare(self, request: PrepareRequest, context: Any) -> PrepareResponse:
         await asyncio.sleep(self._rng.uniform(0.001, 0.08))
         return prompt_of(request)
+
+    async def GetPixels(self, request: GetPixelsRequest, context: Any) -> GetPixelsResponse:
+        raise NotImplementedError  # its encoders make embeddings of the picture's bytes
 
     async def PrepareMany(
         self, requests: AsyncIterator[PrepareManyRequest], context: Any

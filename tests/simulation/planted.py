@@ -6,6 +6,7 @@ from unittest import mock
 
 import services.scheduler.core.blocks
 import services.scheduler.core.state
+from services.scheduler.core.blocks import extend_hashes
 from services.scheduler.core.budget import Capacity
 from services.scheduler.core.parts import Parts
 from services.scheduler.core.sequence import Sequence
@@ -41,15 +42,14 @@ def _take_ignores_recovery() -> contextlib.AbstractContextManager[object]:
 
 def _hash_over_an_uncommitted_token() -> contextlib.AbstractContextManager[object]:
     """A block is named when its last token is still in flight, whatever that turns out to be."""
-    real = services.scheduler.core.state.extend_hashes
 
     def extend(sequence: Sequence, capacity: Capacity) -> None:
         if len(sequence.tokens) % capacity.block_size == capacity.block_size - 1:
             sequence.tokens.append(1)
-            real(sequence, capacity)
+            extend_hashes(sequence, capacity)
             sequence.tokens.pop()
         else:
-            real(sequence, capacity)
+            extend_hashes(sequence, capacity)
 
     return mock.patch.object(services.scheduler.core.state, "extend_hashes", extend)
 

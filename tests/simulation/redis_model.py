@@ -111,7 +111,7 @@ class RedisModel:
         """Records what a key holds before it is changed."""
         value = self.data.get(key)
         now = self.now_us()
-        kept = value if value is None or isinstance(value, bytes) else type(value)(value)
+        kept = value if value is None or isinstance(value, bytes) else type(value)(value)  # type: ignore[arg-type]
         self._undo.append((now, key, kept, self.expires.get(key)))
         self.touched[key] = None
         while self._undo[0][0] < now - KEPT_US:

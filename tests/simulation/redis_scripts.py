@@ -63,7 +63,7 @@ class _Interpreter:
     def _execute(self, command: bytes, *words: bytes | int | float) -> Any:
         """`redis.call`: Python's answer for Lua."""
         method = self.model.command(command)
-        answer = method(*[word if type(word) is bytes else _argument(word) for word in words])
+        answer = method(*[word if isinstance(word, bytes) else _argument(word) for word in words])
         if answer is None:
             return False
         if isinstance(answer, list):
@@ -119,7 +119,7 @@ def _reply(value: Any) -> Reply:
 
 
 def _array(table: Any) -> list[Any]:
-    values = []
+    values: list[Any] = []
     while (value := table[len(values) + 1]) is not None:
         values.append(value)
     return values

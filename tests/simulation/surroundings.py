@@ -6,9 +6,9 @@ import functools
 import gc
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -62,9 +62,9 @@ def surroundings(world: Any) -> contextvars.Context:
         random_bytes=world.secrets.randbytes,
     )
     connections = transport.Transport(
-        channel=lambda address, **_: SimulatedChannel(network, address),  # type: ignore[arg-type,return-value]
-        server=lambda interceptors=(), **_: SimulatedServer(network, interceptors),  # type: ignore[arg-type,return-value]
-        redis=lambda *_, **__: SimulatedRedis(network),  # type: ignore[arg-type,return-value]
+        channel=lambda address, **_: SimulatedChannel(network, address),  # type: ignore[arg-type]
+        server=lambda interceptors=(), **_: SimulatedServer(network, interceptors),  # type: ignore[arg-type]
+        redis=lambda *_, **__: SimulatedRedis(network),  # type: ignore[arg-type]
     )
     with environment.use(of_world), transport.use(connections):
         return contextvars.copy_context()
@@ -72,7 +72,7 @@ def surroundings(world: Any) -> contextvars.Context:
 
 @contextlib.contextmanager
 def logging_to(world: Any) -> Iterator[None]:
-    def keep(logger: Any, method: str, event: dict[str, Any]) -> Any:
+    def keep(logger: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
         world.note_log(method, event)
         raise structlog.DropEvent
 

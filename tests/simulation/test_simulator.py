@@ -1,6 +1,7 @@
 """The real core and router against simulated decoders: everything ends, nothing is left, affinity pays."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ SMALL = TraceOptions(
 def run(
     trace: TraceOptions = SMALL, policy: str = "affinity", processes: int = 1, **changes: int
 ) -> Outcome:
-    sizes = {"num_blocks": 513, "block_size": 16, "max_slots": 32, "max_model_len": 2048}
-    capacity = Capacity(**{**sizes, "max_batched_tokens": 512, **changes})
+    sizes = Capacity(513, 16, 32, 2048, 512)
+    capacity = replace(sizes, **changes)  # type: ignore[arg-type]  # some fields are no numbers
     options = ShardOptions(decoders=12, capacity=capacity, policy=policy)
     return Outcome(simulate(generated(trace), options, processes), 1.0)
 

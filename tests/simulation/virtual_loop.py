@@ -62,6 +62,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
+        self._ready: deque[asyncio.Handle]  # of the base class, which does not declare it
         self.now = 0.0
         self.events = 0
         self.max_events = 2_000_000
@@ -83,7 +84,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Any = None
     ) -> asyncio.Handle:
         """The same as the base class's, without its checks."""
@@ -95,7 +96,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Never."""
         return False
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         """There are no threads: it is done at once."""
         future = self.create_future()
         try:
@@ -132,7 +135,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 # Each `finally` runs up to its first `await`, and what it then says does not matter.
                 with contextlib.suppress(BaseException):
-                    task.get_coro().close()  # type: ignore[union-attr]
+                    task.get_coro().close()
         self._kept.clear()
         self._timers.clear()
         self._ready.clear()
@@ -165,7 +168,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle = self._ready.popleft()
         if handle._cancelled:
             return
-        process = handle._context.get(_process)
+        process = handle._context.get(_process)  # type: ignore[attr-defined]
         if process is not None:
             if not process.alive:
                 return

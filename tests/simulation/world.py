@@ -157,7 +157,8 @@ class World:
     def makers(self) -> list[Callable[["World", int], Service]]:
         """Of the services that there are."""
         rng = self.rng
-        makers = [services.scheduler] * rng.choice([1, 2, 2])
+        makers: list[Callable[[World, int], Service]] = []
+        makers += [services.scheduler] * rng.choice([1, 2, 2])
         makers += [services.decoder] * rng.choice([1, 2, 3])
         makers += [services.gateway] * rng.choice([1, 2])
         makers += [services.preprocess] * rng.choice([1, 1, 2])
