@@ -121,8 +121,11 @@ async def _measure(
                 print(
                     f"{running:4} running, {steps} steps of {1e3 * elapsed / steps:.2f} ms:", end=""
                 )
-                for room, pid in watched.items():
-                    print(f"  {room} {1e6 * (_spent(pid) - before[room]) / steps:.0f} us", end="")
+                for service, pid in watched.items():
+                    print(
+                        f"  {service} {1e6 * (_spent(pid) - before[service]) / steps:.0f} us",
+                        end="",
+                    )
                 print(flush=True)
     finally:
         scheduler.terminate()

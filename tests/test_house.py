@@ -115,8 +115,8 @@ def test_compose_needs_no_registry_but_for_python_and_redis() -> None:
 def test_every_room_has_an_image() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     commands = set(re.findall(r'^CMD \["python", "-m", "services\.(\w+)"\]$', dockerfile, re.M))
-    rooms = {path.parent.name for path in tracked("services/*/__main__.py")} - {"launcher"}
-    assert rooms <= commands
+    services = {path.parent.name for path in tracked("services/*/__main__.py")} - {"launcher"}
+    assert services <= commands
 
 
 def test_an_image_that_loads_families_has_them() -> None:

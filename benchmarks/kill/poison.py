@@ -29,20 +29,22 @@ from shared.client.http import HttpClient, HttpError, HttpRefusal
 _BESIDE = 6  # streams in its company
 _MOST_KILLS = 12
 _COMPUTED_S = 0.3  # from when all have tokens: by then it has been computed for a while too
-_SUSPECT = 2  # deaths after which a request runs alone
+_SUSPECT = 2  # lost decoders after which a request runs alone
 _POISONED = "decoders were lost while they ran this request"
 
 
 @dataclass
 class Poisoned:
-    """What became of it and of the others: how often the decoders were killed, the `deaths` that Redis counts for it
-    (those after which it ran again), and the most that it counted for anybody after the first kill.
+    """What became of the poison request and of the others.
+
+    `kills`: how often the decoders were killed. `lost_decoders`: what Redis counted for the request (those after which
+    it ran again). `after_first_kill`: the most that Redis counted for any request after the first kill.
     """
 
     kills: int = 0
     status: int = 0  # HTTP; 200 is an answer
     error: str = ""
-    deaths: int = 0
+    lost_decoders: int = 0
     after_first_kill: int = 0
     beside: list[tuple[Transcript, Transcript]] = field(default_factory=list)
 
@@ -52,10 +54,10 @@ class Poisoned:
         if self.status != 500 or _POISONED not in self.error:
             told = f"{self.status} {self.error}"
             found.append(f"the poison request was told {told!r} after {self.kills} kills")
-        elif self.deaths != _SUSPECT:
-            found.append(f"the poison request was ended at death {self.deaths + 1}")
+        elif self.lost_decoders != _SUSPECT:
+            found.append(f"the poison request was ended with lost decoder {self.lost_decoders + 1}")
         if self.after_first_kill >= _SUSPECT:
-            found.append(f"{self.after_first_kill} deaths were counted after one kill")
+            found.append(f"{self.after_first_kill} lost decoders were counted after one kill")
         failed = [after for _, after in self.beside if after.error or after.lost or after.doubled]
         if failed:
             found.append(f"{len(failed)} requests beside it were harmed: {failed[0].error}")
@@ -92,14 +94,14 @@ class PoisonRun:
         found = Poisoned()
         requests = draw_requests(self._settings, self._model)
         reference = await asyncio.gather(*(self._run.ask(n, r) for n, r in enumerate(requests)))
-        before = await self._registers.deaths()
+        before = await self._registers.lost_decoders()
         poison = asyncio.create_task(self._send())
         try:
             rid = await self._appears(set(before), poison)
             await self._among(requests, reference, found, kills=_SUSPECT, rid=rid, poison=poison)
             while not poison.done() and found.kills < _MOST_KILLS:
                 await self._among(requests, reference, found, kills=1, rid=rid, poison=poison)
-            found.deaths = (await self._registers.deaths()).get(rid, 0)
+            found.lost_decoders = (await self._registers.lost_decoders()).get(rid, 0)
             if poison.done():
                 found.status, found.error = poison.result()
         finally:
@@ -128,10 +130,10 @@ class PoisonRun:
                     break
                 await self._kill()
                 found.kills += 1
-                deaths = await self._registers.deaths()
+                lost = await self._registers.lost_decoders()
                 if found.kills == 1:
-                    found.after_first_kill = max(deaths.values(), default=0)
-                if found.kills <= _SUSPECT and deaths.get(rid, 0) != found.kills:
+                    found.after_first_kill = max(lost.values(), default=0)
+                if found.kills <= _SUSPECT and lost.get(rid, 0) != found.kills:
                     raise BenchError("the poison request was not being computed when it should be")
             answers = await asyncio.gather(*reading)
         finally:
@@ -199,7 +201,7 @@ class PoisonRun:
         """Its name, when it is in the queue."""
         until = time.perf_counter() + self._settings.patience
         while time.perf_counter() < until and not poison.done():
-            new = (await self._registers.deaths()).keys() - known
+            new = (await self._registers.lost_decoders()).keys() - known
             if new:
                 return new.pop()
             await asyncio.sleep(POLL_S)
@@ -207,4 +209,4 @@ class PoisonRun:
 
 
 def _is_new(now: Entry, before: Entry) -> bool:
-    return now.deaths > before.deaths and now.state == "ready"
+    return now.crashes > before.crashes and now.state == "ready"

@@ -18,7 +18,7 @@ from services.launcher.supervise.process_table import Entry, System, read_proces
 from shared.errors import Unavailable
 
 _MISSED_WITHIN_S = 10.0
-_DEATH_SHOWS_S = 7.0  # a process that does not answer is given up after five seconds
+_CRASH_SHOWS_S = 7.0  # a process that does not answer is given up after five seconds
 _SIGNALS = {
     "kill": signal.SIGKILL,
     "full-disk": signal.SIGKILL,
@@ -38,20 +38,20 @@ class Processes:
         self._registers = Registers(system.queue_url, system.model)
         self._disk = FullDisk(state)
         self._hit: dict[int, list[tuple[Entry, str]]] = {}
-        self._deaths: dict[int, dict[str, int]] = {}  # of each process, before a strike
+        self._crashes: dict[int, dict[str, int]] = {}  # of each process, before a strike
 
     async def strike(self, victim: Victim, draw: Random) -> Strike:
         """Signals one process of each service. What a load does begins with `follow`."""
         entries = [self._drawn(service, draw) for service in victim.services]
         hit = [(e, await self._registers.instance(e.service, e.name)) for e in entries]
         number = _SIGNALS.get(victim.how, signal.SIGKILL)
-        deaths = {entry.name: entry.deaths for entry in self._read().entries.values()}
+        crashes = {entry.name: entry.crashes for entry in self._read().entries.values()}
         if victim.needs_full_disk:
             await asyncio.to_thread(self._disk.fill)
         strike = Strike(victim, [entry.name for entry in entries])
         for entry in entries:
             _signal(entry, number)
-        self._hit[id(strike)], self._deaths[id(strike)] = hit, deaths
+        self._hit[id(strike)], self._crashes[id(strike)] = hit, crashes
         return strike
 
     async def follow(self, strike: Strike, freeze_s: float) -> None:
@@ -60,7 +60,7 @@ class Processes:
         watches = [asyncio.create_task(self._missed(strike, e, i)) for e, i in hit if i]
         if strike.victim.overload:
             strike.hit = [await OVERLOADS[strike.victim.overload](self.urls[0], freeze_s)]
-            await asyncio.sleep(_DEATH_SHOWS_S)
+            await asyncio.sleep(_CRASH_SHOWS_S)
         elif strike.victim.freezes:
             await asyncio.sleep(freeze_s)
             for entry, _ in hit:
@@ -69,16 +69,16 @@ class Processes:
             if strike.victim.needs_full_disk:
                 await asyncio.sleep(freeze_s)
                 self._disk.free()
-            await poll(lambda: self._replaced(hit), WHOLE_WITHIN_S, "noticing a death")
+            await poll(lambda: self._replaced(hit), WHOLE_WITHIN_S, "noticing a crash")
             strike.noticed_s = time.perf_counter() - strike.at
         await poll(self._is_whole, WHOLE_WITHIN_S, "becoming whole again")
         strike.whole_s = time.perf_counter() - strike.at
         await asyncio.gather(*watches)
-        before = self._deaths.pop(id(strike))
+        before = self._crashes.pop(id(strike))
         strike.bystanders = [
             entry.name
             for entry in self._read().entries.values()
-            if entry.deaths > before[entry.name] and entry.name not in strike.hit
+            if entry.crashes > before[entry.name] and entry.name not in strike.hit
         ]
 
     async def close(self) -> None:
@@ -100,7 +100,7 @@ class Processes:
 
     async def _replaced(self, hit: list[tuple[Entry, str]]) -> bool:
         entries = self._read().entries
-        return all(entries[e.name].deaths > e.deaths for e, _ in hit)
+        return all(entries[e.name].crashes > e.crashes for e, _ in hit)
 
     async def _is_whole(self) -> bool:
         return all(entry.state == "ready" for entry in self._read().entries.values())

@@ -52,12 +52,12 @@ class Registers:
             return instance not in {decoder.decoder_id for decoder in decoders}
         return False
 
-    async def deaths(self) -> dict[str, int]:
+    async def lost_decoders(self) -> dict[str, int]:
         """Of every request that Redis knows, how many decoders were lost while they computed something of it."""
         prefix = f"{self._keys.prefix}:r:"
         found = {}
         async for key in self._redis.scan_iter(match=f"{prefix}*", count=1000):
-            value = await self._redis.hget(key, "deaths")
+            value = await self._redis.hget(key, "lost_decoders")
             found[key.decode().removeprefix(prefix)] = int(value or 0)
         return found
 

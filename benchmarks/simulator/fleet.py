@@ -1,7 +1,7 @@
 """Several shards fed from one queue, in windows of virtual time.
 
-Shards meet only at the ends of windows: there each says how much room it has, and what arrives in the next window is
-dealt by that, as if each took it from the queue. Within a window every event happens at its exact time.
+Shards meet only at the ends of windows: there each says how many requests it could start, and what arrives in the next
+window is distributed by that, as if each took it from the queue. Within a window every event happens at its exact time.
 """
 
 import gc
@@ -21,7 +21,7 @@ WINDOW_S = 0.1
 class State(NamedTuple):
     """Of a shard at the end of a window."""
 
-    room: int
+    num_startable: int
     live: int
     is_idle: bool
 
@@ -43,17 +43,17 @@ def simulate(trace: Iterable[Arrival], options: ShardOptions, processes: int) ->
     workers: list[Worker] = [_Local(shares[0])] if processes == 1 else [*map(_Remote, shares)]
     source = _Source(trace)
     queue: deque[Arrival] = deque()
-    rooms = [16 * share.decoders for share in shares]
+    startable = [16 * share.decoders for share in shares]
     live, begin = 0, 0.0
     while source.has_more or queue or live:
         until = begin + WINDOW_S
         queue += source.take(until)
-        dealt = _deal(queue, rooms)
+        dealt = _deal(queue, startable)
         for worker, arrivals in zip(workers, dealt, strict=True):
             worker.start(arrivals, begin, until)
         source.prepare(until + WINDOW_S)
         states = [worker.wait() for worker in workers]
-        rooms = [state.room for state in states]
+        startable = [state.num_startable for state in states]
         live = sum(state.live for state in states)
         begin = until
         if all(state.is_idle for state in states) and not (source.has_more or any(dealt)):
@@ -87,10 +87,10 @@ class _Source:
         return taken
 
 
-def _deal(queue: deque[Arrival], rooms: list[int]) -> list[list[Arrival]]:
-    """Gives each request to the shard with the most room left; the rest stays queued."""
-    left = list(rooms)
-    dealt: list[list[Arrival]] = [[] for _ in rooms]
+def _deal(queue: deque[Arrival], startable: list[int]) -> list[list[Arrival]]:
+    """Gives each request to the shard that can start most; the rest stays queued."""
+    left = list(startable)
+    dealt: list[list[Arrival]] = [[] for _ in startable]
     while queue:
         most = max(range(len(left)), key=left.__getitem__)
         if left[most] <= 0:
@@ -147,7 +147,7 @@ def _serve(pipe: Connection, options: ShardOptions) -> None:
 
 
 def _state(shard: Shard) -> State:
-    return State(shard.room, shard.num_live, shard.is_idle)
+    return State(shard.num_startable, shard.num_live, shard.is_idle)
 
 
 @contextmanager

@@ -87,16 +87,16 @@ class Shard:
         return not self._events
 
     @property
-    def room(self) -> int:
+    def num_startable(self) -> int:
         """How many requests it would take from the queue now, by the dispatcher's rule."""
         slots = self._options.capacity.max_slots
-        room = 0
+        startable = 0
         for decoder in self._decoders:
             core = decoder.core
             free = slots - core.state.num_sequences
             if free > 0:
-                room += max(0, min(free, _READY_TO_START - core.state.num_ready_to_start))
-        return room
+                startable += max(0, min(free, _READY_TO_START - core.state.num_ready_to_start))
+        return startable
 
     def run(self, arrivals: Iterable[Arrival], begin: float, until: float) -> None:
         """Works through a window. Who arrived before `begin` was held up in the queue and comes now."""

@@ -1,4 +1,4 @@
-"""`python -m services.decoder`: runs step plans."""
+"""`python -m services.decoder`: computes the steps that a scheduler plans."""
 
 from functools import partial
 

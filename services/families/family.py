@@ -15,12 +15,12 @@ GENERIC_ENCODER = "services.vision_encoder.generic:GenericEncoder"
 
 @dataclass(frozen=True)
 class ItemSize:
-    """Of a media item before it is processed: `width` and `height` in pixels; `frames` of a video, 0 for an image."""
+    """Size of a media item before it is processed: `width`, `height` in pixels; `frames` of a video, 0 for an image."""
 
     width: int
     height: int
     frames: int = 0
-    tokens: int = 0  # of a prompt that stand for it, where that has been computed
+    tokens: int = 0  # prompt tokens that stand for it, where known; else 0
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Family:
     those of the family of its text model: the two may be different families.
     """
 
-    # Of config.json, whose prompt and encoder these are; none: it is `config_keys` that tell.
+    # `architectures` of config.json that have this prompt and encoder; none: `config_keys` alone tell.
     architectures: tuple[str, ...]
     text_types: tuple[str, ...] = ()  # `model_type` of the text models that the decoder runs
     # Keys that config.json must have for this family, where several share the names above; the most keys win.
@@ -39,14 +39,11 @@ class Family:
     prompt: str = ""  # a `PromptRule`; empty: the model takes no media
     encoder: str = ""  # an `Encoder`; empty: the same
     decoder: str = ""  # a `DecoderModel`
-    encoder_tensors: tuple[
-        str, ...
-    ] = ()  # how the names of the encoder's tensors begin, without a leading "model."
+    # How the names of the encoder's tensors begin, without a leading "model.".
+    encoder_tensors: tuple[str, ...] = ()
     config: str = ""  # a function of a Checkpoint that reads the decoder's shape (DecoderConfig), without torch
     processor: str = ""  # a function of a Checkpoint: its image processor's settings, where not those of its files
-    template: str = (
-        ""  # a function of a Checkpoint: the chat template of those whose files have none
-    )
+    template: str = ""  # a function of a Checkpoint: the chat template where its files have none
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
     takes_videos: bool = False  # beside images
     # Of generic parts: "finish" and "features" name functions, "merge" may be "add" (docs/add-a-model.md).
@@ -82,7 +79,7 @@ class Family:
 
     @property
     def modalities(self) -> tuple[Modality.ValueType, ...]:
-        """Of the media that its prompts may have."""
+        """Kinds of media that its prompts may have."""
         images = (Modality.MODALITY_IMAGE,) if self.takes_media else ()
         return (*images, Modality.MODALITY_VIDEO) if self.takes_videos else images
 
@@ -93,6 +90,6 @@ class Family:
 
 
 def load_part(name: str) -> Any:
-    """What "package.module:name" names. Raises ImportError or AttributeError where that is nothing."""
+    """The object that "package.module:name" names. Raises ImportError or AttributeError if there is none."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -110,7 +110,7 @@ async def _serve(settings: ServeSettings, folders: Folders) -> int:
         def on_state(name: str, state: str) -> None:
             console.state(name, state)
             process = processes[name]
-            process_table.update(name, state, process.pid, process.deaths)
+            process_table.update(name, state, process.pid, process.crashes)
 
         def supervised(program: Program) -> SupervisedProcess:
             process = SupervisedProcess(program, on_state=on_state, on_line=console.line)

@@ -178,7 +178,9 @@ class ServiceCommands:
         """The command of a prewarmed process; empty unless they are asked for."""
         program = str(Path(__file__).with_name("supervise") / "prewarmed_process.py")
         return (
-            [sys.executable, "-P", program, f"services.{service}"] if self._settings.spares else []
+            [sys.executable, "-P", program, f"services.{service}"]
+            if self._settings.prewarmed_processes
+            else []
         )
 
     def _environment(self, service: str, threads: int, **own: str) -> dict[str, str]:
@@ -207,7 +209,7 @@ class ServiceCommands:
             PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
             **threading,
             **QUIET_GRPC,
-            **(_LIBRARIES if self._settings.spares else {}),
+            **(_LIBRARIES if self._settings.prewarmed_processes else {}),
         )
 
 

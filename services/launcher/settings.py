@@ -62,7 +62,7 @@ class ServeSettings(
         description="Vision encoder processes; 1, or 0 for a text-only model, unless given.",
     )
     decoders: int = Field(1, ge=1, le=64, description="Decoder processes, each with the model.")
-    spares: bool = Field(
+    prewarmed_processes: bool = Field(
         False,
         description="Keeps one more process of each service that has imported its libraries: a service that ends is"
         " ready again sooner.",

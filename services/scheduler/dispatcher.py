@@ -156,12 +156,14 @@ class Dispatcher:
                 async with asyncio.timeout(_SWEEP_S):
                     await self._wake.wait()
             self._wake.clear()
-            room = self._intake.room()
-            if not self._taking or not room:
+            capacity = self._intake.capacity()
+            if not self._taking or not capacity:
                 continue
             try:
                 taken = await self._queue.take(
-                    self._scheduler_id, max_requests=room, max_tokens=self._intake.room_tokens()
+                    self._scheduler_id,
+                    max_requests=capacity,
+                    max_tokens=self._intake.token_capacity(),
                 )
             except Unavailable as error:
                 log.warning("queue is away", error=error.message)
@@ -209,7 +211,7 @@ class Dispatcher:
         if plan is not None:
             self._throughput.add(plan.num_tokens, self._tracker.num_tokens - before)
         # The step has started some of the requests that were taken before.
-        if self._intake.more_wait and self._intake.room():
+        if self._intake.more_wait and self._intake.capacity():
             self._wake.set()
 
     async def _follow_control(self) -> None:

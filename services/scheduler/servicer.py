@@ -1,4 +1,4 @@
-"""The scheduler's gRPC door: its load, for people and dashboards."""
+"""The scheduler's gRPC service: its load, for people and dashboards."""
 
 from typing import Any
 

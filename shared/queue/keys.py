@@ -24,10 +24,10 @@
     t:{m}:leases                  hash    did -> the number of the last lease
     t:{m}:bound                   hash    did -> sid: which scheduler a decoder is bound to
     t:{m}:r:<rid>                 hash    spec, head, state queued|running|ended, owner, own_at, cancel, arrived_ms,
-                                          taken_ms, first_token_ms, ended_ms, fol_until, timeout_ms, queue_timeout_ms,
-                                          first_token_timeout_ms, tenant, prio, rank, cost, charged, n, open, stride,
-                                          prompt_tokens, media_cost, attempts, deaths (decoders lost with it), idem,
-                                          joined, e0 .. e(n-1)
+                                          taken_ms, first_token_ms, ended_ms, follow_until_ms, timeout_ms,
+                                          queue_timeout_ms, first_token_timeout_ms, tenant, prio, rank, cost, charged,
+                                          n, open, stride, prompt_tokens, media_cost, attempts, idem, joined,
+                                          lost_decoders (while they computed something of it), e0 .. e(n-1)
     t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/queue/token_log.py)
     t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint

@@ -55,7 +55,7 @@ class TakenRequest:
     prompt_log: bytes = b""  # log-probabilities of the prompt, as far as they are written
     rank: int = 0  # its place among the waiting: microseconds
     attempts: int = 1  # times taken, this one included
-    deaths: int = 0  # decoders that were lost while they computed something of it
+    lost_decoders: int = 0  # decoders that were lost while they computed something of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class RequestSnapshot:
     prio: str = INTERACTIVE
     rank: int = 0
     prompt_log: bytes = b""
-    deaths: int = 0  # as an owner knows them; the larger number counts
+    lost_decoders: int = 0  # as an owner knows them; the larger number counts
     idempotency_key: str = ""  # where the spec has not been through `admit`
     follow_ms: int = 30_000  # that it lives on without a follower; at least the spec's keep_ms
 

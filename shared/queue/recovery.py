@@ -70,7 +70,7 @@ class RecoveryVerbs(Verbs):
             held.arrived_ms,
             held.rank or held.arrived_ms * 1000,
             held.prompt_log,
-            held.deaths,
+            held.lost_decoders,
             *logs,
         )
         return bool(answer)

@@ -10,7 +10,7 @@ from shared.queue.messages import Append, AppendAnswer, AppendCode, Renewal, Tak
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
-_NO_DEATHS: Mapping[str, int] = MappingProxyType({})
+_NONE_LOST: Mapping[str, int] = MappingProxyType({})
 
 
 class SchedulerVerbs(Verbs):
@@ -97,13 +97,13 @@ class SchedulerVerbs(Verbs):
         self,
         scheduler_id: str,
         request_ids: Sequence[str],
-        deaths: Mapping[str, int] = _NO_DEATHS,
+        lost_decoders: Mapping[str, int] = _NONE_LOST,
     ) -> int:
         """Puts requests back at the head of the queue with their logs. Returns how many were still owned.
 
-        `deaths`: with how many lost decoders each has been, where that is more than when it was taken.
+        `lost_decoders`: how many decoders were lost while they computed each, where more than when it was taken.
         """
-        words = [word for rid in request_ids for word in (rid, deaths.get(rid, 0))]
+        words = [word for rid in request_ids for word in (rid, lost_decoders.get(rid, 0))]
         return int(await self._scripts.call("give_back", *self._closing, scheduler_id, *words))
 
     async def fence(self, dead_id: str, deadline_ms: float) -> int:
@@ -129,7 +129,7 @@ class SchedulerVerbs(Verbs):
 
 
 def _taken(item: Sequence[Any]) -> TakenRequest:
-    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts, deaths = item
+    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts, lost_decoders = item
     return TakenRequest(
         spec=RequestSpec.FromString(spec),
         own_at=int(own_at),
@@ -140,5 +140,5 @@ def _taken(item: Sequence[Any]) -> TakenRequest:
         prompt_log=prompt_log,
         rank=int(rank),
         attempts=int(attempts),
-        deaths=int(deaths),
+        lost_decoders=int(lost_decoders),
     )

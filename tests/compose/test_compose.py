@@ -112,25 +112,25 @@ def test_neighbours_without_the_secrets_are_refused(stack: Stack) -> None:
     """Whoever gets into the network of the containers."""
     told = stack.compose("exec", "-T", "redis", "redis-cli", "ping")
     assert "NOAUTH" in told
-    for room, method in (
+    for service, method in (
         ("decoder", "/tessera.decoder.v1.DecoderService/Steps"),
         ("preprocess", "/tessera.preprocess.v1.PreprocessService/Prepare"),
         ("vision_encoder", "/tessera.vision_encoder.v1.VisionEncoderService/Encode"),
         ("scheduler", "/tessera.scheduler.v1.SchedulerService/GetLoad"),
     ):
-        (address,) = list(stack.members(room).values())[:1]
+        (address,) = list(stack.members(service).values())[:1]
         with grpc.insecure_channel(address) as channel:
             call: Any = channel.unary_unary(method)
             with pytest.raises(grpc.RpcError) as refused:
                 call(b"", timeout=10)
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, room
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, service
     # A command line is for all to see.
-    for room in ("redis", "gateway", "decoder"):
-        for process in stack.compose("top", room.replace("_", "-")).splitlines():
+    for service in ("redis", "gateway", "decoder"):
+        for process in stack.compose("top", service.replace("_", "-")).splitlines():
             assert stack.redis_password() not in process
 
 
-def test_a_door_that_others_reach_needs_a_key(stack: Stack) -> None:
+def test_an_address_that_others_reach_needs_a_key(stack: Stack) -> None:
     run = ["run", "--rm", "--no-deps", "-T", "-e", "TESSERA_GATEWAY_PUBLISHED_HOST=0.0.0.0"]
     with pytest.raises(AssertionError, match=r"--api-key-file .* --allow-unauthenticated"):
         stack.compose(*run, "gateway")

@@ -22,7 +22,7 @@ class Health:
     def check(self) -> None:
         """Raises Broken, naming who has died since the start."""
         entries = read_process_table(self._state).entries.values()
-        dead = [f"{entry.name} ({entry.deaths} times)" for entry in entries if entry.deaths]
+        dead = [f"{entry.name} ({entry.crashes} times)" for entry in entries if entry.crashes]
         if dead:
             raise Broken(f"ended and was started again: {', '.join(dead)}\n{self._tail()}")
 

@@ -125,12 +125,14 @@ def test_a_poison_request_has_to_end_alone() -> None:
     harmed = of(1, 2)
     harmed.error = "Failed: poisoned"
     told = "3 decoders were lost while they ran this request, the last one alone"
-    right = Poisoned(4, 500, told, deaths=2, after_first_kill=1, beside=[(of(1, 2), of(1, 2))])
+    right = Poisoned(
+        4, 500, told, lost_decoders=2, after_first_kill=1, beside=[(of(1, 2), of(1, 2))]
+    )
     assert right.problems(SETTINGS) == []
     for change, problem in (
         ({"status": 200, "error": ""}, "was told"),
         ({"error": "the step failed"}, "was told"),
-        ({"deaths": 3}, "at death 4"),
+        ({"lost_decoders": 3}, "with lost decoder 4"),
         ({"after_first_kill": 2}, "after one kill"),
         ({"beside": [(of(1, 2), harmed)]}, "were harmed"),
         ({"beside": [(of(1, 2), of(1, 3))]}, "differ"),

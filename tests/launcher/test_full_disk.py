@@ -81,7 +81,7 @@ def takes_requests(system: System) -> bool:
     return True
 
 
-def test_a_death_on_a_full_disk_does_not_end_the_system() -> None:
+def test_a_crash_on_a_full_disk_does_not_end_the_system() -> None:
     system = System(None, "--language-model-only")
     # Its queue, its list of processes and its log.
     with small_disk(system.folder, "24m"), system:
@@ -108,8 +108,8 @@ async def test_the_list_of_processes_is_written_again_when_there_is_space(short_
             ProcessTable(short_tmp, content) as process_table,
         ):
             filler = fill(short_tmp)
-            for deaths in range(3):
-                process_table.update("decoder", "restarting", 1, deaths)
+            for crashes in range(3):
+                process_table.update("decoder", "restarting", 1, crashes)
             assert [line["log_level"] for line in lines] == ["warning"]
             process_table.update("decoder", "ready", 2, 3)
             filler.unlink()

@@ -75,7 +75,7 @@ def refused() -> list[dict[str, Any] | bytes]:
 
 
 def provoke(system: System, replies: list[str]) -> None:
-    """Errors of many kinds, at all doors and at all services."""
+    """Errors of many kinds, at both APIs and at all services."""
     headers = {"authorization": f"Bearer {_KEY}", "x-request-id": _NAME}
     with httpx.Client(base_url=system.url, headers=headers, timeout=60) as client:
         for body in refused():
@@ -99,7 +99,7 @@ def provoke(system: System, replies: list[str]) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 list(ChatServiceStub(channel).Chat(request, metadata=metadata))
             replies.append(str(caught.value))
-    # The services behind the doors, by messages that are none.
+    # The services behind the gateway: messages that cannot be parsed.
     folder = Folders(system.folder / "state").sockets
     methods = (
         *(
@@ -125,10 +125,10 @@ def answered(system: System, **more: Any) -> httpx.Response:
     return httpx.post(f"{system.url}/v1/chat/completions", json=body, headers=headers, timeout=120)
 
 
-def new(system: System, rooms: Sequence[str], before: dict[str, list[int]]) -> bool:
-    """Whether all of these rooms have other processes than before."""
+def new(system: System, services: Sequence[str], before: dict[str, list[int]]) -> bool:
+    """Whether all of these services have other processes than before."""
     now = system.pids()
-    return all(now.get(room) and now[room] != before[room] for room in rooms)
+    return all(now.get(service) and now[service] != before[service] for service in services)
 
 
 def until(condition: Callable[[], bool], what: str, within_s: float = 120) -> None:
@@ -147,16 +147,16 @@ def test_every_line_is_json_and_none_has_a_key_or_a_prompt() -> None:
         assert found.status_code == 200, found.text
         rid = found.headers["x-tessera-request-id"]
         until(lambda: '"throughput"' in system.log, "a line about the work", 60)
-        for rooms in (
+        for services in (
             ("decoder", "vision_encoder", "preprocess"),
             ("scheduler", "redis", "gateway"),
         ):
             before = system.pids()
-            for room in rooms:
+            for service in services:
                 # One of them by a fault below Python, which says so by itself.
-                number = signal.SIGSEGV if room == "preprocess" else signal.SIGKILL
-                os.kill(before[room][0], number)
-            until(partial(new, system, rooms, before), f"new ones of {rooms}")
+                number = signal.SIGSEGV if service == "preprocess" else signal.SIGKILL
+                os.kill(before[service][0], number)
+            until(partial(new, system, services, before), f"new ones of {services}")
             until(lambda: system.ready() and answered(system).status_code == 200, "an answer")
         provoke(system, replies)
         assert system.stop() == 0
@@ -169,8 +169,8 @@ def test_every_line_is_json_and_none_has_a_key_or_a_prompt() -> None:
         assert not [reply for reply in replies if planted in reply], planted
     # One request, by both names, in all services.
     told = [line for line in lines if line.get("request_id") == rid]
-    services = {"gateway", "preprocess", "scheduler", "vision_encoder", "decoder"}
-    assert {line["service"] for line in told} == services
+    all_services = {"gateway", "preprocess", "scheduler", "vision_encoder", "decoder"}
+    assert {line["service"] for line in told} == all_services
     assert all(line.get("client_request_id") == _NAME for line in told)
     (end,) = [line for line in told if line["event"] == "request ended"]
     assert end["tenant"].startswith("k") and end["media"] == 1 and end["finish"] == "length"

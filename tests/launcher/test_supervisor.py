@@ -168,7 +168,7 @@ async def test_refused_settings_are_given_up_at_once(program: ProgramMaker, reco
     with pytest.raises(GaveUp):
         await supervisor.all_ready()
     await supervisor.stop()
-    assert broken.deaths == 1
+    assert broken.crashes == 1
 
 
 async def test_stages_end_in_order(program: ProgramMaker, record: Record) -> None:

@@ -37,7 +37,7 @@ async def test_an_answer_that_cannot_be_read_costs_the_link_and_not_the_decoder(
     rid = await bench.ask(PROMPT, max_tokens=20)
     tokens, _ = await bench.answer(rid)
     assert torn and tokens == generate(PROMPT, 20)
-    assert await bench.redis.hget(bench.keys.request(rid), "deaths") == b"1"
+    assert await bench.redis.hget(bench.keys.request(rid), "lost_decoders") == b"1"
 
 
 async def test_deadlines_of_ended_requests_are_forgotten() -> None:

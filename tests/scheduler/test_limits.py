@@ -62,7 +62,7 @@ async def test_a_request_without_followers_is_cancelled(bench: Bench) -> None:
     rid = await bench.ask(PROMPT, max_tokens=250)
     while not decoder.slots:
         await asyncio.sleep(0.01)
-    await bench.redis.hset(bench.keys.request(rid), "fol_until", 1)
+    await bench.redis.hset(bench.keys.request(rid), "follow_until_ms", 1)
     # After a restart of Redis followers have time to come back.
     await bench.redis.hset(bench.keys.meta, "up_since_ms", 1)
     _, ending = await bench.answer(rid)

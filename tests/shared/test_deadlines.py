@@ -26,7 +26,7 @@ async def was_cancelled(client: QueueClient, rid: str) -> bool:
 
 async def age(client: QueueClient, rid: str, ms: int) -> None:
     """Lets a request have arrived, and have been followed, so much earlier."""
-    for field in ("arrived_ms", "fol_until"):
+    for field in ("arrived_ms", "follow_until_ms"):
         await client.redis.hincrby(client.keys.request(rid), field, -ms)
 
 
@@ -142,7 +142,7 @@ async def test_late_requests_of_a_dead_scheduler_end_instead_of_running_again(
     assert await client.queue.cancel(cancelled, "t") == "FLAGGED"
     for rid in (late, left):
         await age(client, rid, 60_000)
-    await client.redis.hset(client.keys.request(late), "fol_until", 0)
+    await client.redis.hset(client.keys.request(late), "follow_until_ms", 0)
     renewal = await client.queue.renew(
         "live", (await client.queue.loads())[0], register=True, tokens_per_s=None
     )

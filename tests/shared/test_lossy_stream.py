@@ -31,7 +31,7 @@ def logs_as_before() -> Iterator[None]:
 
 @pytest.mark.usefixtures("logs_as_before")
 def test_a_full_disk_under_the_log_raises_nothing(full: TextIO) -> None:
-    configure_logs("room", "info", "json", full)
+    configure_logs("service", "info", "json", full)
     structlog.get_logger().warning("nobody reads this", size="x" * 10_000)
     screen = PlainConsole(["decoder"], prefix=True, stream=full)
     screen.state("decoder", "ready")

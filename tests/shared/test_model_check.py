@@ -191,12 +191,12 @@ def test_a_service_requires_the_files_that_it_reads(folder: Path) -> None:
     require_servable(folder, parts=Parts(0))
 
 
-@pytest.mark.parametrize("room", ["gateway", "preprocess", "vision_encoder", "decoder"])
+@pytest.mark.parametrize("name", ["gateway", "preprocess", "vision_encoder", "decoder"])
 def test_a_service_refuses_in_one_line_with_the_status_of_a_permanent_failure(
-    room: str, folder: Path
+    name: str, folder: Path
 ) -> None:
     config(architectures=["NovelForCausalLM"])(folder)
-    result = service(room, "--model", str(folder))
+    result = service(name, "--model", str(folder))
     assert result.returncode == 2
     said = result.stderr.strip()
     named = said.split("NovelForCausalLM cannot be served; these can: ")[1]
@@ -224,11 +224,11 @@ def test_a_header_with_metadata_is_whole(folder: Path) -> None:
     require_servable(folder)
 
 
-def service(room: str, *flags: str) -> subprocess.CompletedProcess[str]:
+def service(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """A service started alone, as a container starts it."""
     root = Path(__file__).parents[2]
     return subprocess.run(
-        [sys.executable, "-m", f"services.{room}", *flags],
+        [sys.executable, "-m", f"services.{name}", *flags],
         env={"PYTHONPATH": f"{root}:{root / 'protos'}", "PATH": "/usr/bin"},
         capture_output=True,
         text=True,

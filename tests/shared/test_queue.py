@@ -134,19 +134,19 @@ async def test_a_request_goes_back_to_the_head_with_its_log(client: QueueClient)
 async def test_decoders_lost_with_a_request_stay_counted(client: QueueClient) -> None:
     rid, other = await client.admit(), await client.admit()
 
-    async def deaths() -> list[int]:
+    async def lost_decoders() -> list[int]:
         taken = await client.queue.take("a", max_requests=2, max_tokens=1000)
         assert taken is not None
-        return [t.deaths for t in taken]
+        return [t.lost_decoders for t in taken]
 
     await client.scheduler("a")
-    assert await deaths() == [0, 0]
+    assert await lost_decoders() == [0, 0]
     await client.queue.give_back("a", [rid, other], {rid: 1})
-    assert await deaths() == [1, 0]
+    assert await lost_decoders() == [1, 0]
     await client.queue.give_back("a", [rid, other])  # nothing was lost: a drain
-    assert await deaths() == [1, 0]
+    assert await lost_decoders() == [1, 0]
     await client.queue.give_back("a", [rid, other], {rid: 2, other: 1})
-    assert await deaths() == [2, 1]
+    assert await lost_decoders() == [2, 1]
 
 
 async def test_cancel_ends_waiting_requests_and_flags_running_ones(client: QueueClient) -> None:

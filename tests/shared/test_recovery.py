@@ -303,7 +303,7 @@ async def test_services_stay_known_through_a_restart_and_announce_themselves_aga
 ) -> None:
     client = QueueClient(private_redis.url)
     copy = await keep_copy(private_redis)
-    rooms = f"{client.keys.prefix}:instances:decoder"
+    instances = f"{client.keys.prefix}:instances:decoder"
     async with (
         Announcement(client.redis, client.keys, "decoder", "i1", "unix:/somewhere"),
         Directory(client.redis, client.keys, "decoder") as directory,
@@ -312,7 +312,7 @@ async def test_services_stay_known_through_a_restart_and_announce_themselves_aga
         changes = asyncio.create_task(directory.changed())
         await go_back_to(private_redis, copy)
         async with asyncio.timeout(30):
-            while not await client.redis.exists(rooms):
+            while not await client.redis.exists(instances):
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.6)
         assert not changes.done() and directory.members == (member,)
@@ -341,13 +341,15 @@ async def test_of_lost_decoders_the_larger_number_counts(client: QueueClient) ->
     for known, there in ((2, 2), (1, 2), (0, 2)):
         await start_recovery(client)
         assert await renewed(client, "a")
-        assert await client.queue.restore([replace(held(taken, []), deaths=known)], "a") == [True]
-        deaths: Any = await client.redis.hget(client.keys.request(rid), "deaths")
-        assert int(deaths) == there
+        assert await client.queue.restore([replace(held(taken, []), lost_decoders=known)], "a") == [
+            True
+        ]
+        lost_decoders: Any = await client.redis.hget(client.keys.request(rid), "lost_decoders")
+        assert int(lost_decoders) == there
     await client.redis.flushall()
     await start_recovery(client)
     assert await renewed(client, "a")
-    assert await client.queue.restore([replace(held(taken, []), deaths=2)], "a") == [True]
+    assert await client.queue.restore([replace(held(taken, []), lost_decoders=2)], "a") == [True]
     await end_recovery(client)
     await client.queue.give_back("a", [rid])
-    assert (await take_one(client, "a")).deaths == 2
+    assert (await take_one(client, "a")).lost_decoders == 2

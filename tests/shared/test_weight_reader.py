@@ -19,7 +19,7 @@ def test_progress_counts_what_this_service_reads(
         "a": torch.arange(3_000_000, dtype=torch.float32).reshape(1500, 2000),
         "b": torch.ones(4_000_000, dtype=torch.bfloat16),
         "empty": torch.zeros(0),
-        "of another room": torch.zeros(5_000_000, dtype=torch.int64),
+        "of another service": torch.zeros(5_000_000, dtype=torch.int64),
     }
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Clients of the gRPC door. They ask, read, come back when they were cut off, send the same request twice, leave when
+"""Clients of the gRPC API. They ask, read, come back when they were cut off, send the same request twice, leave when
 they like, and know the text that they must get.
 """
 
@@ -317,8 +317,8 @@ class Reader:
             metadata.append(("x-tessera-resume", str(wish.keep_s)))
         if wish.picture:
             return stub.Chat(_chat(wish, options), metadata=metadata)  # type: ignore[no-any-return]
-        request = CompleteRequest(token_ids=TokenIds(ids=wish.prompt), options=options)
-        return stub.Complete(request, metadata=metadata)  # type: ignore[no-any-return]
+        completion = CompleteRequest(token_ids=TokenIds(ids=wish.prompt), options=options)
+        return stub.Complete(completion, metadata=metadata)  # type: ignore[no-any-return]
 
     def _hear(self, event: ChatEvent) -> None:
         self._event_id = event.event_id

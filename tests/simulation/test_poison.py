@@ -11,6 +11,7 @@ from tests.simulation import services
 from tests.simulation.arithmetic import MODEL
 from tests.simulation.client import Client, Wish
 from tests.simulation.poison import poison
+from tests.simulation.redis_model import Hash
 from tests.simulation.services import Service
 from tests.simulation.world import World, run
 
@@ -95,6 +96,7 @@ def test_drains_and_lost_schedulers_are_nobodys_fault() -> None:
     world.outside(6.3, lambda: world.loop.call_soon(world.services[decoder].stop.set))
     assert run(world).failures == []
     assert [client.state for client in world.clients] == ["served"] * OTHERS
-    assert {value[b"deaths"] for key, value in world.redis.model.data.items() if b":r:" in key} == {
+    requests = [value for key, value in world.redis.model.data.items() if b":r:" in key]
+    assert {request[b"lost_decoders"] for request in requests if isinstance(request, Hash)} == {
         b"0"
     }

@@ -32,7 +32,7 @@ class Stack:
 
     @property
     def grpc_address(self) -> str:
-        """host:port of the gRPC door."""
+        """host:port of the gRPC API."""
         return f"127.0.0.1:{self.grpc_port}"
 
     def compose(self, *arguments: str, within_s: float = 1200) -> str:
@@ -52,7 +52,7 @@ class Stack:
 
     def up(self, **scale: int) -> None:
         """Starts what does not run, and waits until all are healthy; `vision_encoder=2` scales."""
-        flags = [f"--scale={room.replace('_', '-')}={count}" for room, count in scale.items()]
+        flags = [f"--scale={service.replace('_', '-')}={count}" for service, count in scale.items()]
         try:
             self.compose("up", "--detach", "--no-recreate", "--wait", "--wait-timeout=300", *flags)
         except AssertionError as error:
@@ -62,29 +62,29 @@ class Stack:
         """The last lines of every container."""
         return self.compose("logs", "--no-color", "--tail=40")
 
-    def containers(self, room: str) -> list[dict[str, Any]]:
+    def containers(self, service: str) -> list[dict[str, Any]]:
         """What `docker inspect` says of each running container of a service."""
-        ids = self.compose("ps", "--quiet", room.replace("_", "-")).split()
+        ids = self.compose("ps", "--quiet", service.replace("_", "-")).split()
         output = subprocess.check_output(["docker", "inspect", *ids], text=True)
         found: list[dict[str, Any]] = json.loads(output)
         return found
 
-    def host_pid(self, room: str, number: int = 0) -> int:
+    def host_pid(self, service: str, number: int = 0) -> int:
         """Process id, as this machine sees it, of a container's first process."""
-        pid: int = self.containers(room)[number]["State"]["Pid"]
+        pid: int = self.containers(service)[number]["State"]["Pid"]
         return pid
 
-    def restarts(self, room: str) -> int:
+    def restarts(self, service: str) -> int:
         """How often Docker has started containers of a service again."""
-        return sum(container["RestartCount"] for container in self.containers(room))
+        return sum(container["RestartCount"] for container in self.containers(service))
 
-    def members(self, room: str) -> dict[str, str]:
-        """Instance id -> address of every live process of a room, from the registry."""
+    def members(self, service: str) -> dict[str, str]:
+        """Instance id -> address of every live process of a service, from the registry."""
         prefix = Keys(self.served_model).prefix
         with self._redis() as client:
             now_ms = client.time()[0] * 1000
-            live = client.zrangebyscore(f"{prefix}:instances:{room}", now_ms, "+inf")
-            addresses = client.hgetall(f"{prefix}:addresses:{room}")
+            live = client.zrangebyscore(f"{prefix}:instances:{service}", now_ms, "+inf")
+            addresses = client.hgetall(f"{prefix}:addresses:{service}")
         return {i.decode(): addresses[i].decode() for i in live if i in addresses}
 
     def decoder_steps(self) -> dict[str, int]:

@@ -50,7 +50,7 @@ def read_floats(data: bytes) -> list[float]:
 
 
 def greedy(**changes: Any) -> SamplingParams:
-    """Settings as the door would resolve them."""
+    """Settings as the gateway would resolve them."""
     values = {"temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, "max_tokens": 16, "n": 1}
     return SamplingParams(**{**values, **changes})
 
@@ -207,7 +207,7 @@ class NaiveScheduler:
         self.free = list(range(stream.hello.num_blocks - 1, 0, -1))
 
     def grow(self, text: Text, tokens: int, plan: dict[str, list[int]]) -> None:
-        """Adds the table edit that gives a text room for so many tokens."""
+        """Adds the table edit that gives a text blocks for so many tokens."""
         missing = -(-tokens // self.stream.hello.block_size) - len(text.blocks)
         if missing <= 0:
             return

@@ -27,7 +27,7 @@ class System:
     """Starts `tessera serve [model] [flags]`, waits until it is ready, kills parts of it, stops it.
 
     `with System(checkpoint, "--decoders", "2") as system:` has `system.base_url` for an OpenAI
-    client, `system.grpc_address` for ChatService, `system.pids()` by room.
+    client, `system.grpc_address` for ChatService, `system.pids()` by service.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class System:
 
     @property
     def url(self) -> str:
-        """Root of the REST door."""
+        """Root URL of the REST API."""
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
     @property
@@ -61,7 +61,7 @@ class System:
 
     @property
     def grpc_address(self) -> str:
-        """host:port of the gRPC door."""
+        """host:port of the gRPC API."""
         return f"127.0.0.1:{self.grpc_port}"
 
     @property
@@ -97,7 +97,7 @@ class System:
         return self
 
     def wait_ready(self, within_s: float | None = None) -> None:
-        """Returns when all rooms are ready; fails with the log if that takes too long."""
+        """Returns when all services are ready; fails with the log if that takes too long."""
         deadline = time.monotonic() + (within_s or self._ready_within_s)
         while not self.ready():
             assert self._process is not None
@@ -123,7 +123,7 @@ class System:
         return any(all(mark in line for mark in marks) for line in self.log.splitlines())
 
     def pids(self) -> dict[str, list[int]]:
-        """Process ids by room ("redis", "gateway", "vision_encoder", ...), oldest first."""
+        """Process ids by service ("redis", "gateway", "vision_encoder", ...), oldest first."""
         found: dict[str, list[int]] = defaultdict(list)
         for child in sorted(psutil.Process(self.pid).children(), key=lambda c: c.create_time()):
             try:
@@ -142,9 +142,9 @@ class System:
         folders = Folders(self.folder / "state")
         return [path for path in (folders.sockets, folders.artifacts) if path.exists()]
 
-    def kill(self, room: str, number: int = 0, with_signal: int = signal.SIGKILL) -> int:
-        """Sends a signal to one process of a room; returns its pid."""
-        pid = self.pids()[room][number]
+    def kill(self, service: str, number: int = 0, with_signal: int = signal.SIGKILL) -> int:
+        """Sends a signal to one process of a service; returns its pid."""
+        pid = self.pids()[service][number]
         os.kill(pid, with_signal)
         return pid
 
@@ -182,7 +182,7 @@ class System:
 
 
 def _room(command: list[str]) -> str:
-    """The room that a command line starts."""
+    """The service that a command line starts."""
     # It writes its socket behind its name.
     if command and any(name in command[0] for name in ("redis-server", "valkey-server")):
         return "redis"

@@ -1,4 +1,4 @@
-"""LLaVA folders for the rooms before the decoder: their templates, and the files of other versions."""
+"""LLaVA folders for the services before the decoder: their templates, and the files of other versions."""
 
 import json
 from pathlib import Path

@@ -33,7 +33,7 @@ class Entry:
     service: str
     state: str = "waiting"
     pid: int | None = None
-    deaths: int = 0
+    crashes: int = 0
     since: float = 0.0
 
 
@@ -70,12 +70,12 @@ class ProcessTable:
         self._system = system
         self._entries = dict(system.entries)
 
-    def update(self, name: str, state: str, pid: int | None, deaths: int) -> None:
+    def update(self, name: str, state: str, pid: int | None, crashes: int) -> None:
         """Sets the state of a process, and writes the file if it is another one than before."""
         before = self._entries[name]
-        if (before.state, before.pid, before.deaths) == (state, pid, deaths):
+        if (before.state, before.pid, before.crashes) == (state, pid, crashes):
             return
-        self._entries[name] = Entry(name, before.service, state, pid, deaths, time.time())
+        self._entries[name] = Entry(name, before.service, state, pid, crashes, time.time())
         self._write()
 
     def _write(self) -> None:

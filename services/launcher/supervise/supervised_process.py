@@ -54,7 +54,7 @@ class SupervisedProcess:
         """`on_state(name, state)` is called at each change of state, `on_line(name, line)` for each line printed."""
         self.program = program
         self.ready = asyncio.Event()
-        self.deaths = 0
+        self.crashes = 0
         self._on_state, self._on_line = on_state, on_line
         self._process: Process | None = None
         self._prewarmed = PrewarmedProcess(program)
@@ -88,7 +88,7 @@ class SupervisedProcess:
             log.warning(
                 f"{self.name} {_describe(status)}, starting it again",
                 after_s=delay,
-                deaths=self.deaths,
+                crashes=self.crashes,
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
@@ -126,7 +126,7 @@ class SupervisedProcess:
         try:
             status = await process.wait()
             if not self._stopping.is_set():
-                self.deaths += 1
+                self.crashes += 1
                 self._on_state(self.name, "restarting")
             return status
         finally:
@@ -194,7 +194,7 @@ class SupervisedProcess:
     def _give_up_if_hopeless(self, status: int) -> None:
         if self._was_ready:
             return
-        if status == _USAGE_ERROR or self.deaths >= _FAILED_STARTS:
+        if status == _USAGE_ERROR or self.crashes >= _FAILED_STARTS:
             self._on_state(self.name, "failed")
             raise GaveUp(self.name, _describe(status), list(self._lines))
 

@@ -91,8 +91,8 @@ class Sequence:
     `tokens` are the prompt and every *committed* output token. `num_tokens` also counts samples that were planned and
     not yet answered: their ids are known to the decoder alone, so hashes do without them.
 
-    Two marks keep the steady state cheap: while a sequence is below them, planning its next token and committing it
-    are a few additions, and everything else (blocks, hashes, endings) is looked at only when one is reached.
+    `plain_until` and `watch_from` keep the steady state cheap: below them planning the next token and committing it
+    are a few additions; blocks, hashes and endings are looked at only when one of them is reached.
     """
 
     request_id: str
@@ -111,11 +111,10 @@ class Sequence:
     isolated_until: int = 0  # while it has fewer tokens, no other request computes in its steps
     num_logprobs: int = (
         -1
-    )  # top log-probabilities that the decoder reports for each token; -1 is none at all
-    scores_prompt: bool = (
-        False  # wants log-probabilities of its prompt: all of it must be computed, in order
-    )
-    # Chooses its tokens; then the decoder's own choice counts for nothing.
+    )  # top log-probabilities that the decoder reports for each token; -1: none
+    # Wants log-probabilities of its prompt: all of it must be computed, in order.
+    scores_prompt: bool = False
+    # Chooses its tokens; what the decoder samples is then ignored.
     beams: "BeamSearch[Sequence] | None" = None
     payload: Any = None  # what the servicer keeps with it; never read here
 
@@ -125,9 +124,7 @@ class Sequence:
     slot: int = -1
     forks: list["Sequence"] = field(default_factory=list)  # siblings that are pending
     blocks: list[int] = field(default_factory=list)
-    host_blocks: list[int] = field(
-        default_factory=list
-    )  # where its blocks are while it is swapped out
+    host_blocks: list[int] = field(default_factory=list)  # those of its blocks while swapped out
     block_hashes: list[bytes] = field(default_factory=list)
     num_tokens: int = field(init=False)  # tokens that exist, those in flight included
     num_computed_tokens: int = 0

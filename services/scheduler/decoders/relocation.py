@@ -154,8 +154,8 @@ class Returns:
         await self._writer.flush()  # a late append would meet the request under its next owner
         restarts = self._queue.restarts
         found = [r for rid in request_ids if (r := self._tracker.find(rid)) is not None]
-        deaths = {request.request_id: request.deaths for request in found}
-        await self._queue.give_back(self._scheduler_id, request_ids, deaths)
+        lost_decoders = {request.request_id: request.lost_decoders for request in found}
+        await self._queue.give_back(self._scheduler_id, request_ids, lost_decoders)
         if self._recovery.is_settled and restarts == self._queue.restarts:
             self._tracker.forget(request_ids)
             log.warning("gave requests back", requests=len(request_ids))

@@ -54,7 +54,7 @@ class Request:
         self.num_choices = sampling.n
         self.logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
         self.collects = sampling.use_beam_search or sampling.best_of > sampling.n
-        self.deaths = taken.deaths  # decoders that were lost while they computed something of it
+        self.lost_decoders = taken.lost_decoders  # while they computed something of it
         # Seconds from admission to a decoder, once it has been there; None where an earlier owner would have to know.
         self.queue_s: float | None = None
         self.taken_at = 0.0  # by the dispatcher's clock
@@ -94,7 +94,7 @@ class Request:
             logs=tuple(logs),
             endings=tuple(endings),
             prompt_log=prompt_log,
-            deaths=self.deaths,
+            lost_decoders=self.lost_decoders,
         )
 
     @property
@@ -228,8 +228,10 @@ class Request:
         return sequence
 
     def _isolated_until(self, known_tokens: int) -> int:
-        if self.deaths < _SUSPECT:
+        if self.lost_decoders < _SUSPECT:
             return 0
-        if self.deaths > _SUSPECT or self.collects:  # of what is not logged yet no place is known
+        if (
+            self.lost_decoders > _SUSPECT or self.collects
+        ):  # of what is not logged yet no place is known
             return _TO_ITS_END
         return known_tokens + _ISOLATED_FOR

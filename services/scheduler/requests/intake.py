@@ -13,27 +13,29 @@ _KEEP = 0.8  # of the estimate of a request's cost, at each new one
 
 
 class Intake:
-    """How many requests the decoders could start. Those that wait for embeddings do not count as waiting: images do not
-    keep text out.
+    """How many requests the decoders could start.
+
+    Those that wait for embeddings do not count as waiting, so that requests with images do not hold back text.
     """
 
     def __init__(self, links: Mapping[str, DecoderLink]) -> None:
         self._links = links
         self._cost_of_prompt_token = 1.0  # the queue counts the tokens of the answers as well
-        self.more_wait = True  # the last look at the queue did not see its end
+        self.more_wait = True  # whether the queue may hold more than was taken last
 
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many requests can be taken now."""
-        room = sum(_room(link) for link in self._links.values())
-        self.more_wait = self.more_wait or not room
-        return room
+        capacity = sum(_capacity(link) for link in self._links.values())
+        self.more_wait = self.more_wait or not capacity
+        return capacity
 
-    def room_tokens(self) -> int:
-        """Tokens, as the queue counts them, that the decoders could begin with in time. The first request that is taken
-        may have more."""
+    def token_capacity(self) -> int:
+        """Tokens, as the queue counts them, that the decoders could begin with in time; the first request that is taken
+        may have more.
+        """
         total = 0.0
         for link in self._links.values():
-            if _room(link):
+            if _capacity(link):
                 second = link.seconds_for_token
                 if not second:  # nothing is known of it yet
                     return _NO_LIMIT
@@ -41,7 +43,7 @@ class Intake:
         return max(1, min(_NO_LIMIT, int(total * self._cost_of_prompt_token)))
 
     def note(self, taken: Iterable[TakenRequest]) -> None:
-        """This is what the queue gave; nothing where it is empty."""
+        """Learns from what the queue gave: `taken` is empty where the queue is."""
         self.more_wait = False
         for one in taken:
             self.more_wait = True
@@ -50,12 +52,12 @@ class Intake:
             self._cost_of_prompt_token = _KEEP * kept + (1 - _KEEP) * cost
 
 
-def _room(link: DecoderLink) -> int:
+def _capacity(link: DecoderLink) -> int:
     if link.draining:
         return 0
     state = link.core.state
-    room = min(len(state.free_slots), _READY_TO_START) - state.num_ready_to_start
-    if room <= 0:
+    capacity = min(len(state.free_slots), _READY_TO_START) - state.num_ready_to_start
+    if capacity <= 0:
         return 0
     waits_s = state.num_waiting_tokens * link.seconds_for_token
-    return room if waits_s < _START_WITHIN_S else 0
+    return capacity if waits_s < _START_WITHIN_S else 0

@@ -73,5 +73,5 @@ def _held(request: Request) -> RequestSnapshot:
         prio=known.prio,
         rank=known.rank,
         prompt_log=known.prompt_log,
-        deaths=known.deaths,
+        lost_decoders=known.lost_decoders,
     )

@@ -5,7 +5,7 @@
 -- A gateway may put back what is missing altogether at any time: the recovery may be over before its call got through.
 local close, q = closing(), request_at(7)
 local sid, own_at, lease_ms, arrived_ms, rank = ARGV[23], tonumber(ARGV[24]), tonumber(ARGV[25]), ARGV[26], ARGV[27]
-local deaths, LOGS = ARGV[29], 30
+local lost_decoders, LOGS = ARGV[29], 30
 local rid, r = q.rid, request(q.rid)
 if redis.call('EXISTS', P .. ':recovery') == 0 and (sid ~= '' or redis.call('EXISTS', r) == 1) then return 0 end
 local now_ms = math.floor(now_us() / 1000)
@@ -55,13 +55,13 @@ end
 if sid ~= '' and owner ~= '' and owner ~= sid and tonumber(f[3]) >= own_at then return 0 end
 if not agrees() then
   if sid ~= '' and owner == sid then
-    keep_deaths(rid, deaths)
+    keep_lost_decoders(rid, lost_decoders)
     put_back(rid, close)
   end
   return 0
 end
 if not state then create(q, now_ms, tonumber(arrived_ms), tonumber(rank)) end
-keep_deaths(rid, deaths)
+keep_lost_decoders(rid, lost_decoders)
 bind_key(q)
 extend()
 if tonumber(redis.call('HGET', r, 'open')) <= 0 then

@@ -51,14 +51,14 @@ local function up_since_ms(now_ms)
 end
 
 -- Until when a request counts as followed; math.huge if it needs no follower.
-local function followed_until(fol_until, up_since, grace_ms)
-  if tonumber(fol_until or 0) == 0 then return math.huge end
-  return math.max(tonumber(fol_until), up_since + grace_ms)
+local function followed_until(follow_until_ms, up_since, grace_ms)
+  if tonumber(follow_until_ms or 0) == 0 then return math.huge end
+  return math.max(tonumber(follow_until_ms), up_since + grace_ms)
 end
 
 -- Until when (ms) a waiting request may wait, and the ending that it gets then. math.huge if for ever.
 local function may_wait_until(rid, up_since, close)
-  local f = redis.call('HMGET', request(rid), 'cancel', 'fol_until', 'arrived_ms', 'timeout_ms', 'queue_timeout_ms',
+  local f = redis.call('HMGET', request(rid), 'cancel', 'follow_until_ms', 'arrived_ms', 'timeout_ms', 'queue_timeout_ms',
     'taken_ms', 'first_token_timeout_ms', 'first_token_ms')
   if f[1] == '1' then return 0, close.cancelled end
   if not f[3] then return math.huge end
@@ -138,9 +138,11 @@ local function put_back(rid, close)
 end
 
 -- How many decoders were lost while they computed a request: the largest number known counts.
-local function keep_deaths(rid, deaths)
+local function keep_lost_decoders(rid, lost_decoders)
   local r = request(rid)
-  if tonumber(deaths) > tonumber(redis.call('HGET', r, 'deaths') or 0) then redis.call('HSET', r, 'deaths', deaths) end
+  if tonumber(lost_decoders) > tonumber(redis.call('HGET', r, 'lost_decoders') or 0) then
+    redis.call('HSET', r, 'lost_decoders', lost_decoders)
+  end
 end
 
 -- The arguments of a request, as `admit` and `restore` get them from argument `i` on.
@@ -153,13 +155,13 @@ end
 
 -- Writes a request as one that waits, without a place in the queue yet.
 local function create(q, now_ms, arrived_ms, rank)
-  local fol_until = q.follow_ms > 0 and now_ms + q.follow_ms or 0
+  local follow_until_ms = q.follow_ms > 0 and now_ms + q.follow_ms or 0
   redis.call('HSET', request(q.rid), 'spec', q.spec, 'head', q.head, 'state', 'queued', 'owner', '', 'own_at', 0,
     'cancel', 0, 'arrived_ms', int(arrived_ms), 'rank', int(rank), 'prio', q.prio, 'tenant', q.tenant, 'cost', q.cost,
     'n', q.n, 'open', q.n, 'prompt_tokens', q.prompt_tokens, 'stride', q.stride, 'media_cost', q.media_cost,
     'timeout_ms', q.timeout_ms, 'queue_timeout_ms', q.queue_timeout_ms, 'first_token_timeout_ms',
-    q.first_token_timeout_ms, 'fol_until', int(fol_until), 'taken_ms', 0, 'attempts', 0,
-    'deaths', 0, 'charged', 0, 'idem', q.idem)
+    q.first_token_timeout_ms, 'follow_until_ms', int(follow_until_ms), 'taken_ms', 0, 'attempts', 0,
+    'lost_decoders', 0, 'charged', 0, 'idem', q.idem)
   set_live(q.rid, q.cost)
 end
 

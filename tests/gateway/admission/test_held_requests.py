@@ -15,7 +15,7 @@ PAUSE_MS = 3000
 
 
 async def lives_until(client: QueueClient, rid: str) -> int:
-    value: Any = await client.redis.hget(client.keys.request(rid), "fol_until")
+    value: Any = await client.redis.hget(client.keys.request(rid), "follow_until_ms")
     return int(value)
 
 

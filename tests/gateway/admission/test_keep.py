@@ -85,11 +85,11 @@ async def test_a_resumable_request_waits_for_its_client(
         played = await stage.scheduler.taken(rid)
         assert played.spec.keep_ms == kept_s * 1000
         arrived = await field(stage, rid, "arrived_ms")
-        before = await field(stage, rid, "fol_until")
+        before = await field(stage, rid, "follow_until_ms")
         assert before - arrived >= kept_s * 1000
         await asyncio.sleep(0.3)
     async with asyncio.timeout(30):  # its time begins when the client has left
-        while await field(stage, rid, "fol_until") <= before:
+        while await field(stage, rid, "follow_until_ms") <= before:
             await asyncio.sleep(0.05)
     assert not played.cancelled
     async with reading(stage.gateway, f"/v1/requests/{rid}/stream") as again:
@@ -139,9 +139,9 @@ async def test_followed_requests_are_reported_repeatedly(
     endless(stage)
     async with reading(stage.gateway) as rid:
         await stage.scheduler.taken(rid)
-        first = await field(stage, rid, "fol_until")
+        first = await field(stage, rid, "follow_until_ms")
         async with asyncio.timeout(30):
-            while await field(stage, rid, "fol_until") == first:
+            while await field(stage, rid, "follow_until_ms") == first:
                 await asyncio.sleep(0.1)
 
 

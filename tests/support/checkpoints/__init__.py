@@ -1,4 +1,4 @@
-"""Small random checkpoints made with transformers: whole folders, for every room and end to end.
+"""Small random checkpoints made with transformers: whole folders, for every service and end to end.
 
 `make_checkpoint(folder, family, ...)` writes weights, config, generation config, a real byte-level
 BPE tokenizer, a chat template and, for families with images, a processor. A family is a file here

@@ -2,9 +2,11 @@
 local now_ms = math.floor(now_us() / 1000)
 for i = 1, #ARGV, 2 do
   local r = request(ARGV[i])
-  local f = redis.call('HMGET', r, 'state', 'fol_until')
+  local f = redis.call('HMGET', r, 'state', 'follow_until_ms')
   local until_ms = now_ms + tonumber(ARGV[i + 1])
   -- Of two followers, the one that lets it live longer counts.
-  if f[1] and f[1] ~= 'ended' and until_ms > tonumber(f[2]) then redis.call('HSET', r, 'fol_until', int(until_ms)) end
+  if f[1] and f[1] ~= 'ended' and until_ms > tonumber(f[2]) then
+    redis.call('HSET', r, 'follow_until_ms', int(until_ms))
+  end
 end
 return 1

@@ -4,7 +4,7 @@ local close = closing()
 local returned = 0
 for i = 8, #ARGV, 2 do
   if redis.call('HGET', request(ARGV[i]), 'owner') == ARGV[7] then
-    keep_deaths(ARGV[i], ARGV[i + 1])
+    keep_lost_decoders(ARGV[i], ARGV[i + 1])
     put_back(ARGV[i], close)
     returned = returned + 1
   end

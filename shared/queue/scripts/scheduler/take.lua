@@ -30,7 +30,7 @@ end
 
 local function own(rid)
   local r = request(rid)
-  local f = redis.call('HMGET', r, 'spec', 'arrived_ms', 'n', 'prio', 'rank', 'taken_ms', 'deaths')
+  local f = redis.call('HMGET', r, 'spec', 'arrived_ms', 'n', 'prio', 'rank', 'taken_ms', 'lost_decoders')
   redis.call('HSET', r, 'state', 'running', 'owner', sid, 'own_at', int(now))
   if f[6] == '0' then redis.call('HSET', r, 'taken_ms', int(now_ms)) end
   redis.call('SADD', P .. ':own:' .. sid, rid)
