@@ -1,0 +1,115 @@
+"""Models whose chat format and class transformers does not have, through the whole system: prompt ids and tokens are
+those of the reference implementations."""
+
+import asyncio
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from PIL import Image
+
+from tests.reference_models import chatglm_6b, qwen_vl
+from tests.reference_models.common import IMAGE, Turn, write_json
+from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.pictures import data_url, png
+from tests.support.services_in_process import services_in_process
+
+SIZES = [(50, 70), (64, 64), (200, 30)]
+TOKENS = 8
+QUESTIONS: list[list[Turn]] = [
+    [("user", "What?")],
+    [("user", "The red circle\nstands   left."), ("assistant", "Dogs."), ("user", "And this?")],
+    [("user", "图中有什么？")],
+]
+PICTURES: list[list[Turn]] = [
+    [("user", f"{IMAGE}and {IMAGE}What?"), ("assistant", "Dogs."), ("user", f"{IMAGE}And this?")],
+    [("user", f"What is {IMAGE}in the picture?")],
+]
+Generate = Callable[[list[int], Sequence[Image.Image]], Any]
+
+
+def picture(number: int) -> bytes:
+    return png(number, SIZES[number])
+
+
+def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """As OpenAI's API has them; pictures are numbered through a conversation."""
+    numbers = iter(range(len(SIZES)))
+    found = []
+    for role, text in turns:
+        parts: list[dict[str, Any]] = []
+        for index, words in enumerate(text.split(IMAGE)):
+            if index:
+                url = data_url(picture(next(numbers)))
+                parts.append({"type": "image_url", "image_url": {"url": url}})
+            if words:
+                parts.append({"type": "text", "text": words})
+        found.append({"role": role, "content": parts})
+    return found
+
+
+async def ask_all(url: str, chats: Sequence[Sequence[Turn]]) -> list[Any]:
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        asked = [
+            client.chat.completions.create(
+                model="under-test",
+                messages=messages(chat),  # type: ignore[arg-type]
+                max_tokens=TOKENS,
+                temperature=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
+            for chat in chats
+        ]
+        return list(await asyncio.gather(*asked))
+
+
+def assert_answers(
+    folder: Path,
+    redis_url: str,
+    chats: Sequence[Sequence[Turn]],
+    prompt_ids: Callable[[Sequence[Turn], list[tuple[int, int]]], list[int]],
+    generate: Generate,
+) -> None:
+    """Of all chats at once, and once more with their prompts in the cache."""
+    with services_in_process(folder, redis_url) as system:
+        answers = asyncio.run(ask_all(system.base_url, chats))
+        again = asyncio.run(ask_all(system.base_url, chats))
+    for chat, first, second in zip(chats, answers, again, strict=True):
+        count = sum(text.count(IMAGE) for _, text in chat)
+        shown = [Image.open(io.BytesIO(picture(number))).convert("RGB") for number in range(count)]
+        ids = prompt_ids(chat, [image.size for image in shown])
+        assert first.prompt_token_ids == ids
+        expected = generate(ids, shown)
+        assert_same_up_to_ties(first.choices[0].token_ids, expected.tokens, expected.logits)
+        assert second.choices[0].token_ids == first.choices[0].token_ids
+
+
+@pytest.mark.timeout(300)
+def test_qwen_vl(tmp_path: Path, redis_url: str) -> None:
+    folder = qwen_vl.write_checkpoint(tmp_path / "under-test")
+    write_json(folder / "generation_config.json", {"chat_format": "chatml"})
+    model = qwen_vl.QwenVL(folder)
+    assert_answers(
+        folder,
+        redis_url,
+        [*QUESTIONS, *PICTURES],
+        model.prompt_ids,
+        lambda ids, images: model.generate(ids, images, TOKENS),
+    )
+
+
+@pytest.mark.timeout(300)
+def test_chatglm_6b(tmp_path: Path, redis_url: str) -> None:
+    """Single lines: in the reference's folder no tokenizer file says what becomes of line ends."""
+    folder = chatglm_6b.write_checkpoint(tmp_path / "under-test")
+    model = chatglm_6b.ChatGlm6B(folder)
+    assert_answers(
+        folder,
+        redis_url,
+        [*QUESTIONS[::2], [("user", "The red circle stands left.")]],
+        lambda turns, sizes: model.prompt_ids(turns),
+        lambda ids, images: model.generate(ids, TOKENS),
+    )
