@@ -46,7 +46,8 @@ class Family:
     template: str = ""  # a function of a Checkpoint: the chat template where its files have none
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
     takes_videos: bool = False  # beside images
-    # Of generic parts: "finish" and "features" name functions, "merge" may be "add" (docs/add-a-model.md).
+    # Of generic parts: "finish" and "features" name functions, "merge" may be "add", "decoder_path" is where the text
+    # model hangs in the class (docs/add-a-model.md).
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     @property

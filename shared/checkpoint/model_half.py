@@ -35,7 +35,8 @@ def decoder_paths(kind: type[Any], config: Any) -> list[str]:
     with torch.device("meta"):
         empty = kind._from_config(config)
     own = [empty.get_decoder(), empty.get_output_embeddings()]
-    return [path for path, module in empty.named_modules() if any(module is one for one in own)]
+    found = [path for path, module in empty.named_modules() if any(module is one for one in own)]
+    return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
 
 
 def load_without(

@@ -8,7 +8,14 @@ import numpy as np
 from services.families.family import ItemSize
 from services.preprocess.prompt import conversation as conversations
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, refused
-from services.preprocess.prompt.prompt_rule import Example, MediaSpan, Mode, PromptRule, Update
+from services.preprocess.prompt.prompt_rule import (
+    Example,
+    MediaSpan,
+    Mode,
+    Place,
+    PromptRule,
+    Update,
+)
 from services.preprocess.prompt.tokenizer import GUARD, Ids, PromptTokenizer
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
@@ -18,6 +25,8 @@ from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
 _KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_VIDEO: "video"}
 # How many times the model's length a text may have that is cut.
 _CUT_AT_MOST = 16
+# In the place of a marker's id: of items that stand before the prompt, where nothing marks them.
+_AT_START = -1
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,10 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         updates = rule.updates()
         self._marker_ids = {update.modality: _marker(update, tokenizer) for update in updates}
-        texts = {kind: tokenizer.token_text(token) for kind, token in self._marker_ids.items()}
+        texts = {
+            kind: "" if token == _AT_START else tokenizer.token_text(token)
+            for kind, token in self._marker_ids.items()
+        }
         self._markers = {_KINDS[modality]: text for modality, text in texts.items()}
         self._around = {texts[u.modality]: u.around for u in updates if any(u.around)}
         if self._markers:
@@ -105,8 +117,10 @@ class PromptBuilder:
         ids = self._rule.finish(draft.ids)
         if not items:
             return Prompt(ids)
+        markers = [self._marker_ids[_modality(item)] for item in items]
+        ids = np.concatenate([np.full(markers.count(_AT_START), _AT_START, np.int32), ids])
         places = np.flatnonzero(np.isin(ids, list(self._marker_ids.values())))
-        if ids[places].tolist() != [self._marker_ids[_modality(item)] for item in items]:
+        if ids[places].tolist() != markers:
             raise InvalidRequest(
                 "IMAGE_MARKERS",
                 f"{draft.field}: the chat template wrote {len(places)} places for {len(items)} images"
@@ -229,6 +243,8 @@ def _marker(update: Update, tokenizer: PromptTokenizer) -> int:
     """The token that an update's spans replace. Raises InvalidRequest for updates of other kinds."""
     if isinstance(update.target, str) and update.mode is Mode.REPLACE:
         return tokenizer.add_marker(update.target)
+    if update.target is Place.START and update.mode is Mode.INSERT:
+        return _AT_START
     if (
         update.mode is not Mode.REPLACE
         or not isinstance(update.target, tuple)
@@ -236,7 +252,7 @@ def _marker(update: Update, tokenizer: PromptTokenizer) -> int:
     ):
         raise InvalidRequest(
             "UNSUPPORTED_MODEL",
-            f"{update}: media can only take the place of one token",
+            f"{update}: media can only take the place of one token, or stand before the prompt",
             field="model",
         )
     return update.target[0]

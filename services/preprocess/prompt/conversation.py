@@ -36,7 +36,7 @@ def template_messages(
     """The messages in the shape that the template expects, the client's words guarded.
 
     `markers` by kind ("image", "video"): where the template cannot render a kind, its marker is put in the text at
-    the item's place.
+    the item's place; an empty one is left out.
     Raises InvalidRequest for an unknown role or an empty part.
     """
     if not conversation.messages:
@@ -128,8 +128,10 @@ def _parts(
         if kind == "text":
             yield {"type": "text", "text": next(guarded)}
         elif kind is not None:
-            text = {"type": "text", "text": markers.get(kind, "")}
-            yield {"type": kind} if kind in as_parts else text
+            if kind in as_parts:
+                yield {"type": kind}
+            elif marker := markers.get(kind):
+                yield {"type": "text", "text": marker}
         else:
             field = f"messages[{index}].content[{number}]"
             raise InvalidRequest("EMPTY_PART", f"{field} is empty", field=field)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.support.checkpoints import (
+    blip2,
     chatglm,
     generic,
     internlm2,
@@ -39,6 +40,7 @@ from tests.support.checkpoints.options import (
 )
 
 _IMAGE_FAMILIES = {
+    "blip2": blip2,
     "internvl_chat": internvl_chat,
     "llava": llava,
     "llava_next": llava_next,
@@ -127,7 +129,7 @@ def reference_inputs(
     """What transformers' `generate` takes for a rendered prompt and its pictures; `videos` for
     families that have them.
     """
-    kind = load_config(folder)["model_type"]
+    kind = load_config(folder)["model_type"].replace("-", "")
     if kind in _IMAGE_FAMILIES:
         found: dict[str, torch.Tensor] = _IMAGE_FAMILIES[kind].inputs(
             folder, text, images, **videos

@@ -101,7 +101,9 @@ class GenericDecoder(DecoderModel):
         kind = find_class(checkpoint, trust_remote_code)
         config = read_config(checkpoint, trust_remote_code)
         require_served(checkpoint, kind, config)
-        model = load_model(checkpoint, kind, config, ops.dtype).to(ops.device)
+        loaded = load_model(checkpoint, kind, config, ops.dtype).to(ops.device)
+        path = registry.find(checkpoint).overrides.get("decoder_path", "")
+        model = loaded.get_submodule(path)
         fix_rotations(checkpoint, model, max_model_len)
         try:
             with torch.inference_mode():
