@@ -66,7 +66,9 @@ def test_halves_of_a_class_make_the_whole(family: str, tmp_path: Path) -> None:
     kind, config = model_class(checkpoint), read_config(checkpoint)
     decoder = load_model(checkpoint, kind, config, torch.float32)
     halves = [{name for name, _ in half.named_parameters()} for half in (encoder._model, decoder)]
-    assert not halves[0] & halves[1]
+    # The rows of Chameleon's pictures are those of the embedding table.
+    both = {"model.embed_tokens.weight"} if family == "chameleon" else set()
+    assert halves[0] & halves[1] == both
     whole = {name for name, _ in load_reference(checkpoint.folder).named_parameters()}
     assert halves[0] | halves[1] == whole
 

@@ -20,6 +20,7 @@ from shared.checkpoint.model_half import (
     decoder_paths,
     load_without,
     model_class,
+    other_than_encoder,
     read_config,
     untied,
 )
@@ -59,11 +60,14 @@ class GenericEncoder:
         self.dtype = dtype
         self._device = device
         self._processor = build_processor(checkpoint)
-        features = registry.find(checkpoint).overrides.get("features")
+        overrides = registry.find(checkpoint).overrides
+        features = overrides.get("features")
         self._features = load_part(features) if features else image_features
-        self._model = load_without(
-            checkpoint, kind, untied(config), decoder_paths(kind, config), dtype
-        ).to(device)
+        inside = overrides.get("encoder_path")
+        left_out = (
+            other_than_encoder(kind, config, inside) if inside else decoder_paths(kind, config)
+        )
+        self._model = load_without(checkpoint, kind, untied(config), left_out, dtype).to(device)
         self.hidden_size = self._try(checkpoint, config.get_text_config(decoder=True).hidden_size)
         log.info(
             "pictures are encoded by the code of transformers",

@@ -39,6 +39,17 @@ def decoder_paths(kind: type[Any], config: Any) -> list[str]:
     return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
 
 
+def other_than_encoder(kind: type[Any], config: Any, encoder: str) -> list[str]:
+    """What an encoder at a path inside the language layers does not need: all of them but the embedding table."""
+    with torch.device("meta"):
+        empty = kind._from_config(config)
+    owner = encoder.rpartition(".")[0]
+    kept = (empty.get_submodule(encoder), empty.get_input_embeddings())
+    inside = empty.get_submodule(owner).named_children()
+    found = [f"{owner}.{name}" for name, module in inside if all(module is not own for own in kept)]
+    return [*found, *(path for path in decoder_paths(kind, config) if path != owner)]
+
+
 def load_without(
     checkpoint: Checkpoint,
     kind: type[Any],

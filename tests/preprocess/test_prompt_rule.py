@@ -97,7 +97,7 @@ async def test_changes_that_no_item_causes_come_before_the_spans(
     [
         Update(IMAGE, (3,), Mode.INSERT),
         Update(IMAGE, (3, 4)),
-        Update(IMAGE, Place.START, Mode.INSERT),
+        Update(IMAGE, Place.START),
         Update(IMAGE, After((3,)), Mode.INSERT),
     ],
 )

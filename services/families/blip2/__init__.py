@@ -5,7 +5,7 @@ from services.families.family import Family
 FAMILY = Family(
     architectures=("Blip2ForConditionalGeneration",),
     prompt="services.families.blip2.prompt:Blip2Rule",
-    encoder="services.families.blip2.encoder:Blip2Encoder",
+    encoder="services.families.blip2.generic:Blip2Encoder",
     encoder_tensors=("vision_model", "qformer", "query_tokens", "language_projection"),
     sizes="services.families.blip2.sizes:largest",
     template="services.families.blip2.template:chat_template",

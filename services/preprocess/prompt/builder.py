@@ -114,11 +114,11 @@ class PromptBuilder:
 
     def expand(self, draft: Draft, items: Sequence[ItemSize]) -> Prompt:
         """Puts each item's span in its marker's place. Raises InvalidRequest when markers and items do not match."""
-        ids = self._rule.finish(draft.ids)
         if not items:
-            return Prompt(ids)
+            return Prompt(draft.ids)
         markers = [self._marker_ids[_modality(item)] for item in items]
-        ids = np.concatenate([np.full(markers.count(_AT_START), _AT_START, np.int32), ids])
+        first = np.full(markers.count(_AT_START), _AT_START, np.int32)
+        ids = np.concatenate([first, draft.ids])
         places = np.flatnonzero(np.isin(ids, list(self._marker_ids.values())))
         if ids[places].tolist() != markers:
             raise InvalidRequest(
@@ -207,7 +207,7 @@ class PromptBuilder:
         ids = self._tokenizer.encode(written, add_special_tokens)
         if len(ids) == 0:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: the prompt has no tokens", field=field)
-        return Draft(ids, text.replace(GUARD, ""), field)
+        return Draft(self._rule.finish(ids), text.replace(GUARD, ""), field)
 
     def _require(self, example: Example) -> None:
         """Raises InvalidRequest if the example does not come out as the checkpoint's own processor writes it."""

@@ -117,5 +117,6 @@ class PromptRule:
         raise NotImplementedError
 
     def finish(self, ids: Ids) -> Ids:
-        """A prompt's ids after changes that no item causes; spans are not in them yet."""
+        """A text's ids after changes that no item causes; spans are not in them yet. Ids that a client sends stay as
+        they are."""
         return ids

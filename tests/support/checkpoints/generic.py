@@ -29,6 +29,7 @@ _SIGLIP = {
     "patch_size": 14,
     "vision_use_head": False,
 }
+_CODES = 24  # of a picture
 _TEMPLATE = (
     "{{% for message in messages %}}<|im_start|>{{{{ message['role'] }}}}\n"
     "{{% if message['content'] is string %}}{{{{ message['content'] }}}}{{% else %}}"
@@ -185,11 +186,42 @@ def qwen3_vl(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built
     return hf.Qwen3VLForConditionalGeneration(config), Parts("Qwen3VLProcessor", images, words)
 
 
+def chameleon(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """64 codes of a picture of 32 pixels, which stand for rows of the embedding table."""
+    letters = str.maketrans("0123456789", "ABCDEFGHIJ")
+    codes = [f"IMGIMG{str(number).translate(letters)}Z" for number in range(_CODES)]
+    own = ["<racm3:break>", "<eoss>", "<reserved08706>", *codes]
+    _add(words, own, "<image>")
+    words.sep_token = "<reserved08706>"
+    config = hf.ChameleonConfig(
+        **text_sizes(chosen, words),
+        vocabulary_map={name: words.convert_tokens_to_ids(name) for name in ("<image>", *codes)},
+        vq_config={
+            "embed_dim": 16,
+            "num_embeddings": _CODES,
+            "latent_channels": 16,
+            "resolution": 32,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1, 2],
+            "num_res_blocks": 1,
+            **chosen.vision,
+        },
+        **chosen.config,
+    )
+    images = hf.ChameleonImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, **chosen.images
+    )
+    return hf.ChameleonForConditionalGeneration(config), Parts(
+        "ChameleonProcessor", images, words, image_seq_length=64
+    )
+
+
 BUILDERS: dict[str, Callable[[CheckpointOptions, PreTrainedTokenizerFast], Built]] = {
     "idefics3": idefics3,
     "llava_onevision": llava_onevision,
     "gemma3": gemma3,
     "qwen3_vl": qwen3_vl,
+    "chameleon": chameleon,
 }
 
 

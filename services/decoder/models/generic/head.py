@@ -60,9 +60,14 @@ class ClassHead(Head):
 
 
 class GivenRows(nn.Module):
-    """In the place of a model's layers: gives the rows it was given."""
+    """In the place of a model's layers: gives the rows it was given, and has their attributes that are no modules."""
 
     rows: Tensor | None = None
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        own = {name: value for name, value in vars(layers).items() if name not in vars(self)}
+        vars(self).update(own)
 
     def forward(self, *_: Any, **__: Any) -> "_Output":
         """Whatever it is called with."""
@@ -103,8 +108,9 @@ def make_head(model: Any, layers: str, ops: BaseOps) -> Head:
     the comparison at start then finds right or wrong.
     """
     output = model.get_output_embeddings()
-    given = GivenRows()
-    setattr(model, layers.partition(".")[0], given)
+    name = layers.partition(".")[0]
+    given = GivenRows(getattr(model, name))
+    setattr(model, name, given)
     head = ClassHead(model, given)
     rows = torch.randn(_ROWS, output.weight.shape[1], generator=torch.Generator().manual_seed(0))
     rows = rows.to(ops.device, ops.dtype)

@@ -8,6 +8,7 @@ import transformers
 from torch import nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+from services.families import registry
 from services.families.generic import ATTENTION_LAYERS, require_trusted
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import load_without, understood
@@ -45,7 +46,10 @@ def load_model(checkpoint: Checkpoint, kind: type[Any], config: Any, dtype: torc
     """The class with its weights, in its own eager attention. Only tensors of the decoder and the output matrix are
     read. Raises InvalidRequest for a checkpoint that lacks one of them."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return load_without(checkpoint, kind, config, foreign_modules(kind, config), dtype, **eager)
+    foreign = foreign_modules(kind, config)
+    if encoder := registry.find(checkpoint).overrides.get("encoder_path"):
+        foreign.append(encoder)
+    return load_without(checkpoint, kind, config, foreign, dtype, **eager)
 
 
 def foreign_modules(kind: type[Any], config: Any) -> list[str]:

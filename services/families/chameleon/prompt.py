@@ -1,0 +1,41 @@
+"""Chameleon's conversations: the tokenizer's separator ends every turn."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.preprocess.prompt.tokenizer import Ids
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import unsupported
+from shared.text.tokenizer_file import read_tokenizer
+
+# `finish` writes the last separator.
+_TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+    "{% if not loop.last %}{{ sep_token }}{% endif %}{% endfor %}"
+)
+
+
+def chat_template(checkpoint: Checkpoint) -> str | None:
+    """See `Family.template`."""
+    return _TEMPLATE
+
+
+def finish(ids: Ids, checkpoint: Checkpoint) -> Ids:
+    """With the separator at the end, as the processor of transformers writes it."""
+    return np.concatenate([ids, np.array([_separator(checkpoint.folder)], np.int32)])
+
+
+@cache
+def _separator(folder: Path) -> int:
+    """Raises InvalidRequest for a tokenizer without one."""
+    file = read_tokenizer(folder / "tokenizer.json")
+    text = file.special_tokens.get("sep_token")
+    known = (token["id"] for token in file.content["added_tokens"] if token["content"] == text)
+    found: Any = next(known, None)
+    if found is None:
+        raise unsupported(Checkpoint(folder), "its tokenizer has no sep_token")
+    return int(found)
