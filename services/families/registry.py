@@ -16,12 +16,17 @@ import services.families
 from services.families import generic, generic_media
 from services.families.family import Family, load_part
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import unsupported
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import DecoderConfig, TextSizes
 
 GROUP = "tessera.families"
 _DEFAULT_TEXT_TYPE = "llama"  # transformers' own, for composite models whose text_config names none
+# By `model_type`: models that are known and have no family here, whose text model alone would be another model.
+_NOT_SERVED = {
+    "deepseek_vl_v2": "DeepSeek-VL2's prompts and encoder are missing here, and transformers has no class for it"
+}
 
 
 def find(checkpoint: Checkpoint) -> Family:
@@ -32,8 +37,11 @@ def find(checkpoint: Checkpoint) -> Family:
     for family in in_tree():
         if family.is_known_by_keys and family.recognises(checkpoint):
             return family
-    architecture = checkpoint.architecture
+    missing = _NOT_SERVED.get(str(checkpoint.config.get("model_type")))
+    architecture = checkpoint.kind if missing else checkpoint.architecture
     found = _native(checkpoint, architecture, lambda family: architecture in family.architectures)
+    if found is None and missing:
+        raise unsupported(checkpoint, missing)
     found = found or generic_media.family_of(checkpoint)
     if found is not None:
         return found

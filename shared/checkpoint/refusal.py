@@ -8,6 +8,6 @@ def unsupported(checkpoint: Checkpoint, why: str) -> InvalidRequest:
     """The refusal of a model."""
     return InvalidRequest(
         "UNSUPPORTED_MODEL",
-        f"{checkpoint.folder}: {checkpoint.architecture} cannot be served: {why}",
+        f"{checkpoint.folder}: {checkpoint.kind} cannot be served: {why}",
         field="model",
     )

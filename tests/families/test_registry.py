@@ -195,6 +195,18 @@ def test_what_transformers_cannot_run_here_is_refused_by_config_json(
         registry.text_sizes(checkpoint(tmp_path, **config))
 
 
+@pytest.mark.parametrize("names", [{"architectures": ["DeepseekVLV2ForCausalLM"]}, {}])
+def test_a_known_model_without_a_family_is_refused_by_its_name(
+    tmp_path: Path, names: dict[str, Any]
+) -> None:
+    own = {"language_config": {"model_type": "deepseek_v2"}, "auto_map": {"AutoConfig": "c.C"}}
+    known = checkpoint(tmp_path, model_type="deepseek_vl_v2", **own, **names)
+    for find in (registry.find, registry.find_decoder, registry.text_sizes):
+        with pytest.raises(InvalidRequest, match="DeepSeek-VL2") as refused:
+            find(known)
+        assert refused.value.reason == "UNSUPPORTED_MODEL"
+
+
 def test_code_of_the_checkpoint_is_run_only_if_it_is_trusted(tmp_path: Path) -> None:
     brought = {"auto_map": {"AutoModelForCausalLM": "modeling.Novel"}}
     novel = checkpoint(tmp_path, architectures=["NovelForCausalLM"], vocab_size=7, **brought)
