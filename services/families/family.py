@@ -44,6 +44,8 @@ class Family:
     config: str = ""  # a function of a Checkpoint that reads the decoder's shape (DecoderConfig), without torch
     processor: str = ""  # a function of a Checkpoint: its image processor's settings, where not those of its files
     template: str = ""  # a function of a Checkpoint: the chat template where its files have none
+    # Whether that comes before the files' own, which does not say all that the model's code writes.
+    template_first: bool = False
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
     takes_videos: bool = False  # beside images
     # Of generic parts: "finish" and "features" name functions, "merge" may be "add", "decoder_path" is where the text

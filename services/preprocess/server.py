@@ -130,7 +130,7 @@ def _build(
         rule = load_part(family.prompt)(checkpoint, processing)
     return PromptBuilder(
         tokenizer,
-        _load_template(settings, family.chat_template(checkpoint), tokenizer),
+        _load_template(settings, checkpoint, tokenizer),
         rule,
         vocab_size=max(tokenizer.vocab_size, registry.text_sizes(checkpoint).vocab_size),
         max_model_len=_max_model_len(settings, checkpoint),
@@ -140,10 +140,13 @@ def _build(
 
 
 def _load_template(
-    settings: PreprocessSettings, default: str | None, tokenizer: PromptTokenizer
+    settings: PreprocessSettings, checkpoint: Checkpoint, tokenizer: PromptTokenizer
 ) -> ChatTemplate | None:
-    """The template of the setting, else the checkpoint's, else the family's `default`."""
-    source = read_template(settings.model) or default
+    """The template of the setting, else the checkpoint's, else the family's; a family may come before a checkpoint."""
+    family = registry.find(checkpoint)
+    source = read_template(settings.model)
+    if family.template_first or source is None:
+        source = family.chat_template(checkpoint)
     if settings.chat_template is not None:
         try:
             source = settings.chat_template.read_text(encoding="utf-8")

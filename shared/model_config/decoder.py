@@ -39,8 +39,11 @@ class DecoderConfig(TextSizes):
     output_bias: bool  # of the attention's output layer
     mlp_bias: bool
     head_norms: bool  # RMS norms of each head's queries and keys before rotation
+    row_norms: bool  # the same of all queries of a token together, and of all its keys
+    pre_norms: bool  # RMS norms of what attention and MLP are given
     post_norms: bool  # RMS norms of what attention and MLP give, before it is added
     qkv_by_head: bool  # of one stored matrix: each key head's queries, its key, its value; else all queries first
+    up_first: bool  # of one stored matrix: what is gated above the gates; else the gates first
     windows: tuple[int | None, ...]
     rope: RopeConfig
 
@@ -50,9 +53,9 @@ def read_config(
 ) -> DecoderConfig:
     """The shape, with what `defaults` say where the checkpoint is silent and `overrides` where it means another thing.
 
-    Beside the keys of configuration classes, `defaults` may have `head_norms`, `post_norms`, `qkv_by_head` and
-    `rope_interleaved`; only families whose defaults name `partial_rotary_factor` may have one. Raises InvalidRequest
-    for an option that the model code does not have.
+    Beside the keys of configuration classes, `defaults` may have `head_norms`, `row_norms`, `pre_norms` (true where
+    it is not there), `post_norms`, `qkv_by_head`, `up_first` and `rope_interleaved`; only families whose defaults name
+    `partial_rotary_factor` may have one. Raises InvalidRequest for an option that the model code does not have.
     """
     text = checkpoint.text_config
     # `None` stands for "not given" in these files.
@@ -84,8 +87,11 @@ def read_config(
         output_bias=bool(values["attention_output_bias"]),
         mlp_bias=bool(values["mlp_bias"]),
         head_norms=bool(values.get("head_norms")),
+        row_norms=bool(values.get("row_norms")),
+        pre_norms=bool(values.get("pre_norms", True)),
         post_norms=bool(values.get("post_norms")),
         qkv_by_head=bool(values.get("qkv_by_head")),
+        up_first=bool(values.get("up_first")),
         windows=_windows(checkpoint, values, layers),
         rope=RopeConfig.read(values, head_size, "partial_rotary_factor" in defaults),
     )

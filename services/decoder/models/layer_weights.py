@@ -14,7 +14,11 @@ from shared.model_config.decoder import DecoderConfig
 
 
 def load_layer(
-    weights: LanguageWeights, i: int, after_norm: Tensor, config: DecoderConfig, ops: BaseOps
+    weights: LanguageWeights,
+    i: int,
+    after_norm: Tensor | None,
+    config: DecoderConfig,
+    ops: BaseOps,
 ) -> DecoderLayer:
     """Layer number `i`; after_norm: the norm behind it. Queries, keys and values may be stored as one matrix, and gate
     and up as another. Raises InvalidRequest as `LanguageWeights.take` does."""
@@ -35,11 +39,13 @@ def load_layer(
         hidden,
         config.mlp_bias,
     )
+    if config.up_first:
+        gate_up = gate_up.reordered([*range(inner, 2 * inner), *range(inner)])
     down = weights.take_linear(f"{layer}.mlp.down_proj", hidden, inner, config.mlp_bias)
     return DecoderLayer(
         qkv=ops.pack(_qkv(weights, attention, config)),
         output=ops.pack(output),
-        post_norm=norm("post_attention"),
+        post_norm=norm("post_attention") if config.pre_norms else None,
         gate_up=ops.pack_gate_up(gate_up),
         down=ops.pack(down),
         after_norm=after_norm,
@@ -50,6 +56,7 @@ def load_layer(
         eps=config.rms_norm_eps,
         attention_norm=norm("post_self_attn") if config.post_norms else None,
         mlp_norm=norm("post_mlp") if config.post_norms else None,
+        row_norms=_row_norms(weights, attention, config, ops) if config.row_norms else None,
     )
 
 
@@ -89,6 +96,17 @@ def _head_norms(
         for name in "qk"
     )
     return HeadNorms(q, k, config.rms_norm_eps)
+
+
+def _row_norms(
+    weights: LanguageWeights, attention: str, config: DecoderConfig, ops: BaseOps
+) -> HeadNorms:
+    queries, keys = (heads * config.head_size for heads in (config.num_heads, config.num_kv_heads))
+    q = weights.take(f"{attention}.q_norm.weight", queries)
+    k = weights.take(f"{attention}.k_norm.weight", keys)
+    order = qkv_order(config)
+    q, k = q[order[:queries]], k[[place - queries for place in order[queries : queries + keys]]]
+    return HeadNorms(ops.vector(q), ops.vector(k), config.rms_norm_eps)
 
 
 def _stacked(

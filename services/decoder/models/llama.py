@@ -54,7 +54,7 @@ class Llama(DecoderModel):
         self._cos, self._sin = cos.to(ops.device), sin.to(ops.device)
         self._layers: list[DecoderLayer] = []
         self._embedding: Tensor
-        self._first_norm: Tensor
+        self._first_norm: Tensor | None
         self._head: Packed
         self._additions: Sequence[LayerAddition] = ()
 
@@ -78,11 +78,13 @@ class Llama(DecoderModel):
         config = registry.decoder_config(checkpoint)
         weights = cls._weights(checkpoint)
         model = cls(config, ops, max_model_len)
-        table, head = embedding_and_head(weights, config)
+        table, head = model.load_tables(weights)
         names = [f"layers.{i}.input_layernorm.weight" for i in range(config.num_layers)]
-        first, *after = (
-            ops.vector(weights.take(name, config.hidden_size)) for name in (*names, "norm.weight")
-        )
+        norms = [
+            ops.vector(weights.take(name, config.hidden_size))
+            for name in (*(names if config.pre_norms else ()), "norm.weight")
+        ]
+        first, *after = norms if config.pre_norms else [None] * config.num_layers + norms
         model._first_norm = first
         model._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
         model._head = ops.pack_head(head)
@@ -90,6 +92,10 @@ class Llama(DecoderModel):
         model._additions = model.load_additions(weights, checkpoint)
         weights.finish()
         return model
+
+    def load_tables(self, weights: LanguageWeights) -> tuple[Tensor, LinearWeight]:
+        """The token embedding [ids, hidden] and the output matrix [ids, hidden]."""
+        return embedding_and_head(weights, self.config)
 
     def load_additions(
         self, weights: LanguageWeights, checkpoint: Checkpoint
@@ -111,7 +117,9 @@ class Llama(DecoderModel):
         ops = self._ops
         cos, sin = self.rotation(step.positions)
         residual = hidden
-        normed = ops.rms_norm(hidden, self._first_norm, self.config.rms_norm_eps)
+        normed = hidden
+        if self._first_norm is not None:
+            normed = ops.rms_norm(hidden, self._first_norm, self.config.rms_norm_eps)
         added = self._segments(step)
         for layer, cache, segments in zip(self._layers, caches, added, strict=False):
             normed, residual = ops.decoder_layer(

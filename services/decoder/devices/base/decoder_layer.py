@@ -14,10 +14,10 @@ class DecoderLayer:
 
     qkv: Packed  # [(num_heads + 2 num_kv_heads) * head_size, H]
     output: Packed
-    post_norm: Tensor
+    post_norm: Tensor | None  # before the MLP; None: it gets the sum so far as it is
     gate_up: Packed  # [2 * intermediate, H]
     down: Packed
-    after_norm: Tensor
+    after_norm: Tensor | None  # None: the next layer gets the sum so far as it is
     heads: Heads
     norms: HeadNorms | None
     scale: float  # of attention scores
@@ -25,3 +25,5 @@ class DecoderLayer:
     eps: float
     attention_norm: Tensor | None = None  # of what attention gives, before it is added
     mlp_norm: Tensor | None = None  # of what the MLP gives; either both or none
+    # Of all heads together: weights [num_q * size] and [num_kv * size].
+    row_norms: HeadNorms | None = None

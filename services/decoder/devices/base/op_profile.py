@@ -24,6 +24,7 @@ _OPS = (
     "linear_gelu",
     "rope",
     "head_norms",
+    "row_norms",
     "qkv_rope_write",
     "kv_write",
     "paged_attention",

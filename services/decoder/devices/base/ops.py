@@ -201,6 +201,8 @@ class BaseOps:
         added = segments or _NO_SEGMENTS
         fused = self.linear(normed, layer.qkv)
         self.adapt(normed, fused, added.qkv)
+        if layer.row_norms is not None:
+            self.row_norms(fused, layer.row_norms)
         q, k, v = self.qkv_rope_write(fused, cos, sin, layer.heads, kv, meta, layer.norms)
         mixed = self.paged_attention(q, k, v, kv, meta, scale=layer.scale, window=layer.window)
         attended = mixed.flatten(1)
@@ -208,13 +210,28 @@ class BaseOps:
         self.adapt(attended, mixed, added.output)
         if layer.attention_norm is not None:
             mixed = self.rms_norm(mixed, layer.attention_norm, layer.eps)
-        normed, residual = self.add_rms_norm(mixed, residual, layer.post_norm, layer.eps)
+        normed, residual = self._sum_and_norm(mixed, residual, layer.post_norm, layer.eps)
         gated = self.gate_up_swiglu(normed, layer.gate_up, added.gate, added.up)
         mixed = self.linear(gated, layer.down)
         self.adapt(gated, mixed, added.down)
         if layer.mlp_norm is not None:
             mixed = self.rms_norm(mixed, layer.mlp_norm, layer.eps)
-        return self.add_rms_norm(mixed, residual, layer.after_norm, layer.eps)
+        return self._sum_and_norm(mixed, residual, layer.after_norm, layer.eps)
+
+    def row_norms(self, qkv: Tensor, norms: HeadNorms) -> None:
+        """Norms of all queries of a token together, and of all its keys, in fused rows [T, queries | keys | values]."""
+        for weight, first in ((norms.q, 0), (norms.k, len(norms.q))):
+            part = qkv[:, first : first + len(weight)]
+            part.copy_(self.rms_norm(part.contiguous(), weight, norms.eps))
+
+    def _sum_and_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`add_rms_norm`, or without a weight the sum in both places."""
+        if weight is not None:
+            return self.add_rms_norm(x, residual, weight, eps)
+        total = residual + x
+        return total, total
 
     # The cache
 

@@ -16,7 +16,7 @@ from shared.cpu_kernels.packed_linear import PackedLinear
 @dataclass(frozen=True)
 class LayerCall:
     """A layer as the kernels get it. `whole`: one call does all of it, because no rows need padding between its linear
-    layers and nothing is normed before it is added; `widths`: of what `qkv` and `gate_up` give."""
+    layers, and it has the norms that the kernels have; `widths`: of what `qkv` and `gate_up` give."""
 
     call: binding.Layer
     whole: bool
@@ -34,16 +34,21 @@ def make_call(
     norms, linears = layer.norms, (qkv, output, gate_up, down)
     call = binding.Layer(
         *(linear.call for linear in linears),
-        layer.post_norm.data_ptr(),
-        layer.after_norm.data_ptr(),
+        _address(layer.post_norm),
+        _address(layer.after_norm),
         None if norms is None else norms.q.data_ptr(),
         None if norms is None else norms.k.data_ptr(),
         layer.window or 0,
         layer.eps,
     )
-    whole = layer.attention_norm is None and layer.mlp_norm is None
+    whole = layer.attention_norm is None and layer.mlp_norm is None and layer.row_norms is None
+    whole &= layer.post_norm is not None and layer.after_norm is not None
     whole &= all(linear.inputs == linear.call.inputs for linear in linears)
     return LayerCall(call, whole, (qkv.outputs, gate_up.outputs))
+
+
+def _address(norm: Tensor | None) -> int | None:
+    return None if norm is None else norm.data_ptr()
 
 
 @dataclass(frozen=True)
