@@ -68,6 +68,8 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     special = names | {token["content"] for token in extra}
     tokens = {token["content"]: token for token in base}
     for token in _beside(path.parent, config, stored, special):
+        if other and token["content"] in tokens:
+            continue  # how a control token is found is known better where the file was converted
         token["special"] |= token["content"] in names
         tokens[token["content"]] = token
     for token in (*named.values(), *extra):

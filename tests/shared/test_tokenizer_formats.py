@@ -1,7 +1,6 @@
 """Tokenizers in other files than tokenizer.json give the ids and the text of the libraries that wrote them."""
 
 import base64
-import io
 import json
 import unicodedata
 from itertools import pairwise
@@ -21,7 +20,7 @@ from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.errors import InvalidRequest
 from shared.text.text_fold import TokenBytes
 from shared.text.tokenizer_formats.merges import merges
-from tests.support.tokenizers import SENTENCES
+from tests.support.tokenizers import SENTENCES, trained_sentencepiece
 
 TEXTS = [
     *SENTENCES,
@@ -37,17 +36,8 @@ TEXTS = [
 
 
 def trained(path: Path, **options: Any) -> sentencepiece.SentencePieceProcessor:
-    """A SentencePiece model of the test's sentences, written to `path`."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([*SENTENCES, *TEXTS] * 20),
-        model_writer=model,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **{"vocab_size": 420, "character_coverage": 0.99, **options},
-    )
-    path.write_bytes(model.getvalue())
-    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    """A SentencePiece model of all texts here."""
+    return trained_sentencepiece(path, [*SENTENCES, *TEXTS] * 20, **options)
 
 
 def write(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
@@ -127,7 +117,12 @@ def test_chatglm2_and_3_have_control_tokens_behind_their_model(tmp_path: Path, t
     plain = text.removeprefix("[gMASK]sop<|user|>")
     before = [size + 1, size + 3, size + 6] if plain != text else []
     assert ours.encode(text, False).tolist() == [*before, *theirs.encode(plain)]
-    assert ours.encode("isopropyl", False).tolist() == theirs.encode("isopropyl")
+    for word in ("isopropyl", "philosophy", "Sopran"):
+        assert ours.encode(ours.guard(word), False).tolist() == theirs.encode(word)
+    for word in ("sop", "²sop", "[gMASK]sop<|user|>", "图sop."):
+        assert not {size + 1, size + 3, size + 6} & set(
+            ours.encode(ours.guard(word), False).tolist()
+        )
     assert ours.encode("a", True).tolist() == [size + 1, size + 3, *theirs.encode("a")]
 
 

@@ -1,7 +1,11 @@
 """Small real tokenizers, trained in the test on a few mixed sentences."""
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -79,3 +83,19 @@ def save(tokenizer: Tokenizer, folder: Path) -> Path:
     path = folder / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+def trained_sentencepiece(
+    path: Path, sentences: Sequence[str] = (), **options: Any
+) -> sentencepiece.SentencePieceProcessor:
+    """A SentencePiece model with some of its trainer's options, written to `path`."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences or SENTENCES * 20),
+        model_writer=model,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{"vocab_size": 420, "character_coverage": 0.99, **options},
+    )
+    path.write_bytes(model.getvalue())
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())

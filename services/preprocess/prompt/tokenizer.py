@@ -4,7 +4,7 @@ Equal to transformers' `AutoTokenizer` on the same folder (tested), without impo
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,8 @@ class PromptTokenizer:
         self._prefix, self._suffix = self._added_around()
         added = self._tokenizer.get_added_tokens_decoder().values()
         self._special = {token.content for token in added if token.special}
-        self._control = _pattern(self._special)
+        self._whole_words = {token.content for token in added if token.single_word}
+        self._control = _pattern(self._special, self._whole_words)
         self._marker = _pattern(())
         self._longest_control = max(map(len, self._special), default=1)
         self._continues = self._continuation_prefix()
@@ -59,7 +60,7 @@ class PromptTokenizer:
 
     def protect(self, *markers: str) -> None:
         """Makes tokens ones that users cannot write, whether the tokenizer calls them special or not."""
-        self._control = _pattern({*self._special, *markers})
+        self._control = _pattern({*self._special, *markers}, self._whole_words)
         self._marker = _pattern(markers)
         self._longest_control = max(self._longest_control, *map(len, markers))
 
@@ -147,13 +148,18 @@ class PromptTokenizer:
         return [], []
 
 
-def _pattern(words: Iterable[str]) -> re.Pattern[str] | None:
+def _pattern(words: Iterable[str], whole: Container[str] = ()) -> re.Pattern[str] | None:
+    """Matches the words; those in `whole` unless a letter stands beside them, as in "philosophy" beside "sop"."""
     # A token of one character cannot be cut; none is a control token in practice.
     longest_first = sorted((word for word in words if len(word) > 1), key=len, reverse=True)
     if not longest_first:
         return None
+    found = [
+        rf"(?<![A-Za-z]){re.escape(word)}(?![A-Za-z])" if word in whole else re.escape(word)
+        for word in longest_first
+    ]
     # Whatever the case: a template may lower the client's words before they are tokenized.
-    return re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE)
+    return re.compile("|".join(found), re.IGNORECASE)
 
 
 def _guarded(text: str, control: re.Pattern[str] | None) -> str:
