@@ -23,9 +23,11 @@ MEASUREMENTS = {
         "tower": "encoding one picture: our kernels against torch",
         "pixels": "an image before the tower: decoding, resizing, bytes against float32",
     },
-    "benchmarks": {
+    "benchmarks.scheduling": {
         "scheduler": "microseconds of a decision for each sequence and step",
         "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",
+    },
+    "benchmarks": {
         "simulator": "the real core and router against simulated decoders: a thousand of them, a million requests",
     },
 }

@@ -1,7 +1,7 @@
 """Measures the shipped model through plain `transformers`: `python -m examples.demo_model.evaluate`.
 
 Two sets of pictures, both of seeds that training never sees: `ours`, drawn as in training, and
-`other`, drawn by `other_renderer.py`. Answers are greedy and judged by their facts.
+`other`, drawn by `pictures/other_renderer.py`. Answers are greedy and judged by their facts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tqdm import tqdm
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from examples.demo_model import chat
-from examples.demo_model.drawing import draw
 from examples.demo_model.export import CHECKPOINT
 from examples.demo_model.judge import right
-from examples.demo_model.other_renderer import draw_other
+from examples.demo_model.pictures.drawing import draw
+from examples.demo_model.pictures.other_renderer import draw_other
 from examples.demo_model.questions import WEIGHTS, Questions, Turn, ask
 from examples.demo_model.words import LANGUAGES
 

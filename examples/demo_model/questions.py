@@ -12,7 +12,7 @@ from collections.abc import Callable
 from examples.demo_model.asking.base import Turn
 from examples.demo_model.asking.follow import Questions
 from examples.demo_model.asking.relations import LARGER, differs, relation_of
-from examples.demo_model.scenes import Scene
+from examples.demo_model.pictures.scenes import Scene
 
 __all__ = ["KINDS", "LARGER", "WEIGHTS", "Questions", "Turn", "ask", "differs", "relation_of"]
 

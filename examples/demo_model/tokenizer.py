@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from examples.demo_model import chat
-from examples.demo_model.drawing import draw
 from examples.demo_model.model import SPECIAL_TOKENS
+from examples.demo_model.pictures.drawing import draw
 from examples.demo_model.questions import KINDS, ask
 from examples.demo_model.words import LANGUAGES
 

@@ -18,20 +18,20 @@ import torch
 from tqdm import tqdm
 from transformers import LlavaForConditionalGeneration
 
-from examples.demo_model.data import (
+from examples.demo_model.export import CHECKPOINT, export
+from examples.demo_model.model import build_model
+from examples.demo_model.questions import WEIGHTS
+from examples.demo_model.tokenizer import corpus, load_tokenizer, train_tokenizer
+from examples.demo_model.training.data import (
     SMALL_TALK,
     Background,
     Foreground,
     picture_batches,
     talk_batches,
 )
-from examples.demo_model.export import CHECKPOINT, export
-from examples.demo_model.heads import Heads
-from examples.demo_model.model import build_model
-from examples.demo_model.questions import WEIGHTS
-from examples.demo_model.run import Run, scale_at
-from examples.demo_model.team import Helper
-from examples.demo_model.tokenizer import corpus, load_tokenizer, train_tokenizer
+from examples.demo_model.training.heads import Heads
+from examples.demo_model.training.run import Run, scale_at
+from examples.demo_model.training.team import Helper
 
 
 def start(args: argparse.Namespace) -> Run:

@@ -8,12 +8,13 @@ import random
 import numpy as np
 import pytest
 
-from examples.demo_model import chat, palette
-from examples.demo_model.drawing import draw, draw_with_ink
+from examples.demo_model import chat
 from examples.demo_model.judge import facts, right
-from examples.demo_model.other_renderer import draw_other
+from examples.demo_model.pictures import palette
+from examples.demo_model.pictures.drawing import draw, draw_with_ink
+from examples.demo_model.pictures.other_renderer import draw_other
+from examples.demo_model.pictures.scenes import clear_of_lines
 from examples.demo_model.questions import KINDS, LARGER, ask, differs, relation_of
-from examples.demo_model.scenes import clear_of_lines
 from examples.demo_model.words import COLOUR_WORDS, LANGUAGES, SHAPE_WORDS
 
 SEEDS = range(1, 80, 2)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from examples.demo_model import train
-from examples.demo_model.data import REPORTED, row_mask, talk_batches
 from examples.demo_model.export import CHECKPOINT, export
 from examples.demo_model.model import IMAGE, PATCHES, build_model, normalise, read, see
 from examples.demo_model.questions import WEIGHTS
 from examples.demo_model.tokenizer import load_tokenizer
+from examples.demo_model.training.data import REPORTED, row_mask, talk_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 

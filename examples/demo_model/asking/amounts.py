@@ -5,8 +5,8 @@ from __future__ import annotations
 from examples.demo_model import words
 from examples.demo_model.asking.base import Asker, Turn, alternatives
 from examples.demo_model.asking.relations import differs
-from examples.demo_model.palette import COLOURS
-from examples.demo_model.scenes import SHAPES
+from examples.demo_model.pictures.palette import COLOURS
+from examples.demo_model.pictures.scenes import SHAPES
 
 
 class Amounts(Asker):

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from examples.demo_model import words
-from examples.demo_model.scenes import Scene, Thing
+from examples.demo_model.pictures.scenes import Scene, Thing
 from examples.demo_model.words import COLOUR_WORDS, PLACE, SHAPE_WORDS
 
 

@@ -8,7 +8,7 @@ from examples.demo_model.asking.base import Turn, alternatives
 from examples.demo_model.asking.places import Places
 from examples.demo_model.asking.things import Things
 from examples.demo_model.asking.yes_no import YesNo
-from examples.demo_model.scenes import Thing
+from examples.demo_model.pictures.scenes import Thing
 
 
 class Questions(Things, Places, Amounts, YesNo):

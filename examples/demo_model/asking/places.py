@@ -5,7 +5,7 @@ from __future__ import annotations
 from examples.demo_model import words
 from examples.demo_model.asking.base import Asker, Turn, alternatives
 from examples.demo_model.asking.relations import relation_of
-from examples.demo_model.scenes import CELLS, SHAPES, Thing
+from examples.demo_model.pictures.scenes import CELLS, SHAPES, Thing
 from examples.demo_model.words import PLACE, PLACE_ASKED, RELATION
 
 

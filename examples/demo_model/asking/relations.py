@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from examples.demo_model.scenes import Thing
+from examples.demo_model.pictures.scenes import Thing
 
 LARGER = 1.25  # times: how much larger counts as larger
 BESIDE = 0.12  # of the picture: how far aside counts as aside

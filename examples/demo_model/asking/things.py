@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from examples.demo_model import words
 from examples.demo_model.asking.base import Asker, Turn, alternatives
-from examples.demo_model.scenes import SHAPES, Thing
+from examples.demo_model.pictures.scenes import SHAPES, Thing
 from examples.demo_model.words import PLACE
 
 

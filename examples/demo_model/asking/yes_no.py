@@ -5,8 +5,8 @@ from __future__ import annotations
 from examples.demo_model import words
 from examples.demo_model.asking.base import Asker, Turn, alternatives
 from examples.demo_model.asking.relations import differs, relation_of
-from examples.demo_model.palette import COLOURS
-from examples.demo_model.scenes import CELLS, SHAPES, Thing
+from examples.demo_model.pictures.palette import COLOURS
+from examples.demo_model.pictures.scenes import CELLS, SHAPES, Thing
 from examples.demo_model.words import COUNT_WORDS, PLACE_ASKED, RELATION, RELATION_ASKED
 
 

@@ -8,10 +8,10 @@ import random
 import numpy as np
 from PIL import Image, ImageFilter
 
-from examples.demo_model.figures import draw_shape, pick_look
-from examples.demo_model.grounds import draw_ground, to_image
-from examples.demo_model.numerals import draw_number
-from examples.demo_model.scenes import Scene, pick_scene
+from examples.demo_model.pictures.figures import draw_shape, pick_look
+from examples.demo_model.pictures.grounds import draw_ground, to_image
+from examples.demo_model.pictures.numerals import draw_number
+from examples.demo_model.pictures.scenes import Scene, pick_scene
 
 INK_SIDE = 72  # pixels of the mask that says where things were drawn: 8 x 8 to a patch
 

@@ -8,11 +8,11 @@ import random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from examples.demo_model import palette
-from examples.demo_model.grounds import to_image
-from examples.demo_model.outlines import Point, corners_of
-from examples.demo_model.palette import RGB
-from examples.demo_model.scenes import Scene, Thing
+from examples.demo_model.pictures import palette
+from examples.demo_model.pictures.grounds import to_image
+from examples.demo_model.pictures.outlines import Point, corners_of
+from examples.demo_model.pictures.palette import RGB
+from examples.demo_model.pictures.scenes import Scene, Thing
 
 
 def pick_look(rng: random.Random) -> str:

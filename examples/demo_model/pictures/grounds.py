@@ -8,8 +8,8 @@ import random
 import numpy as np
 from PIL import Image, ImageDraw
 
-from examples.demo_model.palette import RGB
-from examples.demo_model.scenes import Scene
+from examples.demo_model.pictures.palette import RGB
+from examples.demo_model.pictures.scenes import Scene
 
 
 def draw_ground(scene: Scene, rng: random.Random, noise: np.random.Generator) -> Image.Image:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 
-from examples.demo_model.scenes import Thing, clear_of_lines
+from examples.demo_model.pictures.scenes import Thing, clear_of_lines
 
 AnyFont = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from examples.demo_model.scenes import SHAPES, Scene, Thing
+from examples.demo_model.pictures.scenes import SHAPES, Scene, Thing
 
 CSS = {
     "red": ["red", "#e00000", "crimson"],

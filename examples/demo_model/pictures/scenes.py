@@ -11,8 +11,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from examples.demo_model import palette
-from examples.demo_model.palette import COLOURS, RGB
+from examples.demo_model.pictures import palette
+from examples.demo_model.pictures.palette import COLOURS, RGB
 
 SHAPES = ("circle", "square", "triangle", "star", "diamond", "cross")
 CELLS = (

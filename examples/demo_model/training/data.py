@@ -16,8 +16,6 @@ from PIL import Image
 from torch import Tensor
 
 from examples.demo_model import chat
-from examples.demo_model.drawing import INK_SIDE, draw_with_ink
-from examples.demo_model.heads import dense_targets
 from examples.demo_model.model import (
     ASSISTANT,
     BOS,
@@ -30,8 +28,10 @@ from examples.demo_model.model import (
     SYSTEM,
     USER,
 )
+from examples.demo_model.pictures.drawing import INK_SIDE, draw_with_ink
+from examples.demo_model.pictures.scenes import Scene, pick_scene
 from examples.demo_model.questions import WEIGHTS, Questions, Turn, ask
-from examples.demo_model.scenes import Scene, pick_scene
+from examples.demo_model.training.heads import dense_targets
 from examples.demo_model.words import LANGUAGES
 
 

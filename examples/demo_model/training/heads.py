@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from examples.demo_model.model import GRID, PATCHES
-from examples.demo_model.palette import COLOURS
-from examples.demo_model.scenes import SHAPES, Scene
+from examples.demo_model.pictures.palette import COLOURS
+from examples.demo_model.pictures.scenes import SHAPES, Scene
 
 KINDS = ("nothing", *SHAPES, "number")  # classes of the dense heads
 INK = 64  # a patch's own mask, 8 x 8

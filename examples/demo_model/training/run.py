@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from examples.demo_model.data import Pictures, Talk, row_mask
-from examples.demo_model.heads import Heads, dense_loss
 from examples.demo_model.model import normalise, read, see
-from examples.demo_model.optim import Optimiser
-from examples.demo_model.team import Helper
+from examples.demo_model.training.data import Pictures, Talk, row_mask
+from examples.demo_model.training.heads import Heads, dense_loss
+from examples.demo_model.training.optim import Optimiser
+from examples.demo_model.training.team import Helper
 
 
 class Average:

@@ -17,7 +17,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from examples.demo_model.data import Background
+from examples.demo_model.training.data import Background
 
 
 class Helper:

@@ -1,0 +1,1 @@
+"""Processor time that the scheduler takes for each step and sequence."""

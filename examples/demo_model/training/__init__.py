@@ -1,0 +1,1 @@
+"""A training run: batches, supervision of the tower, the optimiser, and a second process for gradients."""
