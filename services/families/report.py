@@ -35,10 +35,10 @@ def parts_of(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AUTO) 
     reason."""
     own = _report("prompt", lambda: registry.find(checkpoint), lambda family: family.prompt)
     parts = [own]
-    if own.code is not REFUSED and registry.find(checkpoint).takes_media:
+    if own.code != REFUSED and registry.find(checkpoint).takes_media:
         encoder = registry.find(checkpoint).encoder
         parts.append(PartReport("encoder", code_of(encoder), encoder))
-    if own.code is not REFUSED:
+    if own.code != REFUSED:
         find = partial(_find_decoder, checkpoint, backend)
         parts.append(_report("decoder", find, lambda family: family.decoder))
     return parts
