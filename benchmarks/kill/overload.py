@@ -1,6 +1,6 @@
 """Loads that no client should make, on the REST API of a gateway, while others read their streams.
 
-None of them may cost a request that was accepted, or a process: a busy gateway is not a dead one.
+None of them may lose an accepted request or a process: a busy gateway must not be taken for a crashed one.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def burst(url: str, seconds: float) -> str:
 
 
 async def silent(url: str, seconds: float) -> str:
-    """Connections that never say anything."""
+    """Connections that never send anything."""
 
     async def wait() -> bool:
         async with _connection(url) as (reader, _):

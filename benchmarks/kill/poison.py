@@ -1,9 +1,9 @@
-"""A request whose decoder dies each time it is computed, among others that are innocent: how a system sorts them out.
+"""A request whose decoder crashes each time it is computed, among others without fault: whether it alone is ended.
 
-From outside such a request is one at whose every run somebody kills the decoders. Twice they are killed while it runs
-in one batch with others, who then run alone for a moment, as it does; then again and again, each time among others that
-are new, until it is told what it is. It wants the best of two candidates, so that it has no place in the log and stays
-alone to its end: which of the later kills hits it is chance, and no innocent one is ever hit three times.
+It is simulated by killing all decoders whenever the request runs: twice while it is in one batch with others, after
+which it and they run alone for a moment, then repeatedly, each time with new requests beside it, until it is ended as
+poisoned. It has `best_of` 2, so that it has no place in the log and stays isolated to its end. Which of the later kills
+hits it is chance; none of the other requests is hit three times.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from benchmarks.load.errors import BenchError
 from services.launcher.supervise.process_table import Entry, read_process_table
 from shared.client.http import HttpClient, HttpError, HttpRefusal
 
-_BESIDE = 6  # streams in its company
+_BESIDE = 6  # streams that run at the same time
 _MOST_KILLS = 12
-_COMPUTED_S = 0.3  # from when all have tokens: by then it has been computed for a while too
+_COMPUTED_S = 0.3  # after all have tokens: by then the poison request has been computed too
 _SUSPECT = 2  # lost decoders after which a request runs alone
 _POISONED = "decoders were lost while they ran this request"
 
@@ -78,7 +78,7 @@ class PoisonRun:
     """One such measurement on the processes of a `tessera serve`."""
 
     def __init__(self, settings: KillSettings, state: Path, run: KillRun) -> None:
-        """`run` asks for the others. Raises BenchError if no system of processes is meant."""
+        """`run` sends the other requests. Raises BenchError if no system of processes is meant."""
         if settings.compose:
             raise BenchError("--poison is for the processes of a `tessera serve`, not --compose")
         self._settings = settings.model_copy(update={"num_requests": _BESIDE})
@@ -121,7 +121,7 @@ class PoisonRun:
         rid: str,
         poison: "asyncio.Task[tuple[int, str]]",
     ) -> None:
-        """Kills the decoders so often while all of these are read, and reads them to their ends."""
+        """Kills all decoders `kills` times while these requests are read, and reads them to their ends."""
         reading = [asyncio.create_task(self._run.ask(n, r)) for n, r in enumerate(requests)]
         try:
             for _ in range(kills):
@@ -145,7 +145,7 @@ class PoisonRun:
     async def _all_have_tokens(
         self, reading: "list[asyncio.Task[Transcript]]", since: float
     ) -> None:
-        """Until each stream that has not ended has a token that is newer than that, and a little longer."""
+        """Waits until each stream that has not ended has a token newer than that, and a little longer."""
 
         async def is_so() -> bool:
             running = self._run.running

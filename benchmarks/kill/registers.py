@@ -38,8 +38,8 @@ class Registers:
         return ""
 
     async def misses(self, service: str, instance: str) -> bool:
-        """Whether its neighbours have noticed that it is gone: no scheduler has the decoder, or the scheduler's lease
-        has been taken away.
+        """Whether the services that work with a process have noticed that it is gone: no scheduler has the decoder, or
+        the scheduler's lease has been taken away.
         """
         with contextlib.suppress(RedisError):
             if service == "scheduler":
@@ -53,7 +53,7 @@ class Registers:
         return False
 
     async def lost_decoders(self) -> dict[str, int]:
-        """Of every request that Redis knows, how many decoders were lost while they computed something of it."""
+        """Request id -> how many decoders were lost while they computed something of it, for every request in Redis."""
         prefix = f"{self._keys.prefix}:r:"
         found = {}
         async for key in self._redis.scan_iter(match=f"{prefix}*", count=1000):

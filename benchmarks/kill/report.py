@@ -28,7 +28,7 @@ class OfVictim:
     noticed_max: float | None
     missed_max: float | None
     whole_max: float | None
-    bystanders: list[str]  # who died though nobody had killed them
+    bystanders: list[str]  # that crashed though they were not hit
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,11 +152,11 @@ class KillRun:
 
 
 async def _gone_on(hit: Sequence[Transcript], within_s: float) -> None:
-    """Waits until every stream that a kill has hit has a token again: the next kill is not to be its trouble too."""
+    """Waits until every stream that a kill has hit has a token again, so that each gap is due to one kill."""
     whole = time.perf_counter()
     while any(not t.ended and t.times[-1] < whole for t in hit):
         if time.perf_counter() - whole > within_s:
-            return  # it will be counted as what it is
+            return  # its long gap is in the result
         await asyncio.sleep(POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""What `tessera bench kill` can be told."""
+"""Settings of `tessera bench kill`."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +14,7 @@ _SIZE = r"^[1-9]\d{0,3}x[1-9]\d{0,3}$"
 
 
 class KillSettings(TlsClientSettings):
-    """Who is killed how often, under what load, and where the system is."""
+    """Which processes are killed how often, under what load, and where the system is."""
 
     # Not TESSERA_ alone: TESSERA_MODEL is a folder, which means nothing to a client.
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_KILL_",)

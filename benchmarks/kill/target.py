@@ -28,7 +28,7 @@ class Strike:
     noticed_s: float | None = None
     missed_s: float | None = None
     whole_s: float | None = None  # until every process was ready again
-    # Processes that were not hit and died all the same: nothing may do that to them.
+    # Processes that were not hit and crashed all the same; there must be none.
     bystanders: list[str] = field(default_factory=list)
 
 
@@ -44,8 +44,8 @@ class Target(Protocol):
         ...
 
     async def follow(self, strike: Strike, freeze_s: float) -> None:
-        """Fills in who noticed when; wakes what was frozen, frees the disk and ends the load after `freeze_s`; returns
-        when every process is ready again.
+        """Fills in the times of the strike; resumes what was frozen, frees the disk and ends the load after `freeze_s`;
+        returns when every process is ready again.
 
         Raises BenchError if that takes too long.
         """
@@ -57,7 +57,7 @@ class Target(Protocol):
 
 
 async def poll(condition: Callable[[], Awaitable[bool]], within_s: float, what: str) -> float:
-    """Asks until it holds. Returns the seconds that it took. Raises BenchError, saying what did not come."""
+    """Polls until the condition holds; returns the seconds that it took. Raises BenchError after a timeout."""
     began = time.perf_counter()
     while not await condition():
         if time.perf_counter() - began > within_s:

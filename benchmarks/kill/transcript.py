@@ -30,7 +30,7 @@ class Transcript:
     error: str = ""
 
     def take(self, event: Event) -> None:
-        """Adds an event; counts what its id says is missing or too much."""
+        """Adds an event; counts tokens that are missing or doubled by its id."""
         usage = event.data.get("usage")
         if usage:
             self.usage = int(usage["completion_tokens"])

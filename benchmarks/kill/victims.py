@@ -1,4 +1,4 @@
-"""Who is to be killed, or what else is to be done to the system, and when."""
+"""Which processes are killed, or which other fault the system gets, and when."""
 
 import random
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Self
 
 from benchmarks.kill.overload import OVERLOADS
 
-# What users say -> service.
+# Name on the command line -> service.
 SERVICES = {
     "gateway": "gateway",
     "preprocess": "preprocess",

@@ -84,7 +84,7 @@ def pacing(settings: BenchSettings) -> Pacing:
 
 
 async def _accepted_workload(settings: BenchSettings, server: Server, model: str) -> Workload:
-    """Asks once for what is to come. A server that refuses `return_token_ids` is asked without it."""
+    """Sends one such request first. If the server refuses `return_token_ids`, the others go without it."""
     workload = Workload(settings, model, return_token_ids=settings.return_token_ids)
     refusal = await server.refusal(workload.probe())
     if refusal and settings.return_token_ids:
@@ -110,7 +110,7 @@ async def _warm_up(settings: BenchSettings, server: Server, workload: Workload) 
 async def _measured(settings: BenchSettings, load: Load) -> Result:
     gc.collect()
     gc.freeze()
-    gc.disable()  # a pause of ours would be taken for one of the server's
+    gc.disable()  # a pause of this client would be measured as one of the server
     began = time.process_time()
     try:
         async with progress.shown(load, enabled=not settings.disable_tqdm):

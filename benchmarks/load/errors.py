@@ -2,4 +2,4 @@
 
 
 class BenchError(Exception):
-    """What the user has to be told; nothing was measured."""
+    """A message for the user; nothing was measured."""

@@ -1,4 +1,4 @@
-"""When requests are sent: all at once, at a rate (open loop), or one after another in each of some lanes (closed)."""
+"""When requests are sent: all at once, at a rate (open loop), or a fixed number at a time (closed loop)."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ class Pacing:
 
 
 class Load:
-    """A run of requests. `recordings` grows as they end; whoever shows progress looks at it."""
+    """A run of requests. `recordings` grows as they end; the progress line reads it."""
 
     def __init__(self, ask: Ask, bodies: Sequence[bytes], pacing: Pacing, seed: int) -> None:
         self.recordings: list[Recording] = []
@@ -67,7 +67,7 @@ class Load:
         bodies = iter(self._bodies)
 
         async def lane() -> None:
-            for body in bodies:  # shared: whoever is free takes the next one
+            for body in bodies:  # shared iterator: each free worker takes the next one
                 await self._one(body)
 
         await asyncio.gather(*(lane() for _ in range(lanes)))

@@ -46,7 +46,7 @@ class Recording:
 
     @property
     def gaps(self) -> list[float]:
-        """Time between events with tokens: what somebody reading along waits for."""
+        """Time between events with tokens, as a reader of the stream sees it."""
         return [now - before for before, now in zip(self.times, self.times[1:], strict=False)]
 
     @property

@@ -1,4 +1,4 @@
-"""What `tessera bench serve` can be told. Flags have the names of `vllm bench serve` where they mean the same."""
+"""Settings of `tessera bench serve`. Flags have the names of `vllm bench serve` where they mean the same."""
 
 from pathlib import Path
 from typing import ClassVar, Literal

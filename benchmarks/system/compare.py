@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 
 def settings_of(name: str, told: argparse.Namespace) -> BenchSettings:
-    """What `tessera bench serve` would be told for a workload."""
+    """Arguments of `tessera bench serve` for a workload."""
     values = dict(WORKLOADS[name][1])
     streams, rounds = values.pop("streams"), values.pop("rounds")
     return BenchSettings(
@@ -105,7 +105,7 @@ def settings_of(name: str, told: argparse.Namespace) -> BenchSettings:
 def row(name: str, result: Result) -> str:
     """Tokens a second, median and P99 of the first token, mean per output token, P99 between tokens."""
     ttft, tpot = result.latencies["ttft"], result.latencies["tpot"]
-    # Between events, not tokens: a server that joins tokens must not look smoother for it.
+    # Between events, not tokens: a server that joins tokens in one event must not look smoother.
     itl = result.latencies["gap"].percentiles[99]
     failed = f"   {result.failed} FAILED" if result.failed else ""
     return (

@@ -1,7 +1,7 @@
 """Whether a process grows with the number of requests it has served: `make bench ARGS='leaks --until 50000'`.
 
 A whole system with a tiny vision model and small caches, which are full before the first look, under clients of every
-kind. Each process is looked at after `--from` requests and after `--until`, when all has been quiet for as long as the
+kind. Each process is measured after `--from` requests and after `--until`, when all has been quiet for as long as the
 end of a request is remembered. It fails where one has grown.
 
 Redis is shown and not judged: it keeps answers for ten minutes, as is promised.
@@ -99,7 +99,7 @@ def judge(before: dict[str, Look], after: dict[str, Look]) -> int:
 
 
 def _held(one: Look, two: Look) -> int:
-    """Bytes that a process has grown by and that somebody holds: what lies free between others is no leak."""
+    """Bytes in use by which a process has grown; free memory between allocations is not counted."""
     grown = two.used_bytes - one.used_bytes
     if not two.blocks:  # looked at from outside
         return grown

@@ -1,4 +1,4 @@
-"""Clients of every kind, fast: those who get an answer, who are refused, who leave, who come back."""
+"""Clients of every kind, in quick succession: answered, refused, disconnecting early, resuming."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ class Connection:
 
 
 class Clients:
-    """A number of clients who ask one after the other. `counts` says what they did and were told."""
+    """Some clients, each sending one request after another. `counts`: outcomes by kind."""
 
     def __init__(self, port: int, grpc_address: str, model: str, *, pictures: float) -> None:
         """`pictures`: the share of requests with one."""

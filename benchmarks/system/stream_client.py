@@ -1,4 +1,4 @@
-"""A client that costs next to nothing: asks over a bare socket and notes when each piece of the stream came."""
+"""A client that takes very little processor time: a plain socket, and the time at which each piece of a stream came."""
 
 import asyncio
 import json

@@ -294,7 +294,7 @@ template <class T>
 static void attention_tile(void* context, int tile) {
     const auto& region = *(const AttentionRegion<T>*)context;
     static thread_local Workspace<T> space;
-    // Long tasks first would be better still; those of one row are neighbours and share its keys.
+    // Tasks of one row stay next to each other, because they share its keys.
     const int64_t task = tile / region.cache->heads, head = tile % region.cache->heads;
     attend<T>(*region.call, *region.cache, region.call->tasks + 5 * task, head, space);
 }

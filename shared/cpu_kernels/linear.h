@@ -5,7 +5,7 @@
 // of rows keeps its sums in registers. Each output is one sum over the inputs in their order.
 //
 // Where there are more rows than a tile or a few have, a panel is taken in blocks of inputs that stay in a
-// core's own cache while all rows pass: between blocks the sums rest in memory, as they are.
+// core's own cache while all rows pass: between blocks the sums are kept in memory, unrounded.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr int64_t BLOCK = 6144;
 constexpr int WIDEN_TILES = 4;  // of rows: with more it pays to widen a block before they pass
 constexpr int AHEAD_WORDS = 512;  // how far ahead of the sums weights are asked for
 
-// What becomes of a sum: itself, what it is gated by, or an activation of it (`activations.h`).
+// What is done with a sum: nothing, gating (SwiGLU), or an activation (`activations.h`).
 enum Epilogue { PLAIN = 0, SWIGLU = 1, GELU = 2, GELU_TANH = 3, QUICK_GELU = 4 };
 enum Result { SAME = 0, WIDE = 1, LARGEST = 2 };
 
@@ -116,7 +116,7 @@ static inline void add_products(const int32_t* w, const int32_t* x, int64_t stri
     }
 }
 
-// What becomes of the two vectors of sums of one row and panel.
+// Writes the two vectors of sums of one row and panel, with bias, gate or activation.
 template <class T>
 static inline void finish(const LinearCall& call, int64_t panel, int64_t row, floats a, floats b,
                           Running* best) {
@@ -257,7 +257,7 @@ static void linear_tile(void* context, int tile) {
             call.largest[tile * call.rows + r] = settle(best[r]);
 }
 
-// Regions smaller than this are not worth waking anybody for: bytes of weights, or of work that
+// Regions smaller than this are not worth waking other threads for: bytes of weights, or of work that
 // takes as long as reading them.
 constexpr int64_t LEAST_BYTES = 256 << 10;
 
@@ -310,7 +310,7 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
     }
     const int64_t panel_bytes = layer.inputs * PANEL * sizeof(typename T::Element);
     const int64_t work = panel_bytes * call.panels * std::max<int64_t>(1, rows / 4);
-    // Few enough that taking one costs nothing, many enough that a thread held up costs little.
+    // Few enough that taking one costs nothing, many enough that a delayed thread costs little.
     const bool alone = work < LEAST_BYTES || pool.threads() == 1;
     const int64_t most = alone ? 1 : std::min<int64_t>(call.panels, 16 * pool.threads());
     call.panels_each = (call.panels + most - 1) / most;

@@ -1,7 +1,7 @@
 // A pool of threads for regions of a few microseconds to some hundred milliseconds.
 //
-// A region is a number of tiles that the threads take one after the other, so that one which
-// another process holds up costs no more than its tile. Between regions the threads spin for some
+// A region is a number of tiles that the threads take one after the other, so that a thread which
+// another process delays costs no more than its tile. Between regions the threads spin for some
 // microseconds, then sleep.
 #pragma once
 
@@ -40,7 +40,7 @@ public:
             return;
         }
         const uint64_t region = (state_.load() >> 32) + 1;
-        // Closed first: who still looks at the last region must not take a tile of this one with
+        // Closed first: a thread that still works on the last region must not take a tile of this one with
         // the number of tiles of that one.
         state_.store(region << 32 | UINT32_MAX);
         work_ = work;

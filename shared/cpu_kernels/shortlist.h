@@ -33,11 +33,11 @@
 namespace tessera {
 
 constexpr int64_t MOST_INPUTS = 1 << 16;  // sums of bytes stay within 32 bits
-constexpr int SHORTLIST_ROWS = 4;         // of one call; more rows are busy multiplying anyway
+constexpr int SHORTLIST_ROWS = 4;         // of one call; with more rows multiplying dominates
 constexpr int ZERO_BYTE = 128;            // what a zero is stored as
 constexpr int SKETCH_TILE = TILE_ROWS / 3;  // rows of one register tile: four sums for each
 
-// What is known of a panel's columns: v's factor, and what multiplies |x| and |x - t p| in the bound.
+// Constants of a panel's columns: v's factor, and what multiplies |x| and |x - t p| in the bound.
 struct Columns {
     float scale[PANEL], apart[PANEL], norm[PANEL];
 };

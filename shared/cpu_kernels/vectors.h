@@ -3,7 +3,7 @@
 // The compiler's vector extension takes exactly one register of the instruction set: a wider type
 // would go through memory at every operation. Only what it has no operator for is spelt out with
 // intrinsics. Every kernel adds up in an order that depends on neither the number of rows nor the
-// place of a row: a row's bits are its own.
+// place of a row: a row's bits depend on that row alone.
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,9 +1,9 @@
 """A language model made of arithmetic, and a decoder's compute side that runs it in virtual time.
 
 What a real cache holds of a position depends on all tokens up to it; here it is one number that does. A row continues
-from the number that its blocks really hold: whoever reads a block that was never written, was overwritten, or is
-others' by its salt, gets another text, and the client sees it. Where the model has state, a row continues from that
-of its slot. A plan that divides what the model needs whole is broken.
+from the number that its blocks really hold: a row that reads a block which was never written, was overwritten, or
+belongs to another salt gives a different text, which the client notices. Where the model has state, a row continues
+from that of its slot. A plan that divides what the model needs whole is reported as broken.
 """
 
 import struct
@@ -38,7 +38,7 @@ def mix(before: int, token: int) -> int:
 
 
 def first_state(root: bytes, prefix: Sequence[int] = ()) -> int:
-    """What stands before the first token of a sequence whose first block has this parent. `prefix`: what all of its
+    """The state before the first token of a sequence whose first block has this parent. `prefix`: what all of its
     tokens depend on.
     """
     state = int.from_bytes(root[:8], "little")
@@ -108,7 +108,7 @@ _PICTURES = 1 << 20
 
 
 def picture_value(digest: bytes, row: int) -> int:
-    """What stands in the place of a token where an embedding row of a picture goes in."""
+    """The value that takes the place of a token id where an embedding row of a picture is used."""
     return _PICTURES + 1000 * digest[0] + row
 
 
@@ -122,7 +122,7 @@ def _columns(*arrays: Ints) -> Iterator[tuple[int, ...]]:
 class ArithmeticWorker:
     """Stands for `services.decoder.worker.worker.Worker`, on the real table of slots and the real names of blocks.
 
-    `broken` hears of what no plan may do.
+    `broken` is called with a description of what a plan did wrong.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ArithmeticWorker:
         # State -> the state before it and the token between them: whatever a block holds can be spelled out.
         self._steps: dict[int, tuple[int, int]] = {}
         self._roots: dict[int, bytes] = {}  # first state -> the parent that it comes from
-        # Outside the blocks, of models that have it: how many tokens of a slot are in it, and what it is.
+        # Of models with state outside the blocks: slot -> (tokens that the state covers, the state).
         self._states: dict[int, tuple[int, int]] = {}
         self._has_failed = False  # some row, since the last reset
 
@@ -230,7 +230,7 @@ class ArithmeticWorker:
         rows = list(_columns(plan.row_slot, plan.row_start, plan.row_count))
         written: dict[tuple[int, int], None] = {}
         ends: list[int | None] = [None] * len(rows)
-        # Who shares a block that another row of this step fills reads behind it.
+        # In order of position: a row may read a block that an earlier row of the same step fills.
         for row in sorted(range(len(rows)), key=lambda row: rows[row][1]):
             slot, start, count = rows[row]
             ends[row] = self._row(row, slot, start, count, written, result)
@@ -406,7 +406,7 @@ class VirtualExecutor:
         return await done
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Does nothing: there is no thread."""
 
     def _next(self) -> None:
         if not self._jobs:

@@ -1,5 +1,5 @@
-"""Clients of the gRPC API. They ask, read, come back when they were cut off, send the same request twice, leave when
-they like, and know the text that they must get.
+"""Clients of the gRPC API. They send requests, read answers, reconnect after a broken connection, send the same request
+twice, disconnect early, and compare what they receive with the text of an undisturbed run.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Wish:
 
     @classmethod
     def draw(cls, rng: random.Random, key: str, cache_salt: str, needs: Needs) -> "Wish":
-        """Any wish of whoever has this key, of a model with these needs."""
+        """A random request with this API key, to a model with these needs."""
         shared = rng.choice([0, 8, 16])
         prompt = _PREFIX[:shared] + [
             rng.randrange(1, MODEL.vocabulary) for _ in range(rng.randint(1, 12))
@@ -103,7 +103,7 @@ class Wish:
 
     @classmethod
     def plain(cls, prompt: list[int], max_tokens: int, key: str = "") -> "Wish":
-        """A completion of so many tokens, which nothing ends before, of a model that needs nothing."""
+        """A completion of exactly so many tokens, for a model without special needs."""
         first = first_state(root_of(Needs(), _salt(key, ""), prompt, {}))
         tokens, text = _until("", MODEL.generate(prompt, 0, max_tokens, False, first))
         return cls(
@@ -125,7 +125,7 @@ class Wish:
 
     @property
     def is_deadly(self) -> bool:
-        """Whether decoders end of it."""
+        """Whether it makes decoders crash."""
         return tuple(self.prompt[: len(DEADLY)]) == DEADLY
 
     def reason(self, choice: int) -> int:
@@ -143,7 +143,7 @@ def _bytes_of(tokens: list[int]) -> bytes:
 
 
 def _a_part_of(tokens: list[int], rng: random.Random) -> str:
-    """A stop string that these tokens will run into."""
+    """A stop string that occurs in the text of these tokens."""
     begin = rng.randrange(len(tokens))
     try:
         return _bytes_of(tokens[begin : begin + rng.randint(1, 3)]).decode("ascii")
@@ -181,7 +181,7 @@ def _chat(wish: Wish, options: GenerationOptions) -> ChatRequest:
 
 
 class Client:
-    """One wish, read by one reader, or by two at once where it has a key."""
+    """One request, read by one reader, or by two at once where it has an idempotency key."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Client:
         wish: Wish | None = None,
         begins: float = 0.0,
     ) -> None:
-        """`wish`: comes at `begins` and stays; any other is drawn, and so is when it comes and leaves."""
+        """With a `wish` the client starts at `begins` and reads to the end; else request, start and end are drawn."""
         self.name = f"client-{number}"
         self.done = False
         self.wish = wish or _draw(world, number, rng)
@@ -209,7 +209,7 @@ class Client:
 
     @property
     def state(self) -> str:
-        """What it waits for, or how it went."""
+        """What it is waiting for, or the outcome."""
         return "; ".join(reader.state for reader in self.readers)
 
     @property
@@ -218,7 +218,7 @@ class Client:
         return sum(len(tokens) for reader in self.readers for tokens in reader.tokens)
 
     def start(self) -> None:
-        """Comes when its time has come."""
+        """Schedules the first call for its time."""
         self._world.loop.spawn(self._process, self._live())
 
     async def _live(self) -> None:
@@ -257,7 +257,7 @@ class Reader:
         self._heard_at = 0.0
 
     async def read(self) -> None:
-        """Until the answer is whole, or cannot be had."""
+        """Calls until the answer is complete or has failed for good."""
         loop = self._world.loop
         self._began = loop.now
         while loop.now < self._began + PATIENCE_S:
@@ -364,12 +364,12 @@ class Reader:
         self._world.broken(f"{self.name} ({self._request_id}): {what}")
 
     def _may_have_ended(self, waited: float) -> bool:
-        """Nothing is kept for longer than was asked for, and what timed out does not keep its key."""
+        """Whether the request may be gone: its keep time has passed, or it timed out and released its key."""
         away, timeout_s = self._world.loop.now - self._heard_at, self._wish.timeout_s
         return away >= self._wish.keep_s or (timeout_s is not None and waited >= timeout_s)
 
     def _goes_on_after(self, error: grpc.aio.AioRpcError) -> bool:
-        """Whether to try again. Everything that may not be told is an error of the system."""
+        """Whether to try again after an error. An error that no client should get is recorded as a failure."""
         self.state = f"{error.code().name}: {error.details()}"
         self._world.trace(f"{self.name} is told {self.state}")
         wish, waited = self._wish, self._world.loop.now - self._began

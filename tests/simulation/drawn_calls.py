@@ -21,7 +21,7 @@ def _text(data: bytes) -> str:
 
 
 class Draw:
-    """A world of few names, so that calls meet. `now_us` goes forward with each."""
+    """Draws calls over few names, so that they affect each other. `now_us` advances with each."""
 
     def __init__(self, rng: random.Random) -> None:
         self.now_us = 1_800_000_000_000_000

@@ -1,4 +1,4 @@
-"""What goes wrong, drawn from the seed: when, to whom, for how long."""
+"""Faults drawn from the seed: when, of which process, for how long."""
 
 import random
 from collections import Counter
@@ -15,7 +15,7 @@ _FIRST_S, _LAST_S = 0.5, 6.0
 
 
 class Faults:
-    """All faults of a run; `over` when the last one has been put right."""
+    """All faults of a run; `over` when the last one has been undone."""
 
     def __init__(self, world: "World", rng: random.Random, enabled: bool) -> None:
         self.counts: Counter[str] = Counter()
@@ -32,7 +32,7 @@ class Faults:
         return not self._pending
 
     def start(self) -> None:
-        """Sets all of them going."""
+        """Schedules all of them."""
         if not self._enabled:
             return
         kinds: list[Callable[[], None]] = [
@@ -88,7 +88,7 @@ class Faults:
 
         def wake() -> None:
             self._world.trace(f"{service.name} wakes")
-            self._world.loop.thaw(process)
+            self._world.loop.resume(process)
 
         self._at(seconds, wake)
 
@@ -121,7 +121,7 @@ class Faults:
             self.has_kept_pictures_away = True
         seconds = self._rng.choice([0.3, 1.5, 3.0, 7.0])
         self._note("partition", f"{one} and {other} for {seconds} s")
-        self._world.network.part(one, other)
+        self._world.network.partition(one, other)
         self._at(seconds, lambda: self._world.network.heal(one, other))
 
     def _kill_redis(self) -> None:
@@ -150,7 +150,7 @@ class Faults:
 
         def wake() -> None:
             self._world.trace("redis wakes")
-            self._world.loop.thaw(process)
+            self._world.loop.resume(process)
 
         self._at(seconds, wake)
 

@@ -10,7 +10,7 @@ _HALF_OPEN_S = 5.0  # a peer that does not answer for so long is given up, where
 
 
 class Refused(ConnectionError):
-    """Nobody listens there, or nobody can be reached."""
+    """Nothing listens at the address, or it cannot be reached."""
 
 
 class End:
@@ -27,23 +27,23 @@ class End:
         self._last = 0.0  # when the last message arrives at the peer
 
     def send(self, message: Any) -> None:
-        """On its way, unless the connection is over."""
+        """Sends a message, unless the connection is closed."""
         if not self.closed:
             self._network.carry(self, message)
 
     def close(self) -> None:
-        """The peer hears of it after all that was sent before."""
+        """Closes the connection; the peer learns of it after all that was sent before."""
         if not self.closed:
             self._network.carry(self, None)
             self.drop()
 
     def drop(self) -> None:
-        """Nothing more is sent or heard here."""
+        """Drops this end without telling the peer."""
         self.closed = True
         self._network.connections.pop(self, None)
 
     def hear(self, message: Any) -> None:
-        """Called when something arrives; None is the end."""
+        """Called when a message arrives; None when the peer has closed."""
         if self.closed:
             return
         if message is None:
@@ -54,7 +54,7 @@ class End:
 
 
 class Network:
-    """Who listens where, what is under way, and what is wrong with the lines."""
+    """Listeners by address, messages under way, and the faults of connections."""
 
     def __init__(self, loop: VirtualLoop, rng: random.Random) -> None:
         self.loop = loop
@@ -76,7 +76,7 @@ class Network:
         process.on_death.append(lambda: self.unlisten(address, process))
 
     def unlisten(self, address: str, process: Process) -> None:
-        """No more connections there."""
+        """Takes no more connections there."""
         if self.listeners.get(address, (None,))[0] is process:
             del self.listeners[address]
 
@@ -114,14 +114,14 @@ class Network:
         end._last = max(end._last, arrives)
         self.loop.call_at(end._last, end.peer.hear, message, context=end.peer.process.context)
 
-    def part(self, one: str, other: str) -> None:
-        """Nothing gets through between two processes; what is sent waits."""
+    def partition(self, one: str, other: str) -> None:
+        """Partitions two processes: what they send each other waits."""
         pair = frozenset((one, other))
         self.parted.add(pair)
         self.loop.call_later(_HALF_OPEN_S, self.give_up_silent)
 
     def heal(self, one: str, other: str) -> None:
-        """What waited is sent."""
+        """Ends a partition: what waited is sent."""
         self.parted.discard(frozenset((one, other)))
         holding, self._holding = self._holding, {}
         for end, held in holding.items():

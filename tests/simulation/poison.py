@@ -1,4 +1,4 @@
-"""Requests that end whatever decoder computes them: it dies, or the whole step fails."""
+"""Requests that make any decoder that computes them crash, or fail the whole step."""
 
 import random
 from collections.abc import Callable
@@ -16,18 +16,18 @@ _DIES, _FAILS = 1, 2
 
 
 def draw_poison(rng: random.Random, key: str) -> Wish:
-    """A request that ends decoders, at once or after some tokens of its answer."""
+    """A poison request, which takes effect at once or after some tokens of its answer."""
     return poison(dies=rng.random() < 0.7, after=rng.choice([0, 0, 3, 9]), key=key)
 
 
 def poison(*, dies: bool, after: int, key: str = "") -> Wish:
-    """The decoder dies, or fails the step, that would give the token behind the first `after` ones."""
+    """The decoder crashes, or fails the step, when it would compute the token after the first `after` ones."""
     prompt = [*DEADLY, _DIES if dies else _FAILS, 1 + after]
     return replace(Wish.plain(prompt, 40, key), kind=RESUMES)
 
 
 class MortalWorker(ArithmeticWorker):
-    """Dies of some requests: `strike(dies)` hears of it, and ends the process where that dies."""
+    """A worker that crashes on poison requests: it calls `strike(dies)`, which ends the process if it `dies`."""
 
     def __init__(self, strike: Callable[[bool], None], *args: Any) -> None:
         super().__init__(*args)
@@ -35,7 +35,7 @@ class MortalWorker(ArithmeticWorker):
         self._deadly: dict[int, tuple[int, int]] = {}  # slot -> how, and with how many tokens
 
     def step(self, plan: Plan, deliver: Deliver, queue_us: int = 0) -> None:
-        """Does not come back from a deadly step."""
+        """Does not return from a step with a poison request."""
         for slot in plan.drop.tolist():
             self._deadly.pop(slot, None)
         for new in plan.new:
@@ -54,7 +54,7 @@ class MortalWorker(ArithmeticWorker):
             raise Internal("STEP_FAILED", "the step failed")
 
     def reset(self) -> None:
-        """Forgets them with all others."""
+        """Forgets all sequences, poison requests among them."""
         self._deadly.clear()
         super().reset()
 

@@ -50,7 +50,7 @@ class RedisModel:
         self.expires: dict[bytes, int] = {}  # key -> ms
         self.run_id = "0" * 40
         self.published: Callable[[bytes, bytes], None] = lambda channel, message: None
-        self.touched: dict[bytes, None] = {}  # keys changed since somebody looked
+        self.touched: dict[bytes, None] = {}  # keys changed since the invariants were checked last
         self._undo: deque[tuple[int, bytes, Value | None, int | None]] = deque()
         self._commands: dict[bytes, Callable[..., Reply]] = {}
 
@@ -84,7 +84,7 @@ class RedisModel:
         return count
 
     def dump(self) -> dict[bytes, Any]:
-        """All that is there, in a form that can be compared."""
+        """All keys and values, in a form that can be compared."""
         for key in list(self.data):
             self._find(key, None)
         return {

@@ -44,7 +44,7 @@ class RedisHost:
         return max(self._time_us, _EPOCH_US + int(self._loop.now * 1_000_000))
 
     def start(self) -> None:
-        """A new incarnation, with what the file holds."""
+        """Starts a new process, with what the file holds."""
         self.process = Process(ADDRESS)
         self.process.on_death.append(lambda: self._network.close_all(process))
         process = self.process
@@ -54,7 +54,7 @@ class RedisHost:
         self.process.context.run(self._network.listen, ADDRESS, self._accept)
 
     def kill(self, lost_ms: int) -> int:
-        """Dies; the last milliseconds of the file are lost with it. Returns how many changes that were."""
+        """Kills Redis and undoes the last milliseconds of its file. Returns how many changes that were."""
         self._loop.kill(self.process)
         undone = self.model.roll_back(self.now_us() - lost_ms * 1000) if lost_ms else 0
         self.lost_writes = self.lost_writes or undone > 0
@@ -126,13 +126,13 @@ def resp(reply: Reply) -> bytes:
 
 
 class SimulatedRedis:
-    """Stands where production code expects a client of the library: it only connects."""
+    """Replaces a client of the library in production code: it only connects."""
 
     def __init__(self, network: Network) -> None:
         self.connection_pool = _Pool(network)
 
     async def aclose(self) -> None:
-        """Hangs up everything."""
+        """Closes all connections."""
         for connection in list(self.connection_pool.connections):
             await connection.disconnect()
 

@@ -57,7 +57,7 @@ Main = Callable[[asyncio.Event], Awaitable[object]]
 
 
 class Service:
-    """One replica that the launcher keeps running: `process` is its present incarnation."""
+    """One replica that the launcher keeps running: `process` is the one that runs now."""
 
     def __init__(self, world: "World", name: str, main: Main) -> None:
         self.world = world
@@ -70,11 +70,11 @@ class Service:
 
     @property
     def runs(self) -> bool:
-        """Whether an incarnation is alive."""
+        """Whether its process is alive."""
         return self.process is not None and self.process.alive
 
     def start(self) -> None:
-        """A new incarnation."""
+        """Starts a new process."""
         world = self.world
         process = self.process = Process(self.name)
         self._born += 1
@@ -114,7 +114,7 @@ class Service:
 
 
 def _nothing() -> None:
-    """Nothing is to be done for one process among many."""
+    """Does nothing: it would concern the whole operating system process."""
 
 
 class NoHttp(HttpServer):
@@ -123,10 +123,10 @@ class NoHttp(HttpServer):
     port = 1
 
     def __init__(self, *_: Any) -> None:
-        """Binds nothing."""
+        """Takes the arguments of the real class and binds nothing."""
 
     def start(self, app: Any) -> None:
-        """Answers nothing."""
+        """Serves nothing."""
 
     async def served(self) -> None:
         """It never ends by itself."""

@@ -1,4 +1,4 @@
-"""What production code finds where it reaches outside: time, random numbers, connections, its model's folder."""
+"""Replacements for what production code takes from outside: time, random numbers, connections, the model's folder."""
 
 import contextlib
 import contextvars
@@ -54,7 +54,7 @@ def pieces() -> list[bytes]:
 
 
 def surroundings(world: Any) -> contextvars.Context:
-    """A context in which production code lives in `world`: its time, its random numbers, its network and its Redis."""
+    """A context in which production code uses the time, random numbers, network and Redis of `world`."""
     loop, network = world.loop, world.network
     of_world = environment.Environment(
         monotonic=loop.time,

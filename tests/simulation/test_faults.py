@@ -103,11 +103,11 @@ def test_a_killed_process_runs_no_further_and_a_frozen_one_later() -> None:
         loop.kill(killed)
         frozen.frozen = True
         await asyncio.sleep(5)
-        loop.thaw(frozen)
+        loop.resume(frozen)
         await asyncio.sleep(5)
 
     loop.run_until_complete(body())
     assert [name for _, name in said if name.startswith("killed")] == ["killed"]
     assert said[2:] == [(5.5, "frozen"), (6.5, "frozen"), (7.5, "frozen is over")]
-    loop.bury()
+    loop.close_suspended()
     loop.close()

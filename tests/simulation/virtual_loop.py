@@ -19,12 +19,12 @@ _process: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("pro
 
 
 def current_process() -> "Process | None":
-    """Whose code is running."""
+    """The process whose code is running."""
     return _process.get()
 
 
 class Process:
-    """One incarnation of a program."""
+    """One process: a program from its start to its end."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +40,9 @@ class Process:
 
 
 class _Task(asyncio.Task[Any]):
-    """Sets of tasks are walked in the order of hashes, which are addresses otherwise: no two runs would be alike."""
+    """A task with a fixed hash. Sets of tasks are iterated in order of hashes, which otherwise are addresses and differ
+    from run to run.
+    """
 
     def __init__(self, number: int, coro: Any, **kwargs: Any) -> None:
         self._number = number  # first: the base class puts it into a set
@@ -54,11 +56,11 @@ class _Task(asyncio.Task[Any]):
 
 
 class Stuck(AssertionError):
-    """Nothing is left to happen, or too much happens."""
+    """No callback or timer is left, or there were too many events."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`events` counts callbacks; `after_event` is called after each that is worth a look."""
+    """An event loop on virtual time; `events` counts callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,20 +118,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.call_soon(callback, *args, context=process.context)
 
     def kill(self, process: Process) -> None:
-        """It runs no further."""
+        """Ends a process: none of its callbacks runs any more, and its sockets are closed."""
         process.alive = False
         process.backlog.clear()
         for close in process.on_death:
             close()
 
-    def thaw(self, process: Process) -> None:
-        """It goes on with all that came due meanwhile."""
+    def resume(self, process: Process) -> None:
+        """Resumes a frozen process with all that came due meanwhile."""
         process.frozen = False
         self._ready.extend(process.backlog)
         process.backlog.clear()
 
-    def bury(self) -> None:
-        """At the end: closes what is still suspended, in a fixed order, without a word."""
+    def close_suspended(self) -> None:
+        """At the end: closes suspended tasks in a fixed order, without warnings."""
         for task in list(self._kept):
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -141,7 +143,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.clear()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody awaited has failed."""
+        """Records the failure of a task that nothing awaited."""
         error = context.get("exception")
         if error is not None:
             self.failures.append(f"{context['message']}: {error!r}")

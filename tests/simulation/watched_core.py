@@ -1,4 +1,4 @@
-"""The scheduler's core under observation: after everything that it does, its blocks, slots and sequences add up."""
+"""The scheduler's core, whose blocks, slots and sequences are checked for consistency after every call."""
 
 from collections import Counter
 from itertools import chain
@@ -10,7 +10,7 @@ from services.scheduler.core.sequence import Ending, Sequence
 
 
 def watched(world: Any) -> type[Scheduler]:
-    """A core that tells the world when something does not add up."""
+    """A scheduler core that reports inconsistencies to the world."""
 
     class WatchedScheduler(Scheduler):
         def add(self, sequence: Sequence, *siblings: Sequence) -> Ending | None:
@@ -43,7 +43,7 @@ def watched(world: Any) -> type[Scheduler]:
 
 
 def problems(core: Scheduler) -> list[str]:
-    """What does not add up."""
+    """The inconsistencies found, in words."""
     found = []
     held = Counter(chain.from_iterable(sequence.blocks for sequence in core.state.running))
     blocks = core.state.blocks

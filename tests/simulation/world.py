@@ -70,14 +70,14 @@ def run(world: "World") -> Outcome:
 
 
 def collect() -> None:
-    """Frees what past worlds left suspended, before others trip over it."""
+    """Frees what past worlds left suspended, so that later tests get no warnings about it."""
     with _nothing_is_awaited():
         gc.collect()
 
 
 @contextmanager
 def _nothing_is_awaited() -> Iterator[None]:
-    """What was suspended at the end of a world is thrown away without a word."""
+    """Suppresses the warnings about coroutines that were still suspended at the end of a world."""
     with warnings.catch_warnings(), mock.patch.object(sys, "unraisablehook", lambda _: None):
         warnings.simplefilter("ignore")
         yield
@@ -123,7 +123,7 @@ class World:
                 self.broken(str(error))
             finally:
                 self.network.over = True
-                self.loop.bury()
+                self.loop.close_suspended()
                 asyncio.set_event_loop(None)
                 self.loop.close()
         self.failures += self.loop.failures
@@ -155,7 +155,7 @@ class World:
         await self._until_calm()
 
     def makers(self) -> list[Callable[["World", int], Service]]:
-        """Of the services that there are."""
+        """Functions that make the services of this world."""
         rng = self.rng
         makers: list[Callable[[World, int], Service]] = []
         makers += [services.scheduler] * rng.choice([1, 2, 2])
@@ -166,7 +166,7 @@ class World:
         return makers
 
     def come(self) -> list[Client]:
-        """Those who ask for something."""
+        """The clients of this world."""
         clients = [
             Client(self, number, random.Random(f"{self.seed}/client {number}"))
             for number in range(self.rng.randint(4, 10))
@@ -209,16 +209,16 @@ class World:
 
     @property
     def may_have_lost_requests(self) -> bool:
-        """The one hole that is left: Redis lost what it had just accepted, and the gateway that knew of it died too."""
+        """Whether requests may be lost: Redis lost one just accepted, and the gateway that knew it crashed too."""
         return self.redis.lost_writes and self.faults.has_killed_gateway
 
     @property
     def may_blame_others(self) -> bool:
-        """Whether three decoders may have been lost to one who ends none. Those that are poisoned do not suffice."""
+        """Whether a request without fault may have been ended as poisoned: three decoders lost with it by chance."""
         return sum(self.faults.counts.values()) >= (1 if self.poisonings else 3)
 
     def load_decoder(self) -> Any:
-        """What a decoder process finds where its model would be loaded."""
+        """Replaces the function that loads a decoder's model."""
         process = self.process()
         assert process is not None
         rng = random.Random(f"{self.seed}/{process.name}")
@@ -234,7 +234,7 @@ class World:
         return loaded(worker, 1e6 * slow, 200)
 
     def executor(self) -> Any:
-        """What a decoder process starts as its compute thread."""
+        """Replaces the compute thread of a decoder process."""
         executor = self.executors[self.process()] = VirtualExecutor(self.loop)
         return executor
 

@@ -1,8 +1,8 @@
 """A decoder played by arithmetic, for tests of the scheduler's core.
 
 It obeys plans as the real one does and keeps, for every position of every block, the tokens that its keys and values
-would depend on: whoever reads what was never computed, or was overwritten, fails the test. So does a plan that divides
-what the decoder's model needs whole.
+would depend on: a row that reads what was never computed, or was overwritten, fails the test. So does a plan that
+divides what the decoder's model needs whole.
 """
 
 import math
@@ -87,7 +87,7 @@ class ArithmeticDecoder:
         assert len(set(plan.row_slot)) == len(plan.row_slot)
         assert len(set(plan.sample_slot)) == len(plan.sample_slot)
         rows = list(zip(plan.row_slot, plan.row_start, plan.row_count, strict=True))
-        # Who shares what a failed row should have computed gets nonsense, and the scheduler knows.
+        # Sequences that share what a failed row should have computed get wrong values; the scheduler restarts them.
         doubtful = {
             slot
             for slot, owner in zip(plan.row_slot, plan.row_sequence, strict=True)

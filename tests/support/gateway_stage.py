@@ -1,4 +1,4 @@
-"""A gateway on real sockets, with its neighbours played through the real contracts."""
+"""A gateway on real sockets, with stand-ins for the services that it calls, over the real contracts."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Followers of the token channel who are there before the first word, and wait for the last."""
+"""Followers of the token channel that subscribe before the first message and wait for the last."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ NOTHING = LogBatch().SerializeToString()  # a message that says nothing about an
 
 
 class Heard:
-    """What the token channel has said so far."""
+    """Messages of the token channel so far."""
 
     def __init__(self) -> None:
         self.events: list[LogEvent] = []

@@ -1,4 +1,4 @@
-"""A Redis that comes back without its last writes, as after the death of its host."""
+"""A Redis that comes back without its last writes, as after its host has lost power."""
 
 import asyncio
 import shutil
@@ -25,7 +25,7 @@ async def keep_copy(server: EmbeddedRedis) -> Path:
 
 
 async def go_back_to(server: EmbeddedRedis, copy: Path) -> None:
-    """Redis dies, and comes back as it was at the time of the copy."""
+    """Kills Redis and starts it with the file of the copy."""
     server.kill()
     shutil.rmtree(server.folder)
     shutil.copytree(copy, server.folder)

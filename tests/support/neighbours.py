@@ -1,4 +1,4 @@
-"""The gateway's neighbours, played by the test through their real contracts.
+"""Stand-ins for the services that the gateway calls, with their real contracts.
 
 `PreprocessPlayer` is a PreprocessService on a real gRPC server with a real tokenizer;
 `SchedulerPlayer` takes requests from the real queue and appends what the test tells it to, ending
@@ -151,7 +151,7 @@ class Played:
 
 
 def score(token: int, place: int, k: int) -> tuple[list[int], list[float]]:
-    """What the player's model says of a token at a place: its own id and the top ones, with their
+    """Log-probabilities of the player's model at a place: its own id and the top ones, with their
     log-probabilities. Every third token is not the likeliest.
     """
     others = [(token + 1 + i) % 300 for i in range(k)]

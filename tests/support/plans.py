@@ -1,4 +1,4 @@
-"""Plans of one sequence, for tests that say themselves which blocks it has."""
+"""Plans of one sequence, for tests that choose its blocks themselves."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Ports for servers of tests, and ports where nobody is."""
+"""Ports for servers of tests, and ports that nothing listens on."""
 
 import contextlib
 import random
@@ -10,7 +10,7 @@ _DRAWN_FROM = range(12_000, 30_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """That many different TCP ports of 127.0.0.1 that nobody listened on a moment ago."""
+    """That many different TCP ports of 127.0.0.1 that nothing listened on a moment ago."""
     draw = random.SystemRandom()
     with contextlib.ExitStack() as stack:
         found: list[int] = []
@@ -25,7 +25,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def closed_port() -> Iterator[int]:
-    """A TCP port of 127.0.0.1 that refuses connections, held so that nobody else comes to listen there."""
+    """A TCP port of 127.0.0.1 that refuses connections, held so that no other process listens there."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port: int = held.getsockname()[1]

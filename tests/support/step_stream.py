@@ -1,4 +1,4 @@
-"""A scheduler's end of the step stream, as naive as can be: for tests of the decoder."""
+"""A naive scheduler's end of the step stream, for tests of the decoder."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -40,7 +40,7 @@ def ints(values: Iterable[int]) -> bytes:
 
 
 def read_ints(data: bytes) -> list[int]:
-    """The opposite."""
+    """The reverse of `ints`."""
     return [int(i) for i in np.frombuffer(data, "<i4")]
 
 
@@ -90,7 +90,7 @@ async def running_decoder(folder: Path, listen: Path, **settings: Any) -> AsyncI
 
 @dataclass
 class Decoder:
-    """What a test may touch of a running decoder."""
+    """The parts of a running decoder that tests use."""
 
     address: str
     loaded: Loaded
@@ -98,7 +98,7 @@ class Decoder:
 
 
 class StepStream:
-    """One open stream; plans get their lease and step here."""
+    """One open stream, which fills in the lease and step of plans."""
 
     def __init__(self, call: Any, hello: Hello, lease: int) -> None:
         self.call = call

@@ -79,7 +79,7 @@ class System:
         return self._log
 
     def start(self) -> Self:
-        """Starts it and waits until the gateway says that it is ready."""
+        """Starts it and waits until the gateway is ready."""
         command = [*self._program, "serve"]
         command += [str(self._model)] if self._model else []
         command += ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
@@ -107,7 +107,7 @@ class System:
             time.sleep(0.05)
 
     def ready(self) -> bool:
-        """Whether the launcher has announced itself and the gateway says so now."""
+        """Whether the launcher has printed its banner and the gateway answers that it is ready."""
         if not self._is_announced():
             return False
         try:
