@@ -1,4 +1,4 @@
-"""Everything that is no question about a picture: small talk, and what the model cannot do."""
+"""Conversation that is not about a picture: small talk, and requests that the model cannot answer."""
 
 from __future__ import annotations
 
@@ -272,14 +272,14 @@ SYSTEM_PROMPTS = (
 
 
 def small_talk(language: str, rng: random.Random) -> Turn:
-    """Hello, thanks, who are you: the same with and without a picture."""
+    """Small talk (greetings, thanks, who are you), with or without a picture."""
     kind = rng.choice(tuple(QUESTIONS))
     at = 0 if language == "en" else 1
     return Turn(words.say(QUESTIONS[kind][at], rng), ANSWERS[kind][at], "chat")
 
 
 def off_topic(language: str, rng: random.Random) -> Turn:
-    """What it does not know."""
+    """A question on a subject that the model does not know."""
     at = 0 if language == "en" else 1
     template = words.say(rng.choice((OTHER_EN, OTHER_ZH)[at]), rng)
     while "{" in template:
@@ -297,7 +297,7 @@ def no_picture(question: str, language: str) -> Turn:
 
 
 def _gibberish(language: str, rng: random.Random) -> str:
-    """A word that nobody taught it."""
+    """A made-up word."""
     if language == "zh":
         return "".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(rng.randrange(2, 6)))
     syllables = [
@@ -310,7 +310,7 @@ def _gibberish(language: str, rng: random.Random) -> str:
 
 
 def dress(question: str, language: str, rng: random.Random) -> str:
-    """The same question with other manners: openings, full stops, none."""
+    """The same question with a varied opening and punctuation."""
     if language == "en":
         roll = rng.random()
         if roll < 0.1:

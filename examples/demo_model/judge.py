@@ -1,4 +1,4 @@
-"""Judges answers by their facts: the same slots, filled the same, however the sentence runs."""
+"""Judges answers by their facts, whatever their wording."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def facts(answer: str) -> Facts:
 
 
 def right(answer: str, truth: str) -> bool:
-    """Whether an answer says what is true, no more and no less."""
+    """Whether an answer states exactly the true facts, no more and no fewer."""
     same_language = _chinese(answer) == _chinese(truth)
     return same_language and facts(answer) == facts(truth)
 

@@ -1,4 +1,4 @@
-"""The network: a standard `LlavaForConditionalGeneration`, and lean ways through it for training.
+"""The network: a standard `LlavaForConditionalGeneration`, and faster forward passes through it for training.
 
 The forward passes here run the same modules that `transformers` runs, without its bookkeeping.
 """
@@ -87,7 +87,7 @@ def normalise(pixels: Tensor) -> Tensor:
 
 
 def see(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """What the tower says of each patch, and what it thinks early on.
+    """Features of each patch, from the last and from an early layer of the tower.
 
     pixels: (batch, 3, 144, 144); returns the features after the last layer and after layer
     `EARLY`, both (batch, 81, 192).
@@ -120,8 +120,8 @@ def read(
 ) -> Tensor:
     """Hidden states of the decoder over `rows`: (batch, rows, length, 256).
 
-    Each picture is read once and asked many things: all rows look at their picture's prefix, and
-    inside a row only where `mask` lets them, so that no question sees another one's answer.
+    The prefix of each picture is computed once for many questions: all rows attend to their picture's
+    prefix, and within a row as `mask` allows, so that no question sees another one's answer.
 
     prefix: (batch, p) ids, the last 81 of them `IMAGE` where features (batch, 81, 192) are given;
     rows, positions: (batch, rows, length); mask: (batch, rows, length, length) additive.

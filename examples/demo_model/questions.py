@@ -1,6 +1,6 @@
 """Questions about a scene, in many words, and their answers, in few.
 
-Every asker returns None where the scene leaves its question without one right answer. Answers have
+Every kind returns None for a scene in which its question has no single right answer. Answers have
 one fixed sentence per kind and language; `judge.py` reads the facts back out of them.
 """
 

@@ -1,7 +1,7 @@
-"""The tokenizer: byte-level BPE, so that nothing is ever unknown, learnt from our own questions.
+"""The tokenizer: byte-level BPE, so that no text is unknown, trained on the questions and answers of this example.
 
-Chinese characters and digits stay alone (one token each where they are common), so that a phrasing
-never seen is still made of pieces that were.
+Chinese characters and digits are not merged (one token each where they are common), so that new
+phrasings are made of known tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Trains the demo model: `python -m examples.demo_model.train --help`.
 
 Two stages. In `see` the tower alone learns what each patch shows, which is quick to learn since
-every patch is told. In `talk` all of it learns to answer, a dozen questions to a picture at once,
-while the patches go on being told. The run is saved every other minute and goes on where it was.
+every patch has a target. In `talk` the whole model learns to answer, a dozen questions to a picture
+at once, while the patches keep their targets. The run is saved every two minutes and can be resumed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from examples.demo_model.training.team import Helper
 
 
 def start(args: argparse.Namespace) -> Run:
-    """A run: fresh, from shipped weights, or where it was left."""
+    """A run: new, from shipped weights, or resumed."""
     run_folder = Path(args.run)
     source = Path(args.source) if args.source else None
     if source is not None:

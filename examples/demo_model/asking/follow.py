@@ -1,4 +1,4 @@
-"""What is only understood after the question before."""
+"""Questions that can only be understood after the one before."""
 
 from __future__ import annotations
 

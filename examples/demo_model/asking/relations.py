@@ -1,4 +1,4 @@
-"""When one thing is clearly aside of another, or clearly larger."""
+"""Whether one thing is clearly to one side of another, or clearly larger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEVEL = 0.06  # below this it does not; between the two nobody is asked
 
 
 def relation_of(a: Thing, b: Thing) -> str | None:
-    """How a lies to b: "above left"; None where a direction is in doubt."""
+    """How a lies to b: "above left"; None where a direction is ambiguous."""
     dx, dy = a.x - b.x, a.y - b.y
     if any(LEVEL < abs(d) < BESIDE for d in (dx, dy)):
         return None

@@ -41,7 +41,7 @@ class Things(Asker):
         return self._inventory()
 
     def _inventory(self) -> str:
-        """Each thing with its place, from left to right: who says where it is does not lose count."""
+        """Each thing with its place, from left to right: with its place each is mentioned exactly once."""
         ordered = sorted(self.scene.things, key=lambda t: (t.is_number, t.x))
         parts = []
         for t in ordered:

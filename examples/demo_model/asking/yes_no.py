@@ -1,4 +1,4 @@
-"""Whether it is so: questions for yes or no about things that are there."""
+"""Yes-or-no questions about things in the picture."""
 
 from __future__ import annotations
 

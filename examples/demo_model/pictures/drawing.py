@@ -1,4 +1,4 @@
-"""Draws a scene, by one of several routes, so that no single renderer's habits are learnt."""
+"""Draws a scene in one of several ways, so that the model does not learn the traits of one renderer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _draw_scene(
 
 
 def _wear(picture: Image.Image, rng: random.Random, noise: np.random.Generator) -> Image.Image:
-    """What happens to pictures on their way: compression, blur, noise, few colours."""
+    """Degrades a picture: compression, blur, noise, few colours."""
     if rng.random() < 0.08:
         picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 0.9)))
     if rng.random() < 0.1:

@@ -104,7 +104,7 @@ def _shape_plain(
     border: RGB | None,
     thin: float,
 ) -> None:
-    """Straight onto the canvas, edges not smoothed: as a ten-line script would do it."""
+    """Draws directly onto the canvas, without smoothed edges."""
     pen = ImageDraw.Draw(picture)
     fill = None if look == "outline" else rgb
     outline = rgb if look == "outline" else border

@@ -16,7 +16,7 @@ AnyFont = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 @lru_cache(maxsize=1)
 def font_files() -> tuple[str, ...]:
-    """What the machine has; the font built into Pillow ("") is always there."""
+    """Font files of this machine, and "" for the font built into Pillow."""
     found = sorted(glob.glob("/usr/share/fonts/**/*.ttf", recursive=True))
     return ("", *found)
 

@@ -1,6 +1,6 @@
 """A second, deliberately different way to draw scenes, for evaluation only.
 
-It shares no code with `drawing.py` or the lots of `scenes.py`: pure CSS colours on a plain ground,
+It shares no code with `drawing.py` or the random choices of `scenes.py`: pure CSS colours on a plain ground,
 plain `ImageDraw` calls with aliased edges, things set out on a loose grid, numbers in a few fonts.
 """
 
@@ -84,7 +84,7 @@ def _font(rng: random.Random, size: int) -> ImageFont.FreeTypeFont | ImageFont.I
 
 
 def draw_other(seed: int) -> tuple[Image.Image, Scene]:
-    """A picture and its facts by the other route; the same ones every time."""
+    """A picture and its facts for a seed, drawn by this renderer."""
     rng = random.Random(seed)
     width, height = rng.choice(SIZES)
     ground = rng.choice(list(GROUNDS))

@@ -1,4 +1,4 @@
-"""The eight colour names, and which RGB values may carry each of them without doubt."""
+"""The eight colour names, and the RGB values that clearly belong to each."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def from_hsv(hue: float, saturation: float, value: float) -> RGB:
 
 
 def pick(name: str, rng: random.Random) -> RGB:
-    """One RGB value that anybody would call `name`."""
+    """A random RGB value that is clearly `name`."""
     if name in ANCHORS and rng.random() < 0.45:
         return rng.choice(ANCHORS[name])
     hue, saturation, value = RANGES[name]
@@ -109,7 +109,7 @@ def pick(name: str, rng: random.Random) -> RGB:
 
 
 def distance(a: RGB, b: RGB) -> float:
-    """0 (same) .. 1 (black to white): a weighted distance near to what the eye says."""
+    """0 (same) .. 1 (black to white): a weighted distance close to perceived difference."""
     mean = (a[0] + b[0]) / 510
     dr, dg, db = ((x - y) / 255 for x, y in zip(a, b, strict=True))
     squares = (2 + mean) * dr * dr + 4 * dg * dg + (3 - mean) * db * db
@@ -131,7 +131,7 @@ def tells_apart(thing: RGB, ground: RGB) -> bool:
 
 
 def pick_ground(rng: random.Random) -> tuple[RGB, str | None]:
-    """A ground colour, and its name where it has one without doubt."""
+    """A ground colour, and its name if it clearly has one."""
     roll = rng.random()
     if roll < 0.27:
         return pick("white", rng), "white"

@@ -1,6 +1,6 @@
 """Scenes: what lies where in a picture. Drawing them is `drawing.py`'s work.
 
-A scene is drawn by lot, but so that every fact about it is beyond doubt: no centre near the border
+A scene is chosen at random, but so that every fact about it is unambiguous: no centre near the border
 between two ninths of the picture, no colour between two names, no thing on a ground of its colour.
 All lengths are fractions: x and w of the picture's width, y and h of its height.
 """
@@ -101,7 +101,7 @@ def pick_value(rng: random.Random) -> str:
 
 
 def pick_scene(rng: random.Random, largest: int = 420, easy: bool = False) -> Scene:
-    """One scene drawn by lot; an easy one has few things, and large ones, to begin learning with."""
+    """A random scene; an easy one has few and large things, for the beginning of the training."""
     while True:
         scene = _try_scene(rng, largest, easy)
         if scene is not None:

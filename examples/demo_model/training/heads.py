@@ -1,4 +1,4 @@
-"""Dense supervision of the tower: what each patch must know. For training only, never shipped."""
+"""Dense supervision of the tower, a target for each patch. For training only, not shipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIGITS = 11  # 0..9 and "no such digit"
 
 
 class Heads(nn.Module):
-    """What each patch must know: for training only, not part of the shipped model."""
+    """Heads that predict the content of each patch; for training only, not part of the shipped model."""
 
     WIDTHS = (len(KINDS), len(COLOURS), 1, 1, 2, 3 * DIGITS)
 

@@ -13,7 +13,7 @@ MUON_FACTOR = 3.0  # a step along orthogonal directions may be that much longer 
 class Optimiser:
     """Muon for the matrices inside the layers, AdamW for all else.
 
-    The network itself holds bfloat16 (what is shipped, and what the processor multiplies fastest);
+    The network itself holds bfloat16 (which is shipped, and multiplied fastest by the processor);
     small steps would be lost in it, so they are taken on float32 masters and copied back.
     """
 
@@ -74,7 +74,7 @@ class Optimiser:
         }
 
     def restore(self, state: dict[str, Any], steppers: bool = True) -> None:
-        """Takes the weights over, and the optimisers' memory too unless it is another stage's."""
+        """Takes the weights over, and the optimisers' state too unless it is another stage's."""
         same = steppers and state["weights"].keys() == self._names.keys()
         with torch.no_grad():
             for name, saved in state["weights"].items():

@@ -19,7 +19,7 @@ from examples.demo_model.training.team import Helper
 
 
 class Average:
-    """Running means by name; young ones forget faster, so that they start unbiased."""
+    """Running means by name; with few values the decay is faster, so that they start unbiased."""
 
     def __init__(self, memory: int = 100) -> None:
         self._memory = memory
@@ -80,7 +80,7 @@ class Run:
         return value
 
     def follow(self, folder: Path) -> None:
-        """Takes the tower from another run and leaves it as it is: two runs, one picture of it."""
+        """Takes the tower from another run and freezes it."""
         state = torch.load(folder / "state.pt", map_location=self.device, weights_only=True)
         self.optimiser.restore(
             {
@@ -143,7 +143,7 @@ class Run:
         return loss + 0.5 * dense
 
     def save(self, folder: Path) -> None:
-        """Writes the state beside the old one, then swaps: never half a file."""
+        """Writes the state to a temporary file and renames it, so that the file is always complete."""
         folder.mkdir(parents=True, exist_ok=True)
         fresh = folder / "state.pt.new"
         torch.save(
@@ -174,7 +174,7 @@ class Run:
 
 
 def scale_at(step: int, share: float, decay: float, warmup: int = 40) -> float:
-    """The rate's course: up in `warmup` steps, level, and down over the last `decay` of it all.
+    """Learning rate schedule: up in `warmup` steps, level, and down over the last `decay` of it all.
 
     share: how much of the budget is spent, 0..1.
     """

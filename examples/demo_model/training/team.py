@@ -1,7 +1,7 @@
-"""A second process that computes gradients too, at whatever pace the machine allows.
+"""A second process that computes gradients too, without being waited for.
 
 Two threads in one process wait for each other at every product; where other programs want the
-processor as well, that costs most of the speed. Here nobody waits: the helper takes the newest
+processor as well, that costs most of the speed. Here neither waits: the helper takes the newest
 weights, works out the gradient of a batch of its own, and the next step of the main process takes
 it along, one step late at most.
 """
