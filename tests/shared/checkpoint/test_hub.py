@@ -47,7 +47,7 @@ def home(tmp_path: Path) -> Path:
 
 def find(endpoint: str, home: Path, *arguments: str, **variables: str) -> str:
     """What a process of its own finds: the library reads its variables when it is imported."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     environment = {
         "PYTHONPATH": f"{root}:{root / 'protos'}",
         "HOME": str(home),

@@ -212,7 +212,7 @@ def test_the_check_needs_neither_torch_nor_transformers() -> None:
         "require_servable(DEMO_MODEL, device='auto');"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", source]
     path = {"PYTHONPATH": f"{root}:{root / 'protos'}"}
     found = subprocess.run(command, env=path, capture_output=True, text=True, check=True)
@@ -227,7 +227,7 @@ def test_a_header_with_metadata_is_whole(folder: Path) -> None:
 
 def service(name: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """A service started alone, as a container starts it."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     return subprocess.run(
         [sys.executable, "-m", f"services.{name}", *flags],
         env={"PYTHONPATH": f"{root}:{root / 'protos'}", "PATH": "/usr/bin"},

@@ -14,7 +14,7 @@ from shared.errors import NotFound, from_failure
 from shared.settings import child_environment, python_path
 from shared.telemetry import request_names
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _PROGRAM = """
 import asyncio, gc, logging, sys, threading, warnings
 import structlog
