@@ -28,7 +28,7 @@ from shared.checkpoint.processor import image_processor_class, image_processor_n
 from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
-from tests.decoder.test_shapes import SharingScheduler
+from tests.decoder.models.test_shapes import SharingScheduler
 from tests.preprocess.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.molmo import Molmo, write_checkpoint

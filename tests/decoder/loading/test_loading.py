@@ -26,7 +26,7 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from tests.support.checkpoints import make_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def settings(folder: Path, **changes: Any) -> DecoderSettings:

@@ -15,7 +15,7 @@ from services.decoder.server import hello
 from services.decoder.settings import DecoderSettings
 from tests.support.checkpoints import make_checkpoint
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # What takes the memory: logits, or the layers.
 WIDE = {
     "logits": (
