@@ -288,7 +288,7 @@ def test_a_killed_process_fails_no_running_request(
     assert ask(client, 40, 16)
 
 
-@pytest.mark.full  # with the demo model: tests/launcher/test_serve.py
+@pytest.mark.full  # with the demo model: tests/launcher/serve/test_serve.py
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", "llama")
     with System(folder) as system:

@@ -20,7 +20,7 @@ from tests.support.ports import closed_port, free_ports
 
 
 def tessera(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     return subprocess.run(
         [sys.executable, "-m", "services.launcher", *arguments],
         input=stdin,

@@ -26,7 +26,7 @@ _KEY = "sk-planted-key-0123456789"
 _WRONG = "sk-planted-wrong-9876543210"
 _PROMPT = "planted-prompt-text"
 _NAME = "planted-by-the-client"
-_PICTURE = Path(__file__).parents[2] / "services" / "launcher" / "console" / "example.png"
+_PICTURE = Path(__file__).parents[3] / "services" / "launcher" / "console" / "example.png"
 
 
 def turn(*parts: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def tessera(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     return subprocess.run(
         [sys.executable, "-m", "services.launcher", *arguments],
         env=child_environment(PYTHONPATH=f"{root}:{root / 'protos'}"),

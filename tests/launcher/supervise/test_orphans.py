@@ -38,7 +38,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 def test_processes_end_with_a_killed_launcher(short_tmp: Path) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(short_tmp)],
         stdout=subprocess.PIPE,

@@ -126,7 +126,7 @@ async def test_a_process_with_a_busy_event_loop_is_kept_and_one_with_a_blocked_l
         Program(
             "gateway",
             [sys.executable, "-c", SLOW_LOOP, str(beat)],
-            child_environment(PYTHONPATH=str(Path(__file__).parents[2])),
+            child_environment(PYTHONPATH=str(Path(__file__).parents[3])),
             HeartbeatProbe(beat),
         )
     )
