@@ -29,7 +29,7 @@ from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.decoder.models.test_shapes import SharingScheduler
-from tests.preprocess.test_counts import sizes
+from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.molmo import Molmo, write_checkpoint
 from tests.support.greedy_reference import assert_same_up_to_ties
