@@ -102,6 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma3-transformers": {"family": "gemma3"},
     "chameleon-transformers": {"family": "chameleon"},
     "blip2-transformers-opt": {"family": "blip2", "template": WORDS_ALONE},
+    "fuyu-transformers-persimmon": {"family": "fuyu", "template": WORDS_ALONE},
 }
 
 BY_DEFAULT = {
@@ -227,7 +228,7 @@ def has_videos(model: PreTrainedModel) -> bool:
 
 
 def most_images(model: PreTrainedModel) -> int:
-    if hasattr(model.config, "qformer_config"):
+    if hasattr(model.config, "qformer_config") or model.config.model_type == "fuyu":
         return 1
     takes_some = hasattr(model.config, "vision_config") or hasattr(model.config, "vq_config")
     return 3 if takes_some else 0

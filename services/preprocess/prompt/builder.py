@@ -71,7 +71,7 @@ class PromptBuilder:
         self._markers = {_KINDS[modality]: text for modality, text in texts.items()}
         self._around = {texts[u.modality]: u.around for u in updates if any(u.around)}
         if self._markers:
-            tokenizer.protect(*self._markers.values())
+            tokenizer.protect(*self._markers.values(), *rule.protected)
         self._template = template
         self._rule = rule
         self._vocab_size = vocab_size
@@ -168,6 +168,10 @@ class PromptBuilder:
             text = template.render(messages, opens, variables)
         except TemplateRefusal as error:
             raise refused(error) from error
+        if self._rule.media_ending is not None and conversations.media(conversation):
+            draft = self._encoded(text, "messages", False, keep)
+            ending = np.array(self._rule.media_ending, np.int32)
+            return replace(draft, ids=np.concatenate([draft.ids, ending]))
         bos = self._tokenizer.special_tokens.get("bos_token")
         add = self._adds_special_tokens and not (bos and text.startswith(bos))
         return self._encoded(text, "messages", add, keep)

@@ -104,6 +104,13 @@ class PromptRule:
     # The modalities that the model takes, and how many items of each a prompt may have; None is any number.
     limits: Mapping[Modality.ValueType, int | None] = {}
 
+    # Texts of tokens that a user's words never become, beside those that the tokenizer calls special.
+    protected: tuple[str, ...] = ()
+
+    # Ids behind the text of a conversation with media, in the place of the tokenizer's own begin and end tokens; None:
+    # the tokenizer's.
+    media_ending: tuple[int, ...] | None = None
+
     # A prompt that has to come out so, else the model is refused at start.
     example: Example | None = None
 

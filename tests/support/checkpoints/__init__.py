@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from tests.support.checkpoints import (
     blip2,
     chatglm,
+    fuyu,
     generic,
     internlm2,
     internvl_chat,
@@ -41,6 +42,7 @@ from tests.support.checkpoints.options import (
 
 _IMAGE_FAMILIES = {
     "blip2": blip2,
+    "fuyu": fuyu,
     "internvl_chat": internvl_chat,
     "llava": llava,
     "llava_next": llava_next,
