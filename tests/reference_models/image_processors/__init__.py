@@ -1,0 +1,1 @@
+"""Image processors of reference models whose images are cut into tiles or sized in their own way."""

@@ -1,0 +1,1 @@
+"""Reference implementations of text models, some of them the language models of others here."""
