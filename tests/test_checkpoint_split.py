@@ -15,7 +15,8 @@ from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import model_class, read_config
-from tests.reference_models import chatglm, chatglm_6b, internvl_chat, qwen_vl
+from tests.reference_models import internvl_chat, qwen_vl
+from tests.reference_models.text_models import chatglm, chatglm_6b
 from tests.support.checkpoints import (
     GENERIC,
     SPELLINGS,

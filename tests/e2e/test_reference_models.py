@@ -11,8 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 from PIL import Image
 
-from tests.reference_models import chatglm_6b, qwen_vl
+from tests.reference_models import qwen_vl
 from tests.reference_models.common import IMAGE, Turn, write_json
+from tests.reference_models.text_models import chatglm_6b
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
 from tests.support.services_in_process import services_in_process

@@ -9,7 +9,7 @@ import pytest
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from tests.reference_models import chatglm
+from tests.reference_models.text_models import chatglm
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 

@@ -10,7 +10,7 @@ from services.families import registry
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from tests.reference_models.chatglm_6b import ChatGlm6B, write_checkpoint
+from tests.reference_models.text_models.chatglm_6b import ChatGlm6B, write_checkpoint
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 

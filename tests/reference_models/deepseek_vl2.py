@@ -19,7 +19,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.nn import functional
 
-from tests.reference_models import deepseek_text, deepseek_vl2_images, towers, words
+from tests.reference_models import towers, words
 from tests.reference_models.common import (
     IMAGE,
     Draw,
@@ -37,6 +37,8 @@ from tests.reference_models.common import (
     read_tensors,
     write_folder,
 )
+from tests.reference_models.image_processors import deepseek_vl2_images
+from tests.reference_models.text_models import deepseek_text
 from tests.support.tokenizers import token_id
 
 BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from tests.reference_models import internlm2, towers, words
+from tests.reference_models import towers, words
 from tests.reference_models.common import (
     IMAGE,
     Draw,
@@ -40,6 +40,7 @@ from tests.reference_models.common import (
     rms_norm,
     write_folder,
 )
+from tests.reference_models.text_models import internlm2
 from tests.support.tokenizers import token_id
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

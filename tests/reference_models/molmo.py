@@ -19,7 +19,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.nn import functional
 
-from tests.reference_models import molmo_images, towers, words
+from tests.reference_models import towers, words
 from tests.reference_models.common import (
     IMAGE,
     Draw,
@@ -37,6 +37,7 @@ from tests.reference_models.common import (
     rotate_half,
     write_folder,
 )
+from tests.reference_models.image_processors import molmo_images
 from tests.support.tokenizers import token_id
 
 VIT_LAYERS = (-2, -9)

@@ -18,7 +18,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.nn import functional
 
-from tests.reference_models import internlm2, towers, wemm_images, words
+from tests.reference_models import towers, words
 from tests.reference_models.common import (
     IMAGE,
     PLACEHOLDER,
@@ -34,6 +34,8 @@ from tests.reference_models.common import (
     write_folder,
     write_json,
 )
+from tests.reference_models.image_processors import wemm_images
+from tests.reference_models.text_models import internlm2
 
 BEGIN, END = -300, -400
 STRIDE = 4  # kernel and stride of the downsampler, root of the group of 16

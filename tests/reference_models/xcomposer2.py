@@ -24,7 +24,7 @@ from PIL.Image import Image, Resampling, Transpose
 from torch import Tensor
 from torch.nn import functional
 
-from tests.reference_models import internlm2, towers, words
+from tests.reference_models import towers, words
 from tests.reference_models.common import (
     IMAGE,
     PLACEHOLDER,
@@ -39,6 +39,7 @@ from tests.reference_models.common import (
     write_folder,
     write_json,
 )
+from tests.reference_models.text_models import internlm2
 
 TILE = 336
 TOWER = "vit.vision_tower.vision_model."

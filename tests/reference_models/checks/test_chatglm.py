@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import GlmConfig, GlmForCausalLM
 
-from tests.reference_models import chatglm, chatglm_6b
-from tests.reference_models.chatglm import ChatGlm
-from tests.reference_models.chatglm_6b import ChatGlm6B
 from tests.reference_models.common import below
+from tests.reference_models.text_models import chatglm, chatglm_6b
+from tests.reference_models.text_models.chatglm import ChatGlm
+from tests.reference_models.text_models.chatglm_6b import ChatGlm6B
 
 TALK = [("user", "What?"), ("assistant", "Dogs."), ("user", "And\nthis?")]
 

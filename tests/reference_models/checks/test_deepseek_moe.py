@@ -7,7 +7,7 @@ from transformers import DeepseekV2Config, LlamaConfig, LlamaForCausalLM
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 
 from tests.reference_models.common import Draw, below
-from tests.reference_models.deepseek_moe import DeepSeekMoe, draw
+from tests.reference_models.text_models.deepseek_moe import DeepSeekMoe, draw
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 90,

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
-from tests.reference_models import deepseek_vl2_images
 from tests.reference_models.common import Draw, below, linear, noise
 from tests.reference_models.deepseek_vl2 import DeepSeekVL2, write_checkpoint
+from tests.reference_models.image_processors import deepseek_vl2_images
 
 RELEASED = [[384 * a, 384 * b] for a, b in ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 2), (3, 3))]
 ASK = [("user", "<image>What?")]

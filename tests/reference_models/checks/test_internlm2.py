@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.reference_models.common import Draw
-from tests.reference_models.internlm2 import LINEARS, InternLM2, draw, text_config
+from tests.reference_models.text_models.internlm2 import LINEARS, InternLM2, draw, text_config
 
 CONFIG = text_config(96)
 RANKS = dict.fromkeys(LINEARS, 4)

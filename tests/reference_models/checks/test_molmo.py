@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, Qwen2Config, Qwen2ForCausalLM
 
-from tests.reference_models import molmo_images
 from tests.reference_models.common import Draw, below, linear, noise
+from tests.reference_models.image_processors import molmo_images
 from tests.reference_models.molmo import Molmo, write_checkpoint
 
 ASK = [("user", "<image>What?")]

@@ -11,8 +11,9 @@ from transformers.models.idefics2.modeling_idefics2 import (
     Idefics2VisionTransformer,
 )
 
-from tests.reference_models import wemm, wemm_images, words
+from tests.reference_models import wemm, words
 from tests.reference_models.common import PLACEHOLDER, below, noise
+from tests.reference_models.image_processors import wemm_images
 from tests.reference_models.wemm import BEGIN, END, Wemm, write_checkpoint
 
 RELEASED = {"shortest_edge": 756, "longest_edge": 1960}

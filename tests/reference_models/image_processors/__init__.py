@@ -1,1 +1,1 @@
-"""Image processors of reference models whose images are cut into tiles or sized in their own way."""
+"""Image processors of the reference models: tiles, crops and sizes of an image, and its pixels."""

@@ -1,1 +1,1 @@
-"""Reference implementations of text models, some of them the language models of others here."""
+"""Text models of their own, and those that the image models in the folder above share."""

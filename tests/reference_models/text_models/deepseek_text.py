@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tests.reference_models import deepseek_moe
 from tests.reference_models.common import Draw
+from tests.reference_models.text_models import deepseek_moe
 
 EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+_proj)\.weight")
 
