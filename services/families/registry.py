@@ -45,7 +45,7 @@ def find(checkpoint: Checkpoint) -> Family:
     found = found or generic_media.family_of(checkpoint)
     if found is not None:
         return found
-    if checkpoint.text_config is not checkpoint.config:
+    if checkpoint.text_config is not checkpoint.config or checkpoint.vision_config is not None:
         raise _unknown(checkpoint, architecture)
     return generic.GENERIC
 

@@ -26,7 +26,7 @@ OWN = {
     "grpc_port",
     "shutdown_timeout",
 }
-VALUES = (3, True, 0.25, "json", "priority", "swap", "image=2", "/somewhere")
+VALUES = (3, True, 0.25, "json", "priority", "swap", "image=2", "native", "/somewhere")
 
 
 @pytest.fixture
