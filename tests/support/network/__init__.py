@@ -1,0 +1,1 @@
+"""Ports, certificates, raw protocols and small servers for tests over sockets."""
