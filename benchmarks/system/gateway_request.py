@@ -1,8 +1,8 @@
 """Processor time of the gateway for each chat request, whole and streamed.
 
-The gateway runs in a process of its own between played neighbours (`tests/support/neighbours.py`), so the time is its
-own alone, by the kernel's count. `--roots` takes several checkouts: their gateways take turns, round by round, so that
-load from elsewhere falls on all of them.
+The gateway runs in a process of its own between stand-ins for its neighbours (`tests/support/gateway/neighbours.py`),
+so the time is its own alone, by the kernel's count. `--roots` takes several checkouts: their gateways take turns, round
+by round, so that load from elsewhere falls on all of them.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.settings import child_environment, python_path
 from shared.text.text_fold import TokenBytes
-from tests.support.gateway_stage import ANSWER, MODEL, until_ready, write_model
-from tests.support.neighbours import PreprocessPlayer, SchedulerPlayer
+from tests.support.gateway.neighbours import PreprocessPlayer, SchedulerPlayer
+from tests.support.gateway.stage import ANSWER, MODEL, until_ready, write_model
 from tests.support.tokenizers import byte_level_tokenizer
 
 _SENTENCE = "The red circle stands left of the blue square, and a dog looks at both. "

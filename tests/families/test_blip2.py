@@ -27,7 +27,7 @@ from tests.support.checkpoints import (
     reference_inputs,
 )
 from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.preprocess_service import (
+from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
     ids_of,

@@ -17,7 +17,7 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tests.support.checkpoints import generic, load_config, make_checkpoint
-from tests.support.preprocess_service import (
+from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
     ids_of,

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
-from tests.support.gateway_stage import MODEL, Stage, open_stage, until_ready, write_model
+from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready, write_model
 from tests.support.tokenizers import byte_level_tokenizer
 
 

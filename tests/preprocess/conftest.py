@@ -1,6 +1,6 @@
 """Preprocess services with a real Redis and real checkpoints."""
 
-from tests.support.preprocess_fixtures import (
+from tests.support.preprocess.fixtures import (
     clip_folder,
     clip_service,
     llama_folder,

@@ -26,7 +26,7 @@ def escape(way: str, folder: Path) -> dict[str, str]:
         local.listen()
         arguments = [way, str(folder), str(os.getpid()), str(server.getsockname()[1])]
         output = subprocess.run(
-            [sys.executable, "-m", "tests.support.escapes", *arguments],
+            [sys.executable, "-m", "tests.support.preprocess.escapes", *arguments],
             env=child_environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
             capture_output=True,
             text=True,

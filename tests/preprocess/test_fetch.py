@@ -17,7 +17,7 @@ from services.preprocess.download.address_policy import is_public
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from shared.errors import InvalidRequest
 from shared.queue.media_store import media_digest
-from tests.support.preprocess_service import PreprocessMaker, file_of, image_at, picture, turn
+from tests.support.preprocess.service import PreprocessMaker, file_of, image_at, picture, turn
 
 PNG = file_of(picture(60, 60))
 

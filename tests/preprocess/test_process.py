@@ -17,7 +17,7 @@ from shared.net.channels import open_channel
 from shared.settings import child_environment
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
-from tests.support.preprocess_service import (
+from tests.support.preprocess.service import (
     PreprocessMaker,
     RunningPreprocess,
     file_of,

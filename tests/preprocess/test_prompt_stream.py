@@ -9,7 +9,7 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareManyResponse,
     PrepareRequest,
 )
-from tests.support.preprocess_service import PreprocessMaker, file_of, image, picture, text, turn
+from tests.support.preprocess.service import PreprocessMaker, file_of, image, picture, text, turn
 
 
 async def test_a_message_is_answered_in_order_and_a_bad_prompt_fails_alone(

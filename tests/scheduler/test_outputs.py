@@ -8,7 +8,7 @@ import pytest
 
 from shared.queue.token_log import decode_tokens, stride
 from tessera.common.v1 import ending_pb2
-from tests.support.listening import listening
+from tests.support.queue.listening import listening
 from tests.support.scheduler_bench import Bench, generate, logprob_of
 
 LENGTH = ending_pb2.FINISH_REASON_LENGTH

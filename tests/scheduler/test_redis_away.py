@@ -12,7 +12,7 @@ import pytest
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.net.redis_connection import connection_of
-from tests.support.lost_tail import written
+from tests.support.queue.lost_tail import written
 from tests.support.scheduler_bench import Bench, PlayedDecoder, generate
 from tests.support.tokenizers import byte_level_tokenizer, save
 

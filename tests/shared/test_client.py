@@ -13,7 +13,7 @@ import pytest
 
 from shared.client import Client, Event, Failed, GaveUp, Refused
 from shared.client.http import Connection
-from tests.support.ports import closed_port
+from tests.support.network.ports import closed_port
 
 PATH = "/v1/completions"
 DONE = b"data: [DONE]\n\n"

@@ -11,7 +11,7 @@ import redis
 
 from shared.queue.keys import Keys
 from tessera.scheduler.v1 import scheduler_pb2
-from tests.support.ports import free_ports
+from tests.support.network.ports import free_ports
 
 _ROOT = Path(__file__).parents[2]
 

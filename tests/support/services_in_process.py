@@ -24,7 +24,7 @@ from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder import server as vision_encoder
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared.checkpoint.folder import Checkpoint
-from tests.support.gateway_stage import until_ready
+from tests.support.gateway.stage import until_ready
 
 
 @dataclass(frozen=True)

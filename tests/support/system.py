@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 
 from services.launcher.state.folders import Folders
-from tests.support.ports import free_ports
+from tests.support.network.ports import free_ports
 
 _ROOT = Path(__file__).parents[2]
 

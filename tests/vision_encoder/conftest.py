@@ -9,7 +9,7 @@ import torch
 
 from services.vision_encoder.settings import VisionEncoderSettings
 from tests.support.encoder_service import EncoderMaker, RunningEncoder, running
-from tests.support.preprocess_fixtures import (
+from tests.support.preprocess.fixtures import (
     clip_folder,
     clip_service,
     llama_folder,

@@ -13,8 +13,8 @@ from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, Un
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 from tests.support.encoder_service import EncoderMaker
-from tests.support.pixels import pixel_values
-from tests.support.preprocess_service import (
+from tests.support.preprocess.pixels import pixel_values
+from tests.support.preprocess.service import (
     PreprocessMaker,
     RunningPreprocess,
     file_of,

@@ -16,7 +16,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import picture_tensors, run_processor
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import GENERIC, generic, load_reference, make_checkpoint
-from tests.support.preprocess_service import picture
+from tests.support.preprocess.service import picture
 
 SIZES = [(28, 28), (100, 70), (31, 300), (640, 33), (250, 251)]
 # The encoder, and the embedding table that its rows are of, inside the class's language part.

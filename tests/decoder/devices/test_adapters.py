@@ -8,7 +8,7 @@ from services.decoder.devices.base.adapters import Segment
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.loading.linear_weight import in_memory
-from tests.support.instruction_sets import RUNNABLE, open_kernels
+from tests.support.decoder.instruction_sets import RUNNABLE, open_kernels
 
 ROWS, INPUTS, INNER, RANK = 7, 41, 75, 5
 FIRST, SECOND = [1, 2, 5], [0, 6]

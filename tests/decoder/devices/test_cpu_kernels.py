@@ -19,8 +19,8 @@ from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding, build
 from shared.errors import InvalidRequest
-from tests.support.instruction_sets import RUNNABLE, open_kernels
-from tests.support.paged_rows import LENGTHS, ROWS, Cache
+from tests.support.decoder.instruction_sets import RUNNABLE, open_kernels
+from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
 
 CPU = torch.device("cpu")
 if not RUNNABLE:

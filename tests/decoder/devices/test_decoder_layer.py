@@ -10,8 +10,8 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding
-from tests.support.instruction_sets import RUNNABLE, open_kernels
-from tests.support.paged_rows import LENGTHS, ROWS, Cache
+from tests.support.decoder.instruction_sets import RUNNABLE, open_kernels
+from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
 
 if not RUNNABLE:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

@@ -15,8 +15,8 @@ from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels.build import InstructionSet
-from tests.support.instruction_sets import RUNNABLE, open_kernels
-from tests.support.paged_rows import LENGTHS, ROWS, Cache, Row
+from tests.support.decoder.instruction_sets import RUNNABLE, open_kernels
+from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache, Row
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.cpu import ops as cpu
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding, shortlist
-from tests.support.instruction_sets import RUNNABLE, open_kernels
+from tests.support.decoder.instruction_sets import RUNNABLE, open_kernels
 
 if not RUNNABLE:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)

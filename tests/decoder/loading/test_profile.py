@@ -42,7 +42,8 @@ def test_the_largest_step_takes_the_memory_that_was_predicted(tmp_path: Path, ki
 
 def largest_step(folder: Path, options: dict[str, Any]) -> dict[str, int]:
     """The bytes `predicted`, and those that it `took`."""
-    command = [sys.executable, "-m", "tests.support.largest_step", str(folder), json.dumps(options)]
+    module = "tests.support.decoder.largest_step"
+    command = [sys.executable, "-m", module, str(folder), json.dumps(options)]
     path = os.pathsep.join(map(str, (ROOT, ROOT / "protos")))
     said = subprocess.check_output(command, env={**os.environ, "PYTHONPATH": path}, text=True)
     answer: dict[str, int] = json.loads(said.splitlines()[-1])

@@ -21,7 +21,7 @@ from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.support.checkpoints import GENERIC, generic, load_reference, make_checkpoint
 from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.preprocess_service import picture
+from tests.support.preprocess.service import picture
 from tests.support.step_stream import (
     NaiveScheduler,
     StepStream,

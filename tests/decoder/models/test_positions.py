@@ -17,7 +17,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.mrope import Grid, parts_of, published_positions
+from tests.support.decoder.mrope import Grid, parts_of, published_positions
 
 PACES = {"qwen2_vl": 0, "qwen2_5_vl": 2, "qwen2_5_vl at 25": 25}  # tokens_per_second
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.support.checkpoints import load_reference
+from tests.support.decoder.plans import go_on, new_text, whole_prompt
 from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from tests.support.plans import go_on, new_text, whole_prompt
 from tests.support.step_stream import (
     NaiveScheduler,
     StepStream,

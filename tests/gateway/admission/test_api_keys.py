@@ -13,7 +13,7 @@ from services.gateway.gateway import open_gateway
 from services.gateway.settings import GatewaySettings
 from shared import access
 from shared.errors import InvalidRequest, Unauthenticated
-from tests.support.gateway_stage import open_stage
+from tests.support.gateway.stage import open_stage
 
 
 def test_keys_are_those_of_the_flag_and_of_the_file(tmp_path: Path) -> None:

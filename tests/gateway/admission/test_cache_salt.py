@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from shared.net.channels import open_channel
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway_stage import Stage, open_stage
+from tests.support.gateway.stage import Stage, open_stage
 
 KEYS = {"api_key": "ann, bob"}
 

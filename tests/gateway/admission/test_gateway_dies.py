@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.gateway_process import GatewayProcess, beside
-from tests.support.gateway_stage import ANSWER, Stage
-from tests.support.sse import ASK_FOR_IDS, events, merged, with_ids
+from tests.support.gateway.process import GatewayProcess, beside
+from tests.support.gateway.stage import ANSWER, Stage
+from tests.support.network.sse import ASK_FOR_IDS, events, merged, with_ids
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "n": 2, "logprobs": True}

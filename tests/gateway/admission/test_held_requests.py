@@ -9,7 +9,7 @@ from services.gateway.following.follower import Follower
 from services.gateway.telemetry.metrics import Metrics
 from shared.queue import TokenChannel
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
-from tests.support.queue_client import QueueClient
+from tests.support.queue.client import QueueClient
 
 PAUSE_MS = 3000
 

@@ -14,8 +14,8 @@ from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway_stage import ANSWER, Stage, until_ready
-from tests.support.sse import event_ids, events, merged, texts_of, with_ids
+from tests.support.gateway.stage import ANSWER, Stage, until_ready
+from tests.support.network.sse import event_ids, events, merged, texts_of, with_ids
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is there?"}]}

@@ -11,9 +11,9 @@ import pytest
 from services.gateway.gateway import Gateway, open_gateway
 from shared.queue import connect
 from shared.queue.keys import Keys
-from tests.support.gateway_stage import MODEL, Stage, until_ready
-from tests.support.neighbours import Played
-from tests.support.sse import ASK_FOR_IDS
+from tests.support.gateway.neighbours import Played
+from tests.support.gateway.stage import MODEL, Stage, until_ready
+from tests.support.network.sse import ASK_FOR_IDS
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "stream": True}

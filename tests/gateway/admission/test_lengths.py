@@ -14,7 +14,7 @@ from services.gateway.reading.decode import decode
 from shared.errors import InvalidRequest
 from shared.queue.token_log import encode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
-from tests.support.served_model import model
+from tests.support.gateway.served_model import model
 
 
 def read(served: ServedModel, **body: Any) -> ValidRequest:

@@ -13,8 +13,8 @@ from shared.net.registry import Directory, Member
 from shared.queue import connect
 from shared.queue.keys import Keys
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
-from tests.support.gateway_stage import MODEL, Stage
-from tests.support.neighbours import PreprocessPlayer
+from tests.support.gateway.neighbours import PreprocessPlayer
+from tests.support.gateway.stage import MODEL, Stage
 
 
 async def both_known(stage: Stage, second: PreprocessPlayer) -> None:

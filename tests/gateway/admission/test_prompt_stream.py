@@ -19,8 +19,8 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     Part,
     PrepareRequest,
 )
-from tests.support.gateway_stage import MODEL
-from tests.support.neighbours import PreprocessPlayer
+from tests.support.gateway.neighbours import PreprocessPlayer
+from tests.support.gateway.stage import MODEL
 
 
 @asynccontextmanager

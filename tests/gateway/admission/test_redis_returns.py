@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from tests.support.gateway_stage import ANSWER, Stage, open_stage
-from tests.support.sse import ASK_FOR_IDS, events, texts_of
+from tests.support.gateway.stage import ANSWER, Stage, open_stage
+from tests.support.network.sse import ASK_FOR_IDS, events, texts_of
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is there?"}]}
 CHAT = "/v1/chat/completions"

@@ -24,7 +24,7 @@ from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway_stage import Stage, open_stage
+from tests.support.gateway.stage import Stage, open_stage
 
 NONE = Timeouts()
 SERVER = Timeouts(queue_ms=1000, first_token_ms=2000, request_ms=3000)

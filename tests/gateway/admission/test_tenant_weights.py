@@ -10,7 +10,7 @@ from services.gateway.gateway import open_gateway
 from shared.errors import InvalidRequest
 from shared.queue import connect
 from shared.queue.keys import Keys
-from tests.support.gateway_stage import MODEL, Stage
+from tests.support.gateway.stage import MODEL, Stage
 
 ALICE, HEAVY = tenant_of(Caller(""), "alice"), tenant_of(Caller("", api_key="sk-heavy"), "")
 

@@ -9,8 +9,8 @@ import pytest
 from shared.errors import Internal
 from shared.queue import connect
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
-from tests.support.gateway_stage import MODEL, Stage
-from tests.support.sse import event_ids, events, texts_of
+from tests.support.gateway.stage import MODEL, Stage
+from tests.support.network.sse import event_ids, events, texts_of
 from tests.support.tokenizers import token_id
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]

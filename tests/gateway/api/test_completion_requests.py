@@ -13,7 +13,7 @@ from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.reading.decode import decode
 from shared.errors import InvalidRequest
 from shared.queue.token_log import decode_tokens
-from tests.support.served_model import model
+from tests.support.gateway.served_model import model
 
 
 def read_completions(body: Mapping[str, Any], served: ServedModel) -> list[ValidRequest]:

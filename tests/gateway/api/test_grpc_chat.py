@@ -29,8 +29,8 @@ from tessera.gateway.v1.chat_pb2 import (
     VideoFrames,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway_stage import ANSWER, MODEL, Stage, open_stage
-from tests.support.neighbours import score
+from tests.support.gateway.neighbours import score
+from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from tessera.gateway.v1.chat_pb2 import (
     VideoFrames,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway_stage import Stage, open_stage
-from tests.support.raw_http2 import UnfinishedCall
+from tests.support.gateway.stage import Stage, open_stage
+from tests.support.network.raw_http2 import UnfinishedCall
 
 CHAT = "/tessera.gateway.v1.ChatService/Chat"
 

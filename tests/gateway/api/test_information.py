@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from services.gateway.gateway import open_gateway
 from services.launcher.redis.embedded_redis import EmbeddedRedis
-from tests.support.gateway_stage import ANSWER, MODEL, Stage, open_stage, until_ready
+from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage, until_ready
 
 
 async def test_models_are_listed(stage: Stage) -> None:

@@ -8,9 +8,9 @@ import pytest
 from services.gateway.api.openai.logprobs import LogprobsWriter
 from services.gateway.following.logprobs import LogprobFold, TokenLogprob, prompt_entries
 from shared.text.text_fold import TextFold, TokenBytes
-from tests.support.gateway_stage import MODEL, Stage
-from tests.support.neighbours import score
-from tests.support.sse import events, texts_of
+from tests.support.gateway.neighbours import score
+from tests.support.gateway.stage import MODEL, Stage
+from tests.support.network.sse import events, texts_of
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
 TEXT = "The red 🦊 café 龍"

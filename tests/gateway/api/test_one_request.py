@@ -16,7 +16,7 @@ from services.gateway.reading.decode import decode
 from shared.errors import Unavailable
 from tessera.gateway.v1 import chat_pb2
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind, RequestSpec
-from tests.support.served_model import model
+from tests.support.gateway.served_model import model
 
 # Every option that both have; values that a 32-bit float holds exactly.
 OPTIONS: dict[str, Any] = {

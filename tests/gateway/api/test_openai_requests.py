@@ -15,7 +15,7 @@ from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.reading.data_urls import decode_media
 from services.gateway.reading.decode import decode
 from shared.errors import InvalidRequest, NotFound
-from tests.support.served_model import model
+from tests.support.gateway.served_model import model
 from tests.support.tokenizers import byte_level_tokenizer
 
 PIXEL = b"\x89PNG-like bytes"

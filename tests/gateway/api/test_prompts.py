@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from shared.errors import Internal
 from shared.queue.token_log import decode_tokens
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
-from tests.support.gateway_stage import MODEL, Stage, open_stage
-from tests.support.sse import events, texts_of
+from tests.support.gateway.stage import MODEL, Stage, open_stage
+from tests.support.network.sse import events, texts_of
 from tests.support.tokenizers import token_id
 
 PROMPTS = ["The red circle", "A blue square is", "Two"]

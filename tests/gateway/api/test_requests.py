@@ -11,7 +11,7 @@ from shared.net.rpc.errors import calling
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import CancelRequestRequest, GetRequestRequest
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway_stage import ANSWER, Stage
+from tests.support.gateway.stage import ANSWER, Stage
 
 
 async def state_of(stage: Stage, rid: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 from openai import OpenAI
 from tokenizers import Tokenizer
 
-from tests.support.gateway_stage import ANSWER, MODEL, Stage, open_stage
-from tests.support.neighbours import IMAGE_TOKENS
+from tests.support.gateway.neighbours import IMAGE_TOKENS
+from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
 

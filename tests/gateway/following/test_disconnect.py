@@ -9,8 +9,8 @@ import pytest
 
 from services.gateway.http.exchange import Exchange
 from shared.errors import Cancelled
-from tests.support.gateway_stage import Stage
-from tests.support.neighbours import Played
+from tests.support.gateway.neighbours import Played
+from tests.support.gateway.stage import Stage
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 STREAM = json.dumps({"messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()

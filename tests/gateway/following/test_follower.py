@@ -30,7 +30,7 @@ from tessera.scheduler.v1.queue_pb2 import (
     RequestSpec,
 )
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
-from tests.support.gateway_stage import ANSWER, MODEL, Stage
+from tests.support.gateway.stage import ANSWER, MODEL, Stage
 
 STOP = Ending(reason=FinishReason.FINISH_REASON_STOP)
 LETTERS = TokenBytes([bytes([97 + i]) for i in range(26)])

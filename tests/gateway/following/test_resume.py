@@ -25,8 +25,8 @@ from tessera.gateway.v1.chat_pb2 import (
     GenerationOptions,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway_stage import ANSWER, Stage
-from tests.support.sse import ASK_FOR_IDS, event_ids, events, merged, with_ids
+from tests.support.gateway.stage import ANSWER, Stage
+from tests.support.network.sse import ASK_FOR_IDS, event_ids, events, merged, with_ids
 from tests.support.tokenizers import token_id
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

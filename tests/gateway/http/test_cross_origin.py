@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.gateway_stage import Stage, open_stage
+from tests.support.gateway.stage import Stage, open_stage
 
 CHAT = "/v1/chat/completions"
 PAGE = "https://chat.example.org"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.gateway_stage import ANSWER, Stage, open_stage
+from tests.support.gateway.stage import ANSWER, Stage, open_stage
 
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "hello"}]

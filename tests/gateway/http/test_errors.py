@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from shared.errors import Internal, InvalidRequest, Precondition
 from shared.queue import connect
-from tests.support.gateway_stage import ANSWER, MODEL, Stage, open_stage
+from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 

@@ -11,8 +11,8 @@ from services.gateway.gateway import open_gateway, run_gateway
 from shared.errors import Unavailable
 from shared.queue import connect
 from shared.queue.keys import Keys
-from tests.support.gateway_process import beside
-from tests.support.gateway_stage import MODEL, Stage
+from tests.support.gateway.process import beside
+from tests.support.gateway.stage import MODEL, Stage
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "stream": True}
 

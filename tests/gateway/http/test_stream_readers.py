@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidRequest
-from tests.support.gateway_stage import ANSWER, MODEL, Stage
-from tests.support.sse import ASK_FOR_IDS, event_ids, events, texts_of
+from tests.support.gateway.stage import ANSWER, MODEL, Stage
+from tests.support.network.sse import ASK_FOR_IDS, event_ids, events, texts_of
 from tests.support.tokenizers import token_id
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

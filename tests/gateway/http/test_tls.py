@@ -19,8 +19,8 @@ from shared.client.http import HttpClient, HttpError
 from shared.errors import InvalidRequest
 from shared.net import healthcheck
 from shared.net.server_tls import ServerTls
-from tests.support.certificates import Certificates, make_certificates
-from tests.support.gateway_stage import ANSWER, MODEL, Stage
+from tests.support.gateway.stage import ANSWER, MODEL, Stage
+from tests.support.network.certificates import Certificates, make_certificates
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from services.gateway.api.openai.requests import media_urls
 from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.reading.data_urls import decode_with_media
 from services.gateway.reading.decode import decode
-from tests.support.gateway_stage import Stage, open_stage
+from tests.support.gateway.stage import Stage, open_stage
 
 CHAT = "/v1/chat/completions"
 PICTURE = os.urandom(900_000)

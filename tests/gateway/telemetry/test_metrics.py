@@ -11,9 +11,9 @@ from services.gateway.gateway import Gateway
 from shared.queue import connect
 from shared.queue.keys import Keys
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
-from tests.support.gateway_process import beside
-from tests.support.gateway_stage import ANSWER, MODEL, Stage
-from tests.support.neighbours import SECOND_DECODER
+from tests.support.gateway.neighbours import SECOND_DECODER
+from tests.support.gateway.process import beside
+from tests.support.gateway.stage import ANSWER, MODEL, Stage
 
 # As vLLM has them, with the labels that its boards filter by.
 _REQUEST_S = "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"

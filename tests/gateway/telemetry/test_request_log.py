@@ -16,7 +16,7 @@ from shared.net.channels import open_channel
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway_stage import Stage
+from tests.support.gateway.stage import Stage
 
 Lines = list[MutableMapping[str, Any]]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.gateway.admission.admission import Admission
-from tests.support.gateway_stage import Stage
+from tests.support.gateway.stage import Stage
 
 OWN = "trace-7f3.a:b/c+d=e@f_g"
 

@@ -13,7 +13,7 @@ from benchmarks.checkpoints.words import make_tokenizer, save_tokenizer
 from benchmarks.load.words import WordPrompts
 from benchmarks.system import compare
 from shared.text.text_fold import TokenBytes
-from tests.support.openai_like_server import events, playing
+from tests.support.network.openai_like_server import events, playing
 
 
 async def test_a_row_for_each_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from benchmarks.load.command import run
 from benchmarks.load.errors import BenchError
 from benchmarks.load.settings import BenchSettings
 from services.launcher import cli
-from tests.support.gateway_stage import MODEL, open_stage, write_model
-from tests.support.openai_like_server import Played, events, playing
+from tests.support.gateway.stage import MODEL, open_stage, write_model
+from tests.support.network.openai_like_server import Played, events, playing
 from tests.support.tokenizers import byte_level_tokenizer
 
 

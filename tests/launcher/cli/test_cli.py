@@ -16,7 +16,7 @@ import pytest
 from services.launcher import cli
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.settings import DEMO_MODEL
-from tests.support.ports import closed_port, free_ports
+from tests.support.network.ports import closed_port, free_ports
 
 
 def tessera(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shared.settings import DEMO_MODEL, child_environment
-from tests.support.certificates import make_certificates
-from tests.support.hub_server import HubServer
+from tests.support.network.certificates import make_certificates
+from tests.support.network.hub_server import HubServer
 from tests.support.system import System
 
 pytestmark = pytest.mark.timeout(600)

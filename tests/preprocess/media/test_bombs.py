@@ -23,7 +23,7 @@ from services.preprocess.media.video import open_video
 from services.preprocess.worker.pool import ImageWorkerPool
 from shared.artifacts.store import ArtifactStore, Reservation
 from shared.errors import InvalidRequest, Overloaded
-from tests.support.preprocess_service import file_of, picture
+from tests.support.preprocess.service import file_of, picture
 
 LIMITS = ImageLimits(max_pixels=50_000_000, max_video_pixels=400_000_000)
 

@@ -20,8 +20,8 @@ from shared.net.rpc.errors import calling
 from shared.queue.media_store import media_digest
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
-from tests.support.pixels import pixel_values
-from tests.support.preprocess_service import (
+from tests.support.preprocess.pixels import pixel_values
+from tests.support.preprocess.service import (
     PreprocessMaker,
     RunningPreprocess,
     file_of,

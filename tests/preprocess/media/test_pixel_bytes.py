@@ -22,8 +22,8 @@ from services.preprocess.media.processor_config import read_processor_config
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactReader
 from tests.support.checkpoints import make_checkpoint
-from tests.support.pixels import pixel_values
-from tests.support.preprocess_service import PreprocessMaker, file_of, image, picture, turn
+from tests.support.preprocess.pixels import pixel_values
+from tests.support.preprocess.service import PreprocessMaker, file_of, image, picture, turn
 from tests.support.vision_checkpoints import llava_checkpoint
 
 # Sides that divide evenly and sides that do not, up and down, wide and tall.

@@ -25,7 +25,7 @@ from tessera.preprocess.v1.preprocess_pb2 import (
 )
 from tests.support.checkpoints import make_checkpoint
 from tests.support.pictures import animation, png
-from tests.support.preprocess_service import (
+from tests.support.preprocess.service import (
     PreprocessMaker,
     RunningPreprocess,
     file_of,

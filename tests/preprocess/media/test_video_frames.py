@@ -19,10 +19,10 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
 from tests.support.checkpoints import load_config, load_reference, make_checkpoint
+from tests.support.decoder.mrope import parts_of, published_positions
 from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.mrope import parts_of, published_positions
-from tests.support.pixels import pixel_values
-from tests.support.preprocess_service import (
+from tests.support.preprocess.pixels import pixel_values
+from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
     ids_of,

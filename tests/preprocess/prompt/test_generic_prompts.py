@@ -24,7 +24,7 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     Video,
 )
 from tests.support.checkpoints import GENERIC, generic, load_config, make_checkpoint
-from tests.support.preprocess_service import (
+from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
     ids_of,

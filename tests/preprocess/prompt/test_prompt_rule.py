@@ -13,7 +13,7 @@ from services.preprocess.prompt.tokenizer import Ids
 from services.preprocess.settings import PreprocessSettings
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
-from tests.support.preprocess_service import PreprocessMaker, file_of, image, picture, text, turn
+from tests.support.preprocess.service import PreprocessMaker, file_of, image, picture, text, turn
 
 IMAGE = Modality.MODALITY_IMAGE
 PICTURE = file_of(picture(64, 48))

@@ -11,8 +11,8 @@ from transformers import AutoProcessor, AutoTokenizer
 
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest
-from tests.support.pixels import pixel_values
-from tests.support.preprocess_service import (
+from tests.support.preprocess.pixels import pixel_values
+from tests.support.preprocess.service import (
     PreprocessMaker,
     RunningPreprocess,
     file_of,

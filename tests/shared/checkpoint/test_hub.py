@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from shared.settings import DEMO_MODEL, default_model_name, hub_name
-from tests.support.hub_server import COMMIT, HubServer
-from tests.support.ports import closed_port
+from tests.support.network.hub_server import COMMIT, HubServer
+from tests.support.network.ports import closed_port
 
 NAME = "Example/Tiny-VL-1.5"
 FIND = """

@@ -18,7 +18,7 @@ from shared.errors import Unavailable
 from shared.net.redis_connection import Subscription, connection_of
 from shared.queue import Queue, connect
 from shared.queue.keys import Keys
-from tests.support.certificates import Certificates, make_certificates
+from tests.support.network.certificates import Certificates, make_certificates
 
 USER, PASSWORD = "tess:era", "p@ss/w:rd#%"
 LARGE = b"x" * (3 << 20)  # many TLS records

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.queue_client import QueueClient
+from tests.support.queue.client import QueueClient
 
 
 @pytest.fixture

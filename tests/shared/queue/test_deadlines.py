@@ -8,7 +8,7 @@ import pytest
 from shared.errors import Conflict
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Ending
-from tests.support.queue_client import CANCELLED, STOP, QueueClient
+from tests.support.queue.client import CANCELLED, STOP, QueueClient
 
 FAILED = Ending(reason=ending_pb2.FINISH_REASON_ERROR)
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from shared.errors import InvalidRequest, Overloaded
-from tests.support.queue_client import NO_LOAD, STOP, QueueClient
+from tests.support.queue.client import NO_LOAD, STOP, QueueClient
 
 
 async def flood(client: QueueClient, tenant: str, count: int = 30, **more: int) -> list[str]:

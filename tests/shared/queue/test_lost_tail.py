@@ -11,8 +11,8 @@ from shared.queue import RequestSnapshot, TakenRequest
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
-from tests.support.lost_tail import written
-from tests.support.queue_client import STOP, QueueClient
+from tests.support.queue.client import STOP, QueueClient
+from tests.support.queue.lost_tail import written
 
 CANCELLED = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
 

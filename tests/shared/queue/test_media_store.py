@@ -12,7 +12,7 @@ from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import NotFound, Overloaded, Unavailable
 from shared.queue import connect, media_store
 from shared.queue.media_store import MediaStore, media_digest
-from tests.support.lost_tail import go_back_to, keep_copy
+from tests.support.queue.lost_tail import go_back_to, keep_copy
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from shared.errors import Conflict, Overloaded
 from shared.net.registry import Announcement, Directory
 from shared.queue import Append, AppendCode, ControlChannel, token_log
 from tessera.common.v1 import ending_pb2
-from tests.support.listening import listening
-from tests.support.queue_client import NO_LOAD, STOP, QueueClient
+from tests.support.queue.client import NO_LOAD, STOP, QueueClient
+from tests.support.queue.listening import listening
 
 
 async def test_a_reservation_counts_until_it_is_withdrawn_or_admitted(client: QueueClient) -> None:

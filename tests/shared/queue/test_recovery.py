@@ -15,8 +15,8 @@ from shared.net.registry import Announcement, Directory
 from shared.queue import AppendCode, RequestSnapshot, TakenRequest, TokenChannel
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
-from tests.support.lost_tail import go_back_to, keep_copy
-from tests.support.queue_client import NO_LOAD, STOP, QueueClient
+from tests.support.queue.client import NO_LOAD, STOP, QueueClient
+from tests.support.queue.lost_tail import go_back_to, keep_copy
 
 
 async def start_recovery(client: QueueClient) -> None:

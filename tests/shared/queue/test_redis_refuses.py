@@ -11,7 +11,7 @@ import pytest
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.net.redis_connection import connection_of
-from tests.support.queue_client import STOP, QueueClient
+from tests.support.queue.client import STOP, QueueClient
 
 
 class FillableRedis(EmbeddedRedis):

@@ -12,8 +12,8 @@ from shared.queue.scripts import Scripts
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Ending
-from tests.support.listening import listening
-from tests.support.queue_client import NO_LOAD, STOP, QueueClient
+from tests.support.queue.client import NO_LOAD, STOP, QueueClient
+from tests.support.queue.listening import listening
 
 REQUESTS = 2500
 LEFT = {"meta"}  # the keys that stay

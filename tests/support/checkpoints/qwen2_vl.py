@@ -19,7 +19,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tests.support.checkpoints.options import CheckpointOptions, load_config, text_sizes
-from tests.support.mrope import Grid, published_positions
+from tests.support.decoder.mrope import Grid, published_positions
 
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 TOKENS = ["<|vision_start|>", "<|vision_end|>", IMAGE, VIDEO]

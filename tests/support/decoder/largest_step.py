@@ -1,5 +1,6 @@
-"""`python -m support.largest_step FOLDER SETTINGS`: loads a decoder and runs the largest step that a scheduler may send
-it, in a process whose memory nothing else has touched. Prints the bytes that were predicted and those that it took."""
+"""`python -m tests.support.decoder.largest_step FOLDER SETTINGS`: loads a decoder and runs the largest step that a
+scheduler may send it, in a process whose memory nothing else has touched. Prints the bytes that were predicted and
+those that it took."""
 
 import json
 import sys

@@ -12,9 +12,9 @@ from shared.net.registry import Directory
 from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.settings import child_environment, python_path
-from tests.support.gateway_stage import MODEL, Stage, until_ready
+from tests.support.gateway.stage import MODEL, Stage, until_ready
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _START_WITHIN_S = 90  # on a busy machine it imports for many seconds
 
 GatewayProcess = tuple[asyncio.subprocess.Process, httpx.AsyncClient]

@@ -17,8 +17,8 @@ from services.gateway.settings import GatewaySettings
 from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.text.text_fold import TokenBytes
-from tests.support.neighbours import PreprocessPlayer, SchedulerPlayer
-from tests.support.sse import ASK_FOR_IDS
+from tests.support.gateway.neighbours import PreprocessPlayer, SchedulerPlayer
+from tests.support.network.sse import ASK_FOR_IDS
 from tests.support.tokenizers import save, token_id
 
 MODEL = "tiny-vl"

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from services.preprocess.settings import PreprocessSettings
-from tests.support.preprocess_service import PreprocessMaker, RunningPreprocess, running
+from tests.support.preprocess.service import PreprocessMaker, RunningPreprocess, running
 from tests.support.vision_checkpoints import llama_checkpoint, llava_checkpoint
 
 
