@@ -13,6 +13,7 @@ _COMMANDS = {
     "check": "say by whose code a model would be served, or why it cannot be",
     "doctor": "look at this machine and say what is missing",
     "weights": "rewrite the names of a checkpoint's tensors",
+    "convert": "make a checkpoint folder of a file of another program",
     "version": "print the version",
 }
 # Commands of other packages; the launcher's own are named after their modules.
@@ -20,6 +21,7 @@ _MODULES = {
     "bench": "benchmarks.load.command",
     "profile": "services.decoder.profile",
     "weights": "shared.checkpoint.conversion.weights_command",
+    "convert": "shared.checkpoint.conversion.convert_command",
 }
 
 

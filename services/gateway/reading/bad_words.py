@@ -31,9 +31,13 @@ def spellings(word: str, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
     if bare:
         yield bare
         spaced = _ids(tokenizer, " " + word.lstrip())
-        if spaced[0] != bare[0] and len(spaced) == len(bare):
+        if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
             yield spaced
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+    """Empty for what the tokenizer has no token for."""
+    try:
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+    except Exception:  # the library has no class of its own
+        return ()

@@ -115,7 +115,12 @@ class PromptTokenizer:
 
     def _ids(self, text: str) -> list[int]:
         # A batch of one: the library gives the GIL away for batches only, and only they can do without offsets.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except Exception as error:  # the library has no class of its own
+            raise InvalidRequest(
+                "NO_TOKEN", f"the model's tokenizer has no token for a part of the text: {error}"
+            ) from error
         ids: list[int] = encoding.ids
         return ids
 

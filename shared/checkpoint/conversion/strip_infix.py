@@ -1,16 +1,14 @@
 """A copy of a checkpoint in which a part is taken out of the names of tensors."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import torch
-from safetensors.torch import save_file
 
 from shared.checkpoint.conversion.new_folder import new_folder
 from shared.checkpoint.conversion.side_files import copy_side_files, side_files
+from shared.checkpoint.conversion.written_file import Tensors, write_tensors
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
-from shared.errors import InvalidRequest, Precondition
+from shared.errors import InvalidRequest
 from shared.model_config.files import (
     INDEXES,
     Weights,
@@ -19,8 +17,6 @@ from shared.model_config.files import (
     read_json,
     require_weights,
 )
-
-Tensors = dict[str, torch.Tensor]
 
 
 def strip_infix(
@@ -48,8 +44,7 @@ def strip_infix(
         for number, name in enumerate(files, 1):
             tensors, metadata = _renamed(_open(source / name), infix)
             written = _safetensors_name(name)
-            save_file(tensors, folder / written, metadata)
-            _require_equal(folder / written, tensors, metadata)
+            write_tensors(folder / written, tensors, metadata)
             say(f"[{number}/{len(files)}] {written}: {len(tensors)} tensors")
             total += sum(tensor.nbytes for tensor in tensors.values())
             where |= dict.fromkeys(tensors, written)
@@ -125,28 +120,6 @@ def _safetensors_name(name: str) -> str:
     if name.endswith(".safetensors"):
         return name
     return name.replace("pytorch_model", "model", 1).removesuffix(".bin") + ".safetensors"
-
-
-def _require_equal(path: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
-    """Raises Precondition unless the file has these tensors, bit for bit, and this metadata."""
-    for what in _differences(_open(path), tensors, metadata):
-        raise Precondition("COPY_DIFFERS", f"{path.name} is not what was written to it: {what}")
-
-
-def _differences(file: TensorFile, tensors: Tensors, metadata: Mapping[str, str]) -> Iterator[str]:
-    yield from sorted(tensors.keys() ^ set(file.names()))
-    if file.metadata() != metadata:
-        yield "its metadata"
-    for name, tensor in tensors.items():
-        found = file.tensor(name)
-        if (found.shape, found.dtype) != (tensor.shape, tensor.dtype) or not torch.equal(
-            _bits(found), _bits(tensor)
-        ):
-            yield name
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _write_index(

@@ -1,18 +1,21 @@
 """Which file of a folder without `tokenizer.json` has its tokenizer, and that tokenizer. Standard library only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shared.text.tokenizer_formats import tiktoken
 from shared.text.tokenizer_formats.content import Content, added, around
 from shared.text.tokenizer_formats.sentencepiece import sentencepiece
-from shared.text.tokenizer_formats.sentencepiece_file import read_sentencepiece
+from shared.text.tokenizer_formats.sentencepiece_file import SentencePieceModel, read_sentencepiece
 
 OTHER_TOKENIZERS = ("qwen.tiktoken", "ice_text.model", "tokenizer.model")
 # ChatGLM2's and 3's control tokens follow the pieces of their model.
-_CHATGLM = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop")
-_CHATGLM3 = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+CHATGLM_TOKENS = (
+    *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+)
 # ChatGLM-6B's stand among the pieces of its model.
 _CHATGLM_6B = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
 _BEFORE_A_TEXT = ("[gMASK]", "sop")
@@ -35,19 +38,19 @@ def convert(path: Path, model: Mapping[str, Any], tokenizer: Mapping[str, Any]) 
     """
     is_chatglm = model.get("model_type") == "chatglm"
     if path.name == "qwen.tiktoken":
-        return tiktoken.qwen(path, has_vision="visual" in model)
+        return tiktoken.qwen(tiktoken.read_ranks(path), has_vision="visual" in model)
     if path.name == "ice_text.model":
         return _ice_text(path, int(tokenizer.get("num_image_tokens", 20_000)))
     if tiktoken.is_tiktoken(path):
         if not is_chatglm:
             raise ValueError(f"{path}: a file of tiktoken is read for Qwen and GLM-4 alone")
-        return tiktoken.glm4(path)
-    return _chatglm(path) if is_chatglm else _plain(path, tokenizer)
+        return tiktoken.glm4(tiktoken.read_ranks(path))
+    return _converted(path, chatglm) if is_chatglm else _plain(path, tokenizer)
 
 
 def _plain(path: Path, tokenizer: Mapping[str, Any]) -> Content:
     """As stored; the token of a text's beginning goes before it where tokenizer_config.json or its class says so."""
-    made = _converted(path)
+    made = _converted(path, sentencepiece)
     begins = tokenizer.get("add_bos_token")
     if begins is None:
         begins = tokenizer.get("tokenizer_class") in _BEGIN_CLASSES
@@ -59,9 +62,9 @@ def _plain(path: Path, tokenizer: Mapping[str, Any]) -> Content:
     return made
 
 
-def _chatglm(path: Path) -> Content:
+def chatglm(model: SentencePieceModel) -> Content:
     """ChatGLM2's and ChatGLM3's differ in the tokens of roles alone, which nobody writes to ChatGLM2."""
-    made = _converted(path, more=(*_CHATGLM, *_CHATGLM3))
+    made = sentencepiece(model, more=CHATGLM_TOKENS)
     ids = _ids(made)
     for token in made["added_tokens"]:
         token["single_word"] = token["content"] in ("sop", "eop")  # not in "isopropyl"
@@ -70,7 +73,7 @@ def _chatglm(path: Path) -> Content:
 
 def _ice_text(path: Path, offset: int) -> Content:
     """ChatGLM-6B's: line breaks, tabs and runs of blanks are pieces of their own."""
-    made = _converted(path, written=_WRITTEN, offset=offset)
+    made = _converted(path, partial(sentencepiece, written=_WRITTEN, offset=offset))
     places = {entry[0]: index for index, entry in enumerate(made["model"]["vocab"])}
     made["added_tokens"] += [
         added(token, places[token])
@@ -82,9 +85,9 @@ def _ice_text(path: Path, offset: int) -> Content:
     return {**made, "post_processor": around({}, behind)}
 
 
-def _converted(path: Path, **options: Any) -> Content:
+def _converted(path: Path, make: Callable[[SentencePieceModel], Content]) -> Content:
     try:
-        return sentencepiece(read_sentencepiece(path), **options)
+        return make(read_sentencepiece(path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -30,7 +30,7 @@ _QWEN_VL_SPECIAL = (
     *("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>"),
     *("<img>", "</img>", "<imgpad>"),
 )
-_GLM_SPECIAL = (
+GLM_SPECIAL = (
     *("<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
     *("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"),
@@ -44,16 +44,15 @@ def is_tiktoken(path: Path) -> bool:
     return len(first) == 2 and first[1].isdigit()
 
 
-def qwen(path: Path, *, has_vision: bool) -> Content:
-    """Of `qwen.tiktoken`: Qwen-VL has more control tokens than Qwen."""
+def qwen(ranks: Mapping[bytes, int], *, has_vision: bool) -> Content:
+    """Of the ranks of `qwen.tiktoken`: Qwen-VL has more control tokens than Qwen."""
     special = _QWEN_SPECIAL + (_QWEN_VL_SPECIAL if has_vision else ())
-    return {**_content(_ranks(path), special, digits=""), "normalizer": {"type": "NFC"}}
+    return _content(ranks, special, digits="")
 
 
-def glm4(path: Path) -> Content:
-    """Of GLM-4's `tokenizer.model`. Texts that stand alone begin with [gMASK] and <sop>."""
-    ranks = _ranks(path)
-    made = _content(ranks, _GLM_SPECIAL, digits="{1,3}")
+def glm4(ranks: Mapping[bytes, int]) -> Content:
+    """Of the ranks of GLM-4's `tokenizer.model`. Texts that stand alone begin with [gMASK] and <sop>."""
+    made = _content(ranks, GLM_SPECIAL, digits="{1,3}")
     ids = {token["content"]: token["id"] for token in made["added_tokens"]}
     return {
         **made,
@@ -62,14 +61,12 @@ def glm4(path: Path) -> Content:
 
 
 def _content(ranks: Mapping[bytes, int], special: Sequence[str], digits: str) -> Content:
-    """`special` follow the ranks; `digits` says how many go together."""
+    """`special` follow the ranks; `digits` as for `byte_level`."""
     alphabet = {byte: character for character, byte in byte_level_alphabet().items()}
 
     def written(token: bytes) -> str:
         return "".join(alphabet[byte] for byte in token)
 
-    split = {"type": "Split", "pattern": {"Regex": _PATTERN % digits}, "behavior": "Isolated"}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     tokens = [added(token, len(ranks) + place) for place, token in enumerate(special)]
     return content(
         byte_pairs(
@@ -79,14 +76,29 @@ def _content(ranks: Mapping[bytes, int], special: Sequence[str], digits: str) ->
             ignore_merges=True,
         ),
         added_tokens=tokens,
-        pre_tokenizer=sequence(
-            "pretokenizers", [{**split, "invert": False}, {**level, "use_regex": False}]
-        ),
-        decoder={**level, "use_regex": True},
+        **byte_level(digits),
     )
 
 
-def _ranks(path: Path) -> dict[bytes, int]:
+def byte_level(digits: str | None) -> dict[str, Content | None]:
+    """The parts of a tokenizer beside its model that write a text in the alphabet of bytes, and back.
+
+    `digits` is the pattern of how many go together in a word ("": one, as for Qwen; "{1,3}"). None: no words are cut.
+    """
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    steps: list[Content] = [{**level, "use_regex": False}]
+    if digits is not None:
+        pattern = {"Regex": _PATTERN % digits}
+        split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+        steps.insert(0, split)
+    return {
+        "normalizer": {"type": "NFC"} if digits == "" else None,
+        "pre_tokenizer": sequence("pretokenizers", steps),
+        "decoder": {**level, "use_regex": True},
+    }
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
     """Raises ValueError unless the ranks are 0, 1, 2, ..."""
     ranks: dict[bytes, int] = {}
     for line in path.read_bytes().splitlines():

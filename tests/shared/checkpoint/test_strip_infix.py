@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from services.launcher import cli
-from shared.checkpoint.conversion import strip_infix as module
+from shared.checkpoint.conversion import written_file as module
 from shared.checkpoint.folder import Checkpoint
 from tests.support.checkpoints import as_torch_files, make_checkpoint
 
