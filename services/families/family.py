@@ -96,3 +96,8 @@ def load_part(name: str) -> Any:
     """The object that "package.module:name" names. Raises ImportError or AttributeError if there is none."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def is_generic(name: str) -> bool:
+    """Whether a part "package.module:name" runs the code of transformers."""
+    return "generic" in name.partition(":")[0].split(".")

@@ -14,19 +14,14 @@ from importlib.metadata import EntryPoint, entry_points
 
 import services.families
 from services.families import generic, generic_media
-from services.families.family import Family, load_part
+from services.families.family import Family, is_generic, load_part
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.refusal import unsupported
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import DecoderConfig, TextSizes
 
 GROUP = "tessera.families"
 _DEFAULT_TEXT_TYPE = "llama"  # transformers' own, for composite models whose text_config names none
-# By `model_type`: models that are known and have no family here, whose text model alone would be another model.
-_NOT_SERVED = {
-    "deepseek_vl_v2": "DeepSeek-VL2's prompts and encoder are missing here, and transformers has no class for it"
-}
 
 
 def find(checkpoint: Checkpoint) -> Family:
@@ -37,11 +32,8 @@ def find(checkpoint: Checkpoint) -> Family:
     for family in in_tree():
         if family.is_known_by_keys and family.recognises(checkpoint):
             return family
-    missing = _NOT_SERVED.get(str(checkpoint.config.get("model_type")))
-    architecture = checkpoint.kind if missing else checkpoint.architecture
+    architecture = checkpoint.architecture
     found = _native(checkpoint, architecture, lambda family: architecture in family.architectures)
-    if found is None and missing:
-        raise unsupported(checkpoint, missing)
     found = found or generic_media.family_of(checkpoint)
     if found is not None:
         return found
@@ -54,12 +46,13 @@ def find_decoder(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AU
     """The family of the checkpoint's text model, which has its decoder: that of the code of transformers where
     `backend` says so, or where there is no other. Raises as `find` does."""
     family = find(checkpoint)
+    # Such a class may be anything, whatever its text model is called.
+    if is_generic(family.decoder):
+        if backend is ModelBackend.NATIVE:
+            raise _unknown(checkpoint, checkpoint.kind)
+        return family
     if backend is ModelBackend.TRANSFORMERS:
         return generic.GENERIC
-    if family is generic.GENERIC:  # such a class may be anything, whatever its text model is called
-        if backend is ModelBackend.NATIVE:
-            raise _unknown(checkpoint, checkpoint.architecture)
-        return family
     own = family.text_types
     kind = str(checkpoint.text_config.get("model_type") or (*own, _DEFAULT_TEXT_TYPE)[0])
     what = f"{checkpoint.kind} with text model {kind!r}"

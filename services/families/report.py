@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from services.families import registry
-from services.families.family import Family
+from services.families.family import Family, is_generic
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import ServingError
 from shared.model_backends import ModelBackend
@@ -26,8 +26,7 @@ class PartReport:
 def code_of(name: str) -> str:
     """Whose code a part is that a record names "package.module:Class"; a family without one for prompts has the
     tokenizer's alone."""
-    module = name.partition(":")[0]
-    return TRANSFORMERS if "generic" in module.split(".") else NATIVE
+    return TRANSFORMERS if is_generic(name) else NATIVE
 
 
 def parts_of(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AUTO) -> list[PartReport]:

@@ -56,7 +56,7 @@ def load_without(
     config: Any,
     left_out: Sequence[str],
     dtype: torch.dtype,
-    **options: str,
+    **options: Any,
 ) -> Any:
     """The model with empty modules, and no parameters, at some paths: their tensors have no place to go and are not
     read. `options` are those of `from_pretrained`.

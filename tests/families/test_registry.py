@@ -196,15 +196,19 @@ def test_what_transformers_cannot_run_here_is_refused_by_config_json(
 
 
 @pytest.mark.parametrize("names", [{"architectures": ["DeepseekVLV2ForCausalLM"]}, {}])
-def test_a_known_model_without_a_family_is_refused_by_its_name(
+def test_a_model_is_known_by_its_keys_and_not_by_its_text_model(
     tmp_path: Path, names: dict[str, Any]
 ) -> None:
-    own = {"language_config": {"model_type": "deepseek_v2"}, "auto_map": {"AutoConfig": "c.C"}}
-    known = checkpoint(tmp_path, model_type="deepseek_vl_v2", **own, **names)
-    for find in (registry.find, registry.find_decoder, registry.text_sizes):
-        with pytest.raises(InvalidRequest, match="DeepSeek-VL2") as refused:
-            find(known)
-        assert refused.value.reason == "UNSUPPORTED_MODEL"
+    text = {"model_type": "deepseek_v2", "use_mla": False}
+    keys = {"projector_config": {}, "candidate_resolutions": [[384, 384]]}
+    named = {"model_type": "deepseek_vl_v2", "auto_map": {"AutoConfig": "c.C"}, **names}
+    known = checkpoint(tmp_path, language_config=text, **keys, **named)
+    assert registry.find(known) is registry.find_decoder(known)
+    assert registry.find(known).takes_media
+    with pytest.raises(InvalidRequest, match=r"language_config\.use_mla False"):
+        registry.text_sizes(known)
+    with pytest.raises(InvalidRequest):
+        registry.find(checkpoint(tmp_path, language_config=text, **named))
 
 
 def test_code_of_the_checkpoint_is_run_only_if_it_is_trusted(tmp_path: Path) -> None:

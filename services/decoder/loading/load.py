@@ -25,8 +25,8 @@ from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
 from services.decoder.worker.worker import Worker
 from services.families import registry
-from services.families.family import load_part
-from services.families.generic import GENERIC, require_length
+from services.families.family import is_generic, load_part
+from services.families.generic import require_length
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.folder import Checkpoint
 from shared.served_part import ServedPart
@@ -98,7 +98,7 @@ def _load_model(
 ) -> DecoderModel:
     family = registry.find_decoder(checkpoint, settings.model_backend)
     read: Callable[..., DecoderModel] = load_part(family.decoder).load
-    if family is not GENERIC:
+    if not is_generic(family.decoder):
         return read(checkpoint, ops, longest)
     log.info("the model's layers run by the code of transformers")
     trusted, checked = settings.trust_remote_code, not settings.skip_model_check

@@ -103,7 +103,13 @@ class GenericDecoder(DecoderModel):
         require_served(checkpoint, kind, config)
         loaded = load_model(checkpoint, kind, config, ops.dtype).to(ops.device)
         path = registry.find(checkpoint).overrides.get("decoder_path", "")
-        model = loaded.get_submodule(path)
+        return cls.of_class(checkpoint, loaded.get_submodule(path), ops, max_model_len, check)
+
+    @classmethod
+    def of_class(
+        cls, checkpoint: Checkpoint, model: Any, ops: BaseOps, max_model_len: int, check: bool
+    ) -> "GenericDecoder":
+        """Of a model with its weights, on the device of the ops. Raises InvalidRequest as `load` does."""
         fix_rotations(checkpoint, model, max_model_len)
         try:
             with torch.inference_mode():

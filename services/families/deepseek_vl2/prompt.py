@@ -1,0 +1,45 @@
+"""DeepSeek-VL2's prompts: the rows of a picture in the place of `<image>`."""
+
+from collections.abc import Mapping, Sequence
+
+from services.families.deepseek_vl2.sizes import Tiling
+from services.families.family import ItemSize
+from services.preprocess.prompt.prompt_rule import ImageProcessing, MediaSpan, PromptRule, Update
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
+from shared.text.tokenizer_file import read_tokenizer
+from tessera.common.v1.media_pb2 import Modality
+
+_TOKEN = "<image>"
+
+
+class DeepSeekVL2Rule(PromptRule):
+    """Rows by the picture's size. The token's id is the tokenizer's.
+
+    The model was trained to see pictures in tiles only where a prompt has one or two. More are refused: what a picture
+    is made into may not depend on others, or its rows could not be kept for the next prompt.
+    """
+
+    limits: Mapping[Modality.ValueType, int | None] = {Modality.MODALITY_IMAGE: 2}
+
+    def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
+        """Raises InvalidRequest if the tokenizer does not have the token."""
+        self._tiling = Tiling.read(checkpoint)
+        added = read_tokenizer(checkpoint.folder / "tokenizer.json").content["added_tokens"]
+        ids = [int(token["id"]) for token in added if token["content"] == _TOKEN]
+        if not ids:
+            raise InvalidRequest(
+                "BAD_CHECKPOINT",
+                f"{checkpoint.folder}: the tokenizer lacks {_TOKEN}",
+                field="model",
+            )
+        self._token = ids[0]
+
+    def updates(self) -> Sequence[Update]:
+        """See `PromptRule.updates`."""
+        return (Update(Modality.MODALITY_IMAGE, (self._token,)),)
+
+    def span(self, item: ItemSize) -> MediaSpan:
+        """As many of the token as there are rows, ends of lines and the separator among them."""
+        rows = self._tiling.rows(item.width, item.height)
+        return MediaSpan(token_ids=(self._token,) * rows, rows=rows)

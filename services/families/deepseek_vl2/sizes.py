@@ -1,0 +1,86 @@
+"""Into how many tiles a picture of DeepSeek-VL2 is cut, and how many rows they become."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.families.deepseek_vl2.refusal import refused, require
+from services.families.deepseek_vl2.vision_config import VisionConfig
+from services.families.family import ItemSize
+from services.families.llava_next.sizes import best_resolution
+from shared.checkpoint.folder import Checkpoint
+from shared.model_config.files import read_json
+from tessera.common.v1.media_pb2 import Modality
+
+_GREY = (0.5, 0.5, 0.5)  # mean and deviation where no file names them
+_LAYOUT = {"tile_tag": "2D", "global_view_pos": "head"}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """`side`: edge of a tile in pixels; `line`: embedding rows along a tile's edge; `resolutions`: (height, width) in
+    pixels, to one of which a picture is enlarged or reduced before it is cut."""
+
+    side: int
+    line: int
+    resolutions: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> "Tiling":
+        """Raises InvalidRequest for another tower, projector or layout, and for resolutions that are no whole tiles."""
+        config = checkpoint.config
+        require(checkpoint, "", config, _LAYOUT)
+        vision = VisionConfig.read(checkpoint)
+        side = vision.image_size
+        named = [[int(edge) for edge in pair] for pair in config["candidate_resolutions"]]
+        wrong = [
+            pair
+            for pair in named
+            if len(pair) != 2 or min(pair) < side or any(edge % side for edge in pair)
+        ]
+        if wrong or not named or named[0][0] != side:
+            raise refused(
+                checkpoint, f"candidate_resolutions {wrong or named[:1]} of tiles of {side} pixels"
+            )
+        return cls(side, vision.line, tuple((height, width) for width, height in named))
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Columns and rows of tiles of a picture of this many pixels."""
+        tall, wide = best_resolution(width, height, self.resolutions)
+        return wide // self.side, tall // self.side
+
+    def views(self, width: int, height: int) -> int:
+        """Its tiles, and one of the whole picture."""
+        columns, rows = self.grid(width, height)
+        return 1 + columns * rows
+
+    def rows(self, width: int, height: int) -> int:
+        """Embedding rows: lines of the whole picture, a separator, lines across all tiles; each line has an end."""
+        columns, rows = self.grid(width, height)
+        return self.line * (self.line + 1) + 1 + rows * self.line * (columns * self.line + 1)
+
+
+def largest(checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
+    """See `Family.largest`: a picture that fills one of the resolutions."""
+    tiling = Tiling.read(checkpoint)
+    sizes = [(width, height) for height, width in tiling.resolutions]
+    width, height = max(sizes, key=lambda size: tiling.rows(*size))
+    return ItemSize(width, height, tokens=tiling.rows(width, height))
+
+
+def processor(checkpoint: Checkpoint) -> dict[str, Any]:
+    """See `Family.processor_config`: colours by the settings that the model's own processor keeps, tiles by
+    config.json."""
+    path = checkpoint.folder / "processor_config.json"
+    stored = {**(read_json(path) if path.is_file() else {}), **checkpoint.image_processor_config}
+    tiling = Tiling.read(checkpoint)
+    return {
+        "image_processor_type": "services.families.deepseek_vl2.image_processor:TilesImageProcessor",
+        "side": tiling.side,
+        "line": tiling.line,
+        "resolutions": tiling.resolutions,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": stored.get("normalize") is not False,
+        "image_mean": list(stored.get("image_mean") or _GREY),
+        "image_std": list(stored.get("image_std") or _GREY),
+    }

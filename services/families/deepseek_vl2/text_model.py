@@ -1,0 +1,78 @@
+"""DeepSeek-VL2's text model as `language_config` describes it: which class of transformers it is, and its settings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.families.deepseek_vl2.refusal import refused, require
+from shared.checkpoint.folder import Checkpoint
+from shared.model_config.decoder import TextSizes, refuse_quantization
+
+# Of the checkpoint's own configuration class, whose defaults are not those of transformers.
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 102_400,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "moe_intermediate_size": 1407,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+    "topk_method": "greedy",
+    "scoring_func": "softmax",
+    "norm_topk_prob": False,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
+# The only values that are served.
+_ONLY = {"use_mla": True, "moe_layer_freq": 1, "hidden_act": "silu", "attention_bias": False}
+_EXPERTS = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok")
+# What the classes of transformers do for each way to choose experts.
+_V2 = {"scoring_func": "softmax", "norm_topk_prob": False}
+_V3 = {"scoring_func": "sigmoid"}
+_CLASSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "greedy": ("DeepseekV2ForCausalLM", _V2),
+    "group_limited_greedy": ("DeepseekV2ForCausalLM", _V2),
+    "noaux_tc": ("DeepseekV3ForCausalLM", _V3),
+}
+# Keys that say of which class and file the settings are.
+_NAMES = {"architectures", "auto_map", "model_type", "torch_dtype", "transformers_version"}
+
+
+def read(checkpoint: Checkpoint) -> TextSizes:
+    """Raises InvalidRequest for what transformers' classes do not have."""
+    refuse_quantization(checkpoint)
+    _, values = class_and_settings(checkpoint)
+    return TextSizes(
+        vocab_size=int(values["vocab_size"]),
+        hidden_size=int(values["hidden_size"]),
+        num_layers=int(values["num_hidden_layers"]),
+        max_position_embeddings=int(values["max_position_embeddings"]),
+    )
+
+
+def class_and_settings(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
+    """The class's name and what its configuration is made of. Raises InvalidRequest as `read` does."""
+    given = {key: value for key, value in checkpoint.text_config.items() if key not in _NAMES}
+    values = {**_DEFAULTS, **given}
+    part = "language_config"
+    require(checkpoint, part, values, _ONLY)
+    method = str(values["topk_method"])
+    if method not in _CLASSES:
+        raise refused(
+            checkpoint, f"{part}.topk_method {method!r}; {', '.join(_CLASSES)} are served"
+        )
+    name, only = _CLASSES[method]
+    require(checkpoint, f"with topk_method {method}, {part}", values, only)
+    for key in _EXPERTS:
+        if not values.get(key):
+            raise refused(checkpoint, f"{part} has no {key}")
+    groups = {key: values.get(key) or 1 for key in ("n_group", "topk_group")}
+    return name, {**values, **groups}
