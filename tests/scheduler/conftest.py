@@ -18,3 +18,4 @@ async def bench(redis_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
         bench = Bench(stack, redis_url, tmp_path)
         stack.push_async_callback(bench.redis.aclose)
         yield bench
+    assert [what for decoder in bench.decoders for what in decoder.broken] == []

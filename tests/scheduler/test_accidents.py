@@ -14,7 +14,8 @@ from services.scheduler.output.choice import Choice
 from services.scheduler.output.request import Request
 from services.scheduler.requests.deadlines import Deadlines
 from tessera.decoder.v1 import decoder_pb2
-from tests.support.scheduler_bench import Bench, generate
+from tests.support.arithmetic.model import generate
+from tests.support.scheduler_bench import Bench
 
 PROMPT = [1, 2, 3]
 
@@ -25,11 +26,11 @@ async def test_an_answer_that_cannot_be_read_costs_the_link_and_not_the_decoder(
     decoder, _ = await bench.decoder()
     step, torn = decoder.step, list[int]()
 
-    def tear_the_second(plan: decoder_pb2.StepPlan) -> decoder_pb2.StepResult:
-        result = step(plan)
-        if plan.step == 2 and not torn:
+    def tear_the_second(message: decoder_pb2.StepPlan) -> decoder_pb2.StepResult:
+        result = step(message)
+        if message.step == 2 and not torn:
             result.tokens = b"odd"
-            torn.append(plan.step)
+            torn.append(message.step)
         return result
 
     decoder.step = tear_the_second  # type: ignore[method-assign]

@@ -5,17 +5,10 @@ from typing import Any
 import pytest
 
 from services.scheduler.core.beams import BeamSearch
-from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import Error, Sequence
-from tests.support.arithmetic_decoder import (
-    Drive,
-    capacity,
-    generate,
-    search_alone,
-    sequence,
-    top_tokens,
-)
+from services.scheduler.core.sequence import Sequence
+from tests.support.arithmetic.drive import Drive, capacity, search_alone, sequence
+from tests.support.arithmetic.model import MODEL, generate, state_after
 
 
 def beam_search(**changes: object) -> BeamSearch[Sequence]:
@@ -48,7 +41,7 @@ def test_the_hypotheses_are_those_of_a_search_alone(
         assert tokens(drive.found[name]) == tokens(expected)
         assert [h.score for h in drive.found[name]] == [h.score for h in expected]
     assert drive.scheduler.state.blocks.num_used == drive.scheduler.state.num_sequences == 0
-    assert drive.decoder.tokens == {}
+    assert drive.decoder.worker.slots.empty
 
 
 def tokens(found: list[Any]) -> list[list[int]]:
@@ -58,7 +51,7 @@ def tokens(found: list[Any]) -> list[list[int]]:
 def test_no_stop_id_ends_a_beam_before_the_least_number_of_tokens() -> None:
     drive = Drive(Scheduler(capacity()))
     prompt = [3, 1, 4]
-    stops = frozenset(t for t, _ in top_tokens(prompt, 3))
+    stops = frozenset(t for t, _ in MODEL.top(state_after(prompt), 3))
     add(drive, "r", prompt, stop_token_ids=stops, min_tokens=3)
     drive.finish()
     expected = search_alone(prompt, beam_search(stop_token_ids=stops, min_tokens=3))
@@ -106,7 +99,7 @@ def test_cancel_gives_all_slots_back() -> None:
         drive.send()
         assert drive.scheduler.cancel("r")
         drive.finish()
-        assert drive.decoder.tokens == {}
+        assert drive.decoder.worker.slots.empty
         for i in range(8):
             drive.scheduler.add(sequence(f"t{i}", [i], 2))
         drive.send()
@@ -119,12 +112,8 @@ def test_a_failed_beam_ends_the_search() -> None:
     for _ in range(3):
         drive.step()
     drive.send()
-    plan = drive.in_flight.pop()
-    output = drive.decoder.run(plan)
-    output.tokens[1] = -1
-    failed = {1: Error("NAN_LOGITS", "not a number")}
-    progress = list(drive.scheduler.complete(StepOutput(output.tokens, failed, output.top)))
+    progress = drive.answer(failing_rows=[1])
     assert [p.ending is not None for p in progress] == [True]
     assert drive.scheduler.state.num_sequences == drive.scheduler.state.blocks.num_used == 0
     drive.finish()
-    assert drive.decoder.tokens == {}
+    assert drive.decoder.worker.slots.empty

@@ -5,7 +5,8 @@ from typing import Any
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Error, Sequence
-from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
+from tests.support.arithmetic.drive import Drive, capacity, sequence
+from tests.support.arithmetic.model import generate
 
 
 def choices(name: str, prompt: list[int], count: int, n: int, **more: Any) -> list[Sequence]:
@@ -32,14 +33,14 @@ def test_the_prompt_is_computed_once_and_the_partly_filled_block_is_copied_for_a
     for c in range(4):
         assert drive.outputs_of["r", c] == generate(prompt, 9, c)
     assert drive.scheduler.state.blocks.num_used == 0
-    assert drive.decoder.tokens == {}
+    assert drive.decoder.worker.slots.empty
 
 
 def test_a_prompt_that_ends_with_its_block_needs_no_copy() -> None:
     drive = Drive(Scheduler(capacity()))
     drive.scheduler.add(*choices("r", list(range(1, 29)), 3, 3))
     drive.finish()
-    assert drive.decoder.copies == 0
+    assert drive.decoder.worker.blocks_copied == 0
     assert drive.outputs_of["r", 2] == generate(list(range(1, 29)), 3, 2)
 
 
@@ -65,7 +66,7 @@ def test_cancel_ends_all_choices_before_and_after_the_fork() -> None:
         assert len(drive.scheduler.cancel("r")) == 3
         assert drive.scheduler.cancel("r") == []
         drive.finish()
-        assert drive.decoder.tokens == {}
+        assert drive.decoder.worker.slots.empty
         assert drive.scheduler.state.blocks.num_used == drive.scheduler.state.num_sequences == 0
         # All slots are there again.
         drive.scheduler.add(*choices("again", [1, 2, 3], 2, 8))

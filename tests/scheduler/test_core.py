@@ -2,8 +2,9 @@
 
 from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import EndReason, Error, MediaSpan, by_priority
-from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
+from services.scheduler.core.sequence import EndReason, MediaSpan, by_priority
+from tests.support.arithmetic.drive import Drive, capacity, sequence, with_pictures
+from tests.support.arithmetic.model import generate
 
 
 def test_outputs_are_those_of_an_undisturbed_run() -> None:
@@ -179,7 +180,7 @@ def test_sequences_with_all_slots_get_embeddings_beyond_the_encoder_budget() -> 
         span = MediaSpan(bytes([item]) * 16, before, 6, 6)
         prompt = [1] * before + [99] * 6 + [2] * 3
         assert scheduler.add(sequence(f"r{number}", prompt, 2, number, media=(span,))) is None
-        expected[f"r{number}", 0] = generate(prompt, 2)
+        expected[f"r{number}", 0] = generate(with_pictures(prompt, [span]), 2)
         for wanted in scheduler.state.media.take_wanted():
             scheduler.embeddings_encoded(wanted.digest, wanted.digest)
     for _ in range(10):
@@ -250,7 +251,7 @@ def test_cancel_frees_blocks_in_the_next_plan() -> None:
     assert not drive.scheduler.cancel("r")
     assert drive.scheduler.state.blocks.num_used == 0
     drive.finish()
-    assert drive.decoder.tokens == {}
+    assert drive.decoder.worker.slots.empty
     assert drive.outputs["r"] == []
 
 
@@ -290,16 +291,10 @@ def test_a_sequence_that_shares_a_block_of_a_failed_row_computes_it_again() -> N
     for i in range(3):
         drive.scheduler.add(sequence(f"r{i}", [*prefix, 50 + i], 4, i))
     drive.send()
-    plan = drive.in_flight.pop(0)
-    drive.decoder.run(plan)
-    drive.decoder.content.clear()  # the leader's row wrote nothing
     drive.send()
-    late = drive.in_flight.pop(0)
-    progress = drive.scheduler.complete(
-        StepOutput([-1, 1, 1], {0: Error("NAN_LOGITS", "not a number")})
-    )
+    progress = drive.answer(failing_rows=[0])  # the leader's row writes nothing
     assert [(p.sequence.request_id, p.token) for p in progress] == [("r0", None)]
-    assert len(drive.scheduler.complete(StepOutput([1] * len(late.samples)))) == 0
+    assert drive.answer() == []
     drive.finish()
     for i in (1, 2):
         assert drive.outputs[f"r{i}"] == generate([*prefix, 50 + i], 4)
@@ -314,11 +309,7 @@ def test_blocks_of_a_cancelled_sequence_that_shared_a_failed_row_leave_the_cache
     drive.scheduler.add(sequence("sharer", longer, 2, 1))
     drive.send()
     drive.scheduler.cancel("sharer")
-    plan = drive.in_flight.pop(0)
-    output = drive.decoder.run(plan)
-    for sample in drive.decoder.fail(plan, 0):
-        output.tokens[sample] = -1
-    drive.scheduler.complete(StepOutput(output.tokens, {0: Error("NAN_LOGITS", "not a number")}))
+    drive.answer(failing_rows=[0])
     drive.scheduler.add(sequence("begins alike", [*prefix, 60], 2, 2))
     drive.finish()
     drive.scheduler.add(sequence("alike", longer, 2, 3))
@@ -355,7 +346,8 @@ def test_sealed_blocks_are_full_committed_and_findable() -> None:
         drive.answer()
     fresh = Drive(Scheduler(capacity()))
     fresh.scheduler.state.blocks.adopt(sealed)
-    fresh.decoder.content = drive.decoder.content
+    fresh.decoder = drive.decoder
+    fresh.decoder.worker.reset()
     fresh.scheduler.add(sequence("again", list(range(1, 12)), 12))
     fresh.send()
     assert fresh.in_flight[0].rows[0].start == 8
@@ -418,4 +410,4 @@ def test_an_item_before_a_cached_prefix_does_not_hold_up_what_is_behind_it() -> 
         for digest in drive.fetches:
             scheduler.embeddings_ready(digest)
         drive.fetches.clear()
-    assert drive.outputs["two"] == generate([*prompt, 5], 1)
+    assert drive.outputs["two"] == drive.generate([*prompt, 5], 1, media=items)

@@ -4,7 +4,9 @@ import asyncio
 from collections import Counter
 
 from shared.queue.token_log import stride
-from tests.support.scheduler_bench import Bench, PlayedDecoder, generate
+from tests.support.arithmetic.model import generate
+from tests.support.arithmetic.service import ArithmeticDecoder
+from tests.support.scheduler_bench import Bench
 
 PROMPT = [1, 2, 3]
 
@@ -15,7 +17,7 @@ async def until(condition, within_s: float = 30.0) -> None:  # type: ignore[no-u
             await asyncio.sleep(0.01)
 
 
-def longest(decoder: PlayedDecoder) -> int:
+def longest(decoder: ArithmeticDecoder) -> int:
     return min(map(len, decoder.slots.values()), default=0)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.media_pb2 import MediaItem
-from tests.support.scheduler_bench import Bench, generate
+from tests.support.arithmetic.model import generate
+from tests.support.scheduler_bench import Bench
 
 PROMPT = [1, 2, 3]
 

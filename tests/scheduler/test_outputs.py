@@ -8,8 +8,9 @@ import pytest
 
 from shared.queue.token_log import decode_tokens, stride
 from tessera.common.v1 import ending_pb2
+from tests.support.arithmetic.model import MODEL, generate, state_after
 from tests.support.queue.listening import listening
-from tests.support.scheduler_bench import Bench, generate, logprob_of
+from tests.support.scheduler_bench import Bench
 
 LENGTH = ending_pb2.FINISH_REASON_LENGTH
 
@@ -18,6 +19,18 @@ def pairs(records: bytes, k: int) -> list[list[tuple[int, float]]]:
     """Ids and log-probabilities of each record, the token's own first."""
     kind = [("token", "<i4"), ("pairs", [("id", "<i4"), ("logprob", "<f4")], 1 + k)]
     return [[(int(i), float(v)) for i, v in row["pairs"]] for row in np.frombuffer(records, kind)]
+
+
+def logprob_of(history: list[int], place: int) -> float:
+    """What the decoder says of the token at this place."""
+    return MODEL.logprobs(state_after(history[:place]))[history[place]]
+
+
+def expected_pairs(history: list[int], place: int, k: int) -> list[tuple[int, Any]]:
+    """Ids and log-probabilities that the record of the token at this place must hold."""
+    best = MODEL.top(state_after(history[:place]), k)
+    entries = [(history[place], logprob_of(history, place)), *best]
+    return [(token, pytest.approx(value)) for token, value in entries]
 
 
 async def test_each_choice_has_its_log_and_its_ending(bench: Bench) -> None:
@@ -78,9 +91,8 @@ async def test_log_probabilities_are_in_the_records_and_in_the_published_deltas(
     for c, (records, _) in enumerate(answers):
         tokens = generate([1, 2, 3], 9, c)
         assert decode_tokens(records, stride(k)) == tokens
-        for token, found in zip(tokens, pairs(records, k), strict=True):
-            best: list[Any] = [(token + r, pytest.approx(logprob_of(token, r))) for r in range(k)]
-            assert found == [(token, pytest.approx(logprob_of(token, 0))), *best]
+        for i, found in enumerate(pairs(records, k)):
+            assert found == expected_pairs([1, 2, 3, *tokens], 3 + i, k)
         told = [e for e in events if e.choice == c]
         assert b"".join(e.records for e in told) == records
         assert {e.stride for e in told} == {stride(k)}
@@ -100,8 +112,7 @@ async def test_prompt_log_probabilities_come_in_pieces_before_any_output(bench: 
     log = await bench.prompt_log(rid)
     assert decode_tokens(log, stride(2)) == prompt[1:]
     for i, found in enumerate(pairs(log, 2), 1):
-        best: list[Any] = [(i + r, pytest.approx(logprob_of(i, r))) for r in range(2)]
-        assert found == [(prompt[i], pytest.approx(logprob_of(prompt[i], 0))), *best]
+        assert found == expected_pairs(prompt, i, 2)
     pieces = [e for e in told if e.choice == -1]
     assert len(pieces) > 1 and told[: len(pieces)] == pieces
     assert b"".join(e.records for e in pieces) == log
@@ -150,8 +161,9 @@ async def test_a_log_that_lost_its_end_is_written_again_with_everything(bench: B
     for c, (records, _) in enumerate(await bench.answers(rid, 2, stride(1))):
         tokens = generate([1, 2, 3], 60, c)
         assert decode_tokens(records, stride(1)) == tokens
-        expected: list[Any] = [(t, pytest.approx(logprob_of(t, 0))) for t in tokens]
-        assert [p[0] for p in pairs(records, 1)] == expected
+        history = [1, 2, 3, *tokens]
+        expected = [expected_pairs(history, 3 + i, 1) for i in range(len(tokens))]
+        assert pairs(records, 1) == expected
     assert (await bench.answer(plain))[0] == generate([4, 5, 6], 60)
 
 
@@ -164,7 +176,7 @@ async def test_of_best_of_outputs_the_best_are_logged_at_once(bench: Bench) -> N
     found = await bench.queue.read(rid, 2)
     assert found is not None and found.records == (b"", b"")
     outputs = [generate([1, 2, 3], 20, c) for c in range(5)]
-    outputs.sort(key=lambda tokens: -sum(logprob_of(t, 0) for t in tokens) / len(tokens))
+    outputs.sort(key=lambda tokens: -sum(logprob_of([1, 2, 3, *tokens], 3 + i) for i in range(20)))
     answers = await bench.answers(rid, 2, stride(1))
     assert [decode_tokens(records, stride(1)) for records, _ in answers] == outputs[:2]
     assert [p[0][0] for p in pairs(answers[0][0], 1)] == outputs[0]

@@ -7,7 +7,7 @@ from services.scheduler.core.parts import AttentionKind
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import MediaSpan
-from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
+from tests.support.arithmetic.drive import Drive, capacity, sequence
 
 MEDIA, PREFIX = AttentionKind.BIDIRECTIONAL_MEDIA, AttentionKind.PREFIX_LM
 TEXT = [i % 90 + 1 for i in range(100)]
@@ -67,9 +67,9 @@ def test_streams_decode_beside_a_long_span(budget: int) -> None:
     (largest,) = [plan for plan in plans if plan.num_tokens >= 256]
     assert len(largest.row_slot) > (20 if budget > 8 else 5)
     drive.finish()
-    assert drive.outputs["picture"] == generate(prompt, 5)
+    assert drive.outputs["picture"] == drive.generate(prompt, 5, media=(span(1, 6, 256),))
     for number in range(5):
-        assert drive.outputs[f"s{number}"] == generate([number + 1] * 3, 60)
+        assert drive.outputs[f"s{number}"] == drive.generate([number + 1] * 3, 60)
 
 
 def test_only_one_span_at_a_time_exceeds_the_budget() -> None:
@@ -120,7 +120,7 @@ def test_a_cached_prefix_never_ends_inside_a_span() -> None:
         # Blocks of four tokens: 24 tokens are cached, which is inside the second span, 20 of them are used.
         assert sum(counts(plans, f"r{number}")) == len(prompt) - (20 if number else 0)
         drive.finish()
-        assert drive.outputs[f"r{number}"] == generate(prompt, 3)
+        assert drive.outputs[f"r{number}"] == drive.generate(prompt, 3, media=media)
     other = (span(3, 6, 10), span(2, 20, 7))
     drive.scheduler.add(sequence("other", [*head, 3], 1, 9, media=other))
     make_ready(drive)
@@ -136,7 +136,7 @@ def test_a_prefix_is_computed_whole_and_found_by_equal_prompts_alone() -> None:
         plans = run(drive, name)
         assert counts(plans, name) == [50 - 48] if number == 1 else [len(prompt)]
         drive.finish()
-        assert drive.outputs[name] == generate(prompt, 6)
+        assert drive.outputs[name] == drive.generate(prompt, 6)
 
 
 def test_the_name_of_every_block_depends_on_the_whole_prefix() -> None:
@@ -169,7 +169,7 @@ def test_a_whole_prompt_reuses_nothing_of_others() -> None:
         drive.scheduler.add(sequence(f"r{number}", TEXT[:50], 6, number))
         assert counts(run(drive, f"r{number}"), f"r{number}") == [50]
         drive.finish()
-        assert drive.outputs[f"r{number}"] == generate(TEXT[:50], 6)
+        assert drive.outputs[f"r{number}"] == drive.generate(TEXT[:50], 6)
 
 
 @pytest.mark.parametrize("mode", list(PreemptionMode))
@@ -196,7 +196,7 @@ def test_state_is_computed_again_and_forked(mode: PreemptionMode, whole: bool) -
     assert state.preemptions > 0 and state.swaps == 0 and state.blocks.hits == 0
     for number in range(3):
         for choice in range(2):
-            expected = generate(TEXT[:13], 30, choice)
+            expected = drive.generate(TEXT[:13], 30, choice)
             assert drive.outputs_of[f"r{number}", choice] == expected
 
 

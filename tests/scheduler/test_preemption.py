@@ -4,7 +4,8 @@ import pytest
 
 from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import POLICIES
-from tests.support.arithmetic_decoder import Drive, capacity, generate, sequence
+from tests.support.arithmetic.drive import Drive, capacity, sequence
+from tests.support.arithmetic.model import generate
 
 
 def crowd(drive: Drive, number: int = 4, count: int = 30) -> dict[str, list[int]]:
@@ -24,7 +25,7 @@ def test_outputs_are_the_same_with_every_preemption_mode(mode: PreemptionMode) -
         assert drive.outputs[name] == generate(prompt, 30)
     assert drive.scheduler.state.preemptions > 0
     assert (drive.scheduler.state.swaps > 0) == (mode is not PreemptionMode.RECOMPUTE)
-    assert (drive.decoder.swapped_in > 0) == (drive.scheduler.state.swaps > 0)
+    assert (drive.decoder.worker.blocks_swapped_in > 0) == (drive.scheduler.state.swaps > 0)
     assert drive.scheduler.state.host.num_free == 24
     assert drive.scheduler.state.blocks.num_used == 0
 
@@ -68,7 +69,7 @@ def test_what_a_cancelled_sequence_had_swapped_out_is_free_again() -> None:
         drive.scheduler.cancel(name)
     assert drive.scheduler.state.host.num_free == 24
     drive.finish()
-    assert drive.decoder.tokens == {}
+    assert drive.decoder.worker.slots.empty
 
 
 def test_a_swapped_out_sequence_computes_nothing_twice() -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from services.scheduler.server import FENCED
 from shared.settings import child_environment, python_path
-from tests.support.scheduler_bench import MODEL, Bench, PlayedDecoder, generate
+from tests.support.arithmetic.model import generate
+from tests.support.arithmetic.service import ArithmeticDecoder
+from tests.support.scheduler_bench import MODEL, Bench
 
 PROMPT = [1, 2, 3]
 LENGTH = 240
@@ -40,7 +42,7 @@ async def scheduler(bench: Bench, socket: Path) -> AsyncIterator[asyncio.subproc
         await process.wait()
 
 
-async def begin(bench: Bench, decoder: PlayedDecoder) -> list[str]:
+async def begin(bench: Bench, decoder: ArithmeticDecoder) -> list[str]:
     rids = [await bench.ask([*PROMPT, i], max_tokens=LENGTH) for i in range(4)]
     async with asyncio.timeout(WITHIN_S):
         while len(decoder.slots) < 4 or min(map(len, decoder.slots.values())) < 20:
@@ -48,14 +50,14 @@ async def begin(bench: Bench, decoder: PlayedDecoder) -> list[str]:
     return rids
 
 
-async def bound(decoder: PlayedDecoder) -> None:
+async def bound(decoder: ArithmeticDecoder) -> None:
     """Waits until the first scheduler has the decoder: one that starts now is a spare."""
     async with asyncio.timeout(WITHIN_S):
         while not decoder.largest_lease:
             await asyncio.sleep(0.01)
 
 
-async def taken_over(decoder: PlayedDecoder) -> None:
+async def taken_over(decoder: ArithmeticDecoder) -> None:
     """Waits until another scheduler runs requests on the decoder."""
     lease = decoder.largest_lease
     async with asyncio.timeout(WITHIN_S):

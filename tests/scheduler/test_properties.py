@@ -13,10 +13,9 @@ from hypothesis.stateful import (
 
 from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.parts import AttentionKind
-from services.scheduler.core.plan import StepOutput
 from services.scheduler.core.scheduler import PreemptionMode, Scheduler
-from services.scheduler.core.sequence import POLICIES, EndReason, Error, MediaSpan, Sequence
-from tests.support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
+from services.scheduler.core.sequence import POLICIES, EndReason, MediaSpan, Sequence
+from tests.support.arithmetic.drive import Drive, capacity, search_alone, sequence, start_of
 
 BLOCK = 4
 SPAN = 6
@@ -113,7 +112,7 @@ class AnyOrder(RuleBasedStateMachine):
         choices = [sequence(name, prompt, count, choice=c, **more) for c in range(n)]
         assert self.scheduler.add(*choices) is None
         for c in range(n):
-            self.expected[name, c] = generate(prompt, count, c)
+            self.expected[name, c] = self.drive.generate(prompt, count, c)
 
     @rule(
         tail=st.lists(st.integers(1, 90), min_size=1, max_size=12),
@@ -125,7 +124,7 @@ class AnyOrder(RuleBasedStateMachine):
         """A request comes from another scheduler with a part of its output."""
         name = self.name()
         count = min(known + count, self.room(tail))
-        output = generate(tail, count)
+        output = self.drive.generate(tail, count)
         tokens = tail + output[: min(known, count - 1)]
         one = Sequence(name, tokens, len(tail), count, arrival=self.number)
         one.isolated_until = alone and len(tokens) + alone
@@ -158,7 +157,8 @@ class AnyOrder(RuleBasedStateMachine):
             "stop_token_ids": stops,
         }
         search = BeamSearch[Sequence](**options)  # type: ignore[arg-type]
-        first = sequence(name, tail, search.max_tokens, self.number, beams=search)
+        asked = {"beams": search, "num_logprobs": search.num_top}
+        first = sequence(name, tail, search.max_tokens, self.number, **asked)
         first.isolated_until = alone
         assert self.scheduler.add(first) is None
         self.searches[name] = (tail, options)
@@ -180,7 +180,7 @@ class AnyOrder(RuleBasedStateMachine):
         count = min(count, self.room(prompt))
         one = sequence(name, prompt, count, self.number, media=tuple(spans))
         assert self.scheduler.add(one) is None
-        self.expected[name, 0] = generate(prompt, count)
+        self.expected[name, 0] = self.drive.generate(prompt, count, media=spans)
 
     @rule()
     def encode(self) -> None:
@@ -220,20 +220,8 @@ class AnyOrder(RuleBasedStateMachine):
         row = data.draw(st.sampled_from(range(len(plan.row_slot))))
         if plan.row_sequence[row].ended or plan.row_sequence[row] in self.drive.restarted():
             return
-        self.drive.in_flight.pop(0)
-        output = self.drive.decoder.run(plan, self.drive.restarted())
         self.gone.add(plan.row_sequence[row].request_id)
-        for sample in self.drive.decoder.fail(plan, row):
-            output.tokens[sample] = -1
-        failed = {row: Error("NAN_LOGITS", "not a number")}
-        result = self.scheduler.complete(StepOutput(output.tokens, failed, output.top))
-        for p in result:
-            if p.token is not None:
-                self.drive.outputs_of[p.sequence.request_id, p.sequence.choice].append(p.token)
-            if p.ending is not None:
-                self.drive.endings_of[p.sequence.request_id, p.sequence.choice] = p.ending.reason
-        for search in result.beams:
-            self.drive.found[search.live[0].request_id] = search.finished
+        self.drive.answer(failing_rows=[row])
 
     def no_row_is_past_missing_embeddings(self) -> None:
         plan = self.drive.in_flight[-1]
@@ -291,7 +279,8 @@ class AnyOrder(RuleBasedStateMachine):
                 assert drive.endings_of[name, choice] is EndReason.LENGTH
         for name, (prompt, options) in self.searches.items():
             if name not in self.gone:
-                alone = search_alone(prompt, BeamSearch[Sequence](**options))  # type: ignore[arg-type]
+                search = BeamSearch[Sequence](**options)  # type: ignore[arg-type]
+                alone = search_alone(prompt, search, start_of(scheduler.capacity, prompt))
                 assert [h.steps() for h in drive.found[name]] == [h.steps() for h in alone]
 
 

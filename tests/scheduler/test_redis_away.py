@@ -12,8 +12,10 @@ import pytest
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.net.redis_connection import connection_of
+from tests.support.arithmetic.model import generate
+from tests.support.arithmetic.service import ArithmeticDecoder
 from tests.support.queue.lost_tail import written
-from tests.support.scheduler_bench import Bench, PlayedDecoder, generate
+from tests.support.scheduler_bench import Bench
 from tests.support.tokenizers import byte_level_tokenizer, save
 
 PROMPT = [1, 2, 3]
@@ -30,7 +32,7 @@ async def bench(private_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[B
         yield bench
 
 
-async def generated(decoder: PlayedDecoder, count: int, sequences: int = 1) -> None:
+async def generated(decoder: ArithmeticDecoder, count: int, sequences: int = 1) -> None:
     """Waits until a decoder has that many tokens of each of so many sequences."""
     async with asyncio.timeout(30):
         while (

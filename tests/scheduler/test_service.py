@@ -16,8 +16,9 @@ from shared.text.text_fold import TokenBytes
 from tessera.common.v1 import ending_pb2
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, GetLoadResponse
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from tests.support.arithmetic.model import generate
 from tests.support.queue.listening import listening
-from tests.support.scheduler_bench import Bench, generate
+from tests.support.scheduler_bench import Bench
 
 
 async def test_requests_are_taken_run_and_logged(bench: Bench) -> None:

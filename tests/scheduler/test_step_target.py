@@ -1,5 +1,7 @@
 """A step's length is bounded in time while sequences decode: the core against a decoder whose times are known."""
 
+from collections.abc import Collection
+
 import pytest
 
 from services.scheduler.core.beams import BeamSearch
@@ -8,7 +10,7 @@ from services.scheduler.core.parts import AttentionKind
 from services.scheduler.core.plan import Progress, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, MediaSpan, Sequence
-from tests.support.arithmetic_decoder import Drive, capacity, generate, search_alone, sequence
+from tests.support.arithmetic.drive import Drive, capacity, search_alone, sequence, start_of
 
 TARGET_MS = 250.0
 BLOCK = 16
@@ -39,9 +41,9 @@ class SlowDrive(Drive):
             self.plans.append(self.in_flight[-1])
         return sent
 
-    def answer(self) -> list[Progress]:
+    def answer(self, failing_rows: Collection[int] = ()) -> list[Progress]:
         plan = self.in_flight[0]
-        progress = super().answer()
+        progress = super().answer(failing_rows)
         if plan.num_tokens:
             took = 1000 * self.took_ms(plan)
             self.scheduler.costs.learn(plan.num_tokens, plan.num_pairs, took)
@@ -70,7 +72,7 @@ class SlowDrive(Drive):
             while len(self.in_flight) < 2:
                 assert self.send()
             self.answer()
-        assert self.outputs["long"][0] == generate(prompt, 1)[0]
+        assert self.outputs["long"][0] == self.generate(prompt, 1)[0]
         return [count for plan in self.plans if (count := self.prompt_tokens(plan))]
 
 
@@ -139,14 +141,17 @@ def test_a_wrong_announcement_is_corrected_by_what_is_seen() -> None:
 def test_beams_bound_steps_also_while_their_answer_is_in_flight() -> None:
     drive = SlowDrive()
     search = BeamSearch[Sequence](num_beams=2, max_tokens=6)
-    drive.scheduler.add(sequence("beams", [5, 6, 7], 6, 0, beams=search))
+    drive.scheduler.add(
+        sequence("beams", [5, 6, 7], 6, 0, beams=search, num_logprobs=search.num_top)
+    )
     drive.send()
     drive.scheduler.add(sequence("long", [8] * 200, 2, 1))
     drive.send()  # the search waits for its first answer
     assert [row.sequence.request_id for row in drive.in_flight[1].rows] == ["long"]
     assert drive.in_flight[1].rows[0].count == BLOCK
     drive.finish()
-    alone = search_alone([5, 6, 7], BeamSearch[Sequence](num_beams=2, max_tokens=6))
+    start = start_of(drive.scheduler.capacity, [5, 6, 7])
+    alone = search_alone([5, 6, 7], BeamSearch[Sequence](num_beams=2, max_tokens=6), start)
     assert [h.score for h in drive.found["beams"]] == [h.score for h in alone]
 
 
@@ -170,7 +175,7 @@ def test_a_span_that_may_not_be_split_takes_the_time_that_it_needs() -> None:
     counts = [count for plan in drive.plans if (count := drive.prompt_tokens(plan))]
     # Text up to the first item, each item whole, text by the time that is left.
     assert counts == [16, 16, 8, 100, 30, 16, 14]
-    assert drive.outputs["long"][0] == generate(prompt, 1)[0]
+    assert drive.outputs["long"][0] == drive.generate(prompt, 1, media=media)[0]
 
 
 def test_a_span_that_can_never_be_computed_whole_is_refused() -> None:

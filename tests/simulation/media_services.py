@@ -42,7 +42,8 @@ from tessera.vision_encoder.v1.vision_encoder_pb2 import (
     ReleaseRequest,
     ReleaseResponse,
 )
-from tests.simulation.arithmetic import HIDDEN, picture_value
+from tests.simulation.arithmetic import HIDDEN
+from tests.support.arithmetic.model import picture_value
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

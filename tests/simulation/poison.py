@@ -9,8 +9,9 @@ import numpy as np
 
 from services.decoder.worker.plan import Plan
 from shared.errors import Internal
-from tests.simulation.arithmetic import MODEL, ArithmeticWorker, Deliver
+from tests.simulation.arithmetic import Deliver, VirtualWorker
 from tests.simulation.client import DEADLY, RESUMES, Wish
+from tests.support.arithmetic.model import MODEL
 
 _DIES, _FAILS = 1, 2
 
@@ -26,7 +27,7 @@ def poison(*, dies: bool, after: int, key: str = "") -> Wish:
     return replace(Wish.plain(prompt, 40, key), kind=RESUMES)
 
 
-class MortalWorker(ArithmeticWorker):
+class MortalWorker(VirtualWorker):
     """A worker that crashes on poison requests: it calls `strike(dies)`, which ends the process if it `dies`."""
 
     def __init__(self, strike: Callable[[bool], None], *args: Any) -> None:

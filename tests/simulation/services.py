@@ -18,10 +18,10 @@ from services.gateway.http.server import HttpServer
 from services.gateway.settings import GatewaySettings
 from services.scheduler import server as scheduler_server
 from services.scheduler.settings import SchedulerSettings
-from tests.simulation.arithmetic import BLOCK_SIZE, MODEL
 from tests.simulation.media_services import ROWS, serve_encoder, serve_preprocess
 from tests.simulation.surroundings import MAX_MODEL_LEN, model_folder
 from tests.simulation.virtual_loop import Process
+from tests.support.arithmetic.model import BLOCK_SIZE, MODEL
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -15,9 +15,9 @@ import structlog
 from shared import environment
 from shared.net import transport
 from shared.text.text_fold import TokenBytes
-from tests.simulation.arithmetic import MODEL
 from tests.simulation.redis_server import SimulatedRedis
 from tests.simulation.rpc import SimulatedChannel, SimulatedServer
+from tests.support.arithmetic.model import MODEL
 from tests.support.tokenizers import byte_level_tokenizer
 
 MAX_MODEL_LEN = 120

@@ -8,10 +8,11 @@ from services.decoder.models.needs import Needs
 from services.decoder.worker.plan import Limits
 from services.scheduler.core.plan import StepPlan
 from tests.simulation import services
-from tests.simulation.arithmetic import BLOCK_SIZE, MODEL, ArithmeticWorker, loaded
+from tests.simulation.arithmetic import VirtualWorker, loaded
 from tests.simulation.client import Client, Wish
 from tests.simulation.services import Service
 from tests.simulation.world import World, run
+from tests.support.arithmetic.model import BLOCK_SIZE, MODEL
 
 STREAMS = 8
 TARGET_S = 0.25  # the default
@@ -63,7 +64,7 @@ class SlowWorld(World):
 
     def load_decoder(self) -> Any:
         executor = self.executors[self.process()]
-        worker = ArithmeticWorker(LIMITS, executor, seconds, self.broken)
+        worker = VirtualWorker(LIMITS, executor, seconds, self.broken)
         return loaded(worker, 1e6 * STEP_S, 1e6 * TOKEN_S * self._announced)
 
     def planned(self, plan: StepPlan) -> None:
