@@ -97,8 +97,9 @@ class FlmTensor:
         codes = torch.frombuffer(bytearray(part), dtype=torch.uint8)
         if self.kind.bits == 4:
             codes = torch.stack((codes >> 4, codes & 15), dim=1).reshape(-1)[: prod(shape)]
-        low, high = (self._along(values, begin, end) for values in self._ranges())
-        return dequantize(self.kind, codes.reshape(shape), low, high)
+        known = scale_and_zero(self.kind, *self._ranges())
+        scale, zero = (self._along(values, begin, end) for values in known)
+        return codes.reshape(shape).to(torch.float32).sub_(zero).mul_(scale)
 
     def _along(self, values: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """What `values` of the channels are at each element of the rows, in a shape that is broadcast."""
@@ -116,18 +117,16 @@ class FlmTensor:
         return pairs[:, 0], pairs[:, 1]
 
 
-def dequantize(
-    kind: TensorKind, codes: torch.Tensor, low: torch.Tensor, high: torch.Tensor
-) -> torch.Tensor:
-    """The float32 values of codes, where `low` and `high` are the ends of their ranges, which are made to include 0.
+def scale_and_zero(
+    kind: TensorKind, low: torch.Tensor, high: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of ranges, which are made to include 0: a value is its code less that of 0, times the scale.
 
-    Source: `LowBitConfig` of FastLLM. INT8 and INT4 have a code for zero; the others begin at a multiple of the scale.
+    Source: `LowBitConfig` of FastLLM. Ranges of INT4_NO_ZERO and INT4_GROUP begin at a multiple of the scale there,
+    which is the same.
     """
     low, high = low.clamp(max=0), high.clamp(min=0)
     most = 255 if kind == TensorKind.INT8 else 15
     scale = (high - low) / most
     ratio = torch.where(scale > 0, -low / scale, 0.0)
-    zero = torch.floor(ratio + 0.5).clamp(0, most)
-    if kind in (TensorKind.INT8, TensorKind.INT4):
-        return scale * (codes - zero)
-    return -scale * zero + scale * codes
+    return scale, torch.floor(ratio + 0.5).clamp(0, most)
