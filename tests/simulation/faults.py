@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation import services
-from tests.simulation.services import Service
+from tests.simulation.processes import services
+from tests.simulation.processes.services import Service
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

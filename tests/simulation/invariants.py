@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from shared.queue.keys import Keys
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
-from tests.simulation.redis_model import Hash, Reply
-from tests.simulation.services import MODEL_NAME
+from tests.simulation.processes.services import MODEL_NAME
+from tests.simulation.redis.model import Hash, Reply
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

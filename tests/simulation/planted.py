@@ -12,7 +12,7 @@ from services.scheduler.core.parts import Parts
 from services.scheduler.core.sequence import Sequence
 from shared.block_hash import root_name
 from shared.queue.scripts import source
-from tests.simulation.redis_scripts import replaced
+from tests.simulation.redis.scripts import replaced
 
 
 @contextlib.contextmanager

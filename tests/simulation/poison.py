@@ -9,8 +9,8 @@ import numpy as np
 
 from services.decoder.worker.plan import Plan
 from shared.errors import Internal
-from tests.simulation.arithmetic import Deliver, VirtualWorker
-from tests.simulation.client import DEADLY, RESUMES, Wish
+from tests.simulation.processes.arithmetic import Deliver, VirtualWorker
+from tests.simulation.processes.client import DEADLY, RESUMES, Wish
 from tests.support.arithmetic.model import MODEL
 
 _DIES, _FAILS = 1, 2

@@ -15,8 +15,8 @@ import structlog
 from shared import environment
 from shared.net import transport
 from shared.text.text_fold import TokenBytes
-from tests.simulation.redis_server import SimulatedRedis
-from tests.simulation.rpc import SimulatedChannel, SimulatedServer
+from tests.simulation.processes.rpc import SimulatedChannel, SimulatedServer
+from tests.simulation.redis.server import SimulatedRedis
 from tests.support.arithmetic.model import MODEL
 from tests.support.tokenizers import byte_level_tokenizer
 

@@ -7,11 +7,11 @@ import pytest
 
 from services.decoder.models.needs import Needs
 from services.scheduler.core.plan import StepPlan
-from tests.simulation import services
-from tests.simulation.client import Client, Wish
 from tests.simulation.poison import poison
-from tests.simulation.redis_model import Hash
-from tests.simulation.services import Service
+from tests.simulation.processes import services
+from tests.simulation.processes.client import Client, Wish
+from tests.simulation.processes.services import Service
+from tests.simulation.redis.model import Hash
 from tests.simulation.world import World, run
 from tests.support.arithmetic.model import MODEL
 

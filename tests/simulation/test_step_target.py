@@ -7,10 +7,10 @@ from typing import Any
 from services.decoder.models.needs import Needs
 from services.decoder.worker.plan import Limits
 from services.scheduler.core.plan import StepPlan
-from tests.simulation import services
-from tests.simulation.arithmetic import VirtualWorker, loaded
-from tests.simulation.client import Client, Wish
-from tests.simulation.services import Service
+from tests.simulation.processes import services
+from tests.simulation.processes.arithmetic import VirtualWorker, loaded
+from tests.simulation.processes.client import Client, Wish
+from tests.simulation.processes.services import Service
 from tests.simulation.world import World, run
 from tests.support.arithmetic.model import BLOCK_SIZE, MODEL
 

@@ -15,15 +15,15 @@ from unittest import mock
 
 from services.decoder.models.needs import Needs
 from services.scheduler.core.plan import StepPlan
-from tests.simulation import services
-from tests.simulation.arithmetic import ALL_NEEDS, VirtualExecutor, loaded
-from tests.simulation.client import Client
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Watch, leftovers
-from tests.simulation.network import Network
 from tests.simulation.poison import MortalWorker, draw_poison
-from tests.simulation.redis_server import RedisHost
-from tests.simulation.services import Service
+from tests.simulation.processes import services
+from tests.simulation.processes.arithmetic import ALL_NEEDS, VirtualExecutor, loaded
+from tests.simulation.processes.client import Client
+from tests.simulation.processes.network import Network
+from tests.simulation.processes.services import Service
+from tests.simulation.redis.server import RedisHost
 from tests.simulation.surroundings import (
     logging_to,
     model_folder,

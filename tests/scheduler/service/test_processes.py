@@ -17,7 +17,7 @@ from tests.support.scheduler_bench import MODEL, Bench
 PROMPT = [1, 2, 3]
 LENGTH = 240
 WITHIN_S = 120  # a scheduler that starts on a busy machine imports for many seconds
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 @contextlib.asynccontextmanager

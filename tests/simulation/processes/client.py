@@ -26,7 +26,7 @@ from tessera.gateway.v1.chat_pb2 import (
     TokenIds,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.simulation.media_services import PLACEHOLDER, ROWS, digest_of, picture_values
+from tests.simulation.processes.media_services import PLACEHOLDER, ROWS, digest_of, picture_values
 from tests.simulation.surroundings import pieces
 from tests.simulation.virtual_loop import Process
 from tests.support.arithmetic.model import MODEL, first_state, has_prefix, root_of

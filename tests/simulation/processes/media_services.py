@@ -42,7 +42,7 @@ from tessera.vision_encoder.v1.vision_encoder_pb2 import (
     ReleaseRequest,
     ReleaseResponse,
 )
-from tests.simulation.arithmetic import HIDDEN
+from tests.simulation.processes.arithmetic import HIDDEN
 from tests.support.arithmetic.model import picture_value
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
-from tests.simulation.network import End, Network, Refused
+from tests.simulation.processes.network import End, Network, Refused
 from tests.simulation.virtual_loop import Process, current_process
 
 _OK, _CANCELLED, _UNAVAILABLE = (

@@ -18,7 +18,7 @@ from services.gateway.http.server import HttpServer
 from services.gateway.settings import GatewaySettings
 from services.scheduler import server as scheduler_server
 from services.scheduler.settings import SchedulerSettings
-from tests.simulation.media_services import ROWS, serve_encoder, serve_preprocess
+from tests.simulation.processes.media_services import ROWS, serve_encoder, serve_preprocess
 from tests.simulation.surroundings import MAX_MODEL_LEN, model_folder
 from tests.simulation.virtual_loop import Process
 from tests.support.arithmetic.model import BLOCK_SIZE, MODEL

@@ -14,7 +14,7 @@ from lupa.lua51 import LuaError, LuaRuntime, lua_type
 
 from shared.queue import scripts
 from shared.queue.scripts import source
-from tests.simulation.redis_model import RedisError, RedisModel, Reply, Status
+from tests.simulation.redis.model import RedisError, RedisModel, Reply, Status
 
 _INCLUDED = ("prelude", "waiting")  # what stands before others
 

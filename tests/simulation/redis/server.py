@@ -11,9 +11,9 @@ import hiredis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from tests.simulation.network import End, Network, Refused
-from tests.simulation.redis_model import RedisError, RedisModel, Reply, Status
-from tests.simulation.redis_scripts import digest_of, replaced, run_script, script_names
+from tests.simulation.processes.network import End, Network, Refused
+from tests.simulation.redis.model import RedisError, RedisModel, Reply, Status
+from tests.simulation.redis.scripts import digest_of, replaced, run_script, script_names
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
 ADDRESS = "redis"

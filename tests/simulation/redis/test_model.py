@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from shared.queue.scripts import source
-from tests.simulation.drawn_calls import PREFIX, Call, Draw
-from tests.simulation.redis_model import RedisModel, Reply
-from tests.simulation.redis_scripts import run_script, script_names
-from tests.simulation.redis_server import resp
+from tests.simulation.redis.drawn_calls import PREFIX, Call, Draw
+from tests.simulation.redis.model import RedisModel, Reply
+from tests.simulation.redis.scripts import run_script, script_names
+from tests.simulation.redis.server import resp
 
 _CALLS = 40
 _PREFIX = PREFIX.encode()

@@ -1,0 +1,1 @@
+"""The processes of the simulated world, and what connects them."""

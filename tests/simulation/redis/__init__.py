@@ -1,0 +1,1 @@
+"""A Redis in virtual time that runs the shipped scripts."""
