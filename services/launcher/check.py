@@ -37,19 +37,20 @@ def main(arguments: list[str]) -> int:
     try:
         folder = _folder(settings)
         checkpoint = Checkpoint(folder)
+        kind = checkpoint.kind
         parts = parts_of(checkpoint, settings.model_backend)
     except ServingError as error:
         print(f"refused  {error.message}")
         return 1
-    print(f"{'model':<8} {checkpoint.architecture} in {folder}")
+    print(f"{'model':<8} {kind} in {folder}")
     for part in parts:
         print(f"{part.part:<8} {part.code}: {part.detail}")
     if any(part.code == REFUSED for part in parts):
         return 1
     try:
+        require_servable(folder, **settings.computation)
         for what, said in _facts(checkpoint, parts, settings.model_backend):
             print(f"{what:<8} {said}")
-        require_servable(folder, **settings.computation)
     except ServingError as error:
         print(f"{'refused':<8} {error.message}")
         return 1

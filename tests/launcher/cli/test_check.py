@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from services.launcher import check
 from shared.checkpoint.folder import Checkpoint
 from shared.demo_model import __file__ as demo
+from tests.reference_models import wemm
 from tests.support.checkpoints import make_checkpoint
 
 
@@ -70,6 +71,17 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
     save_file({**tensors, "model.extra": torch.zeros(1)}, folder / "model.safetensors")
     assert "model.extra" in said(folder, capsys, 1)["refused"]
     assert "refused" in said(tmp_path / "nowhere", capsys, 1)
+    assert "config.json" in said(tmp_path, capsys, 1)["refused"]
+    vision = {**config["vision_config"], "image_size": "large"}
+    (folder / "config.json").write_text(json.dumps({**config, "vision_config": vision}))
+    assert "refused" in said(folder, capsys, 1)
+
+
+def test_a_model_is_named_by_its_type_where_it_has_no_architecture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = said(wemm.write_checkpoint(tmp_path / "wemm"), capsys)
+    assert report["model"].startswith("wemm ") and report["decoder"].startswith("native: ")
 
 
 def test_the_demo_model_is_checked_unless_another_is_named(
