@@ -1,6 +1,7 @@
 """Loads a module's weights by name from a checkpoint: all of them, and nothing else."""
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -8,6 +9,18 @@ from torch import nn
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
+
+
+def renamed(
+    checkpoint: Checkpoint, parts: Sequence[tuple[re.Pattern[str], str]]
+) -> Iterator[tuple[str, str]]:
+    """Names in a checkpoint and in a module, as `load` takes them: of each tensor whose whole name a pattern matches
+    that pattern's prefix and its first group."""
+    for name in checkpoint.names():
+        for pattern, prefix in parts:
+            match = pattern.fullmatch(name)
+            if match:
+                yield name, prefix + match[1]
 
 
 def load(

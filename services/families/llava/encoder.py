@@ -8,7 +8,6 @@ Layers above the last hidden state that is taken are neither loaded nor run.
 """
 
 import re
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -60,17 +59,10 @@ class LlavaEncoder(SquareEncoder):
             layer = _LAYER.match(name)
             return bool((layer and int(layer[1]) >= kept) or _UNUSED.match(name))
 
-        weights.load(self._network, checkpoint, _names(checkpoint), unused, device, dtype)
+        weights.load(
+            self._network, checkpoint, weights.renamed(checkpoint, _PARTS), unused, device, dtype
+        )
         self._tower = self._network
         self.on_kernels = ops is not None and LlavaTower.knows(config)
         if ops is not None and self.on_kernels:
             self._tower = LlavaTower(self._network, config, ops)
-
-
-def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Vision tensors: the name in the file and the name in the network."""
-    for name in checkpoint.names():
-        for pattern, prefix in _PARTS:
-            match = pattern.fullmatch(name)
-            if match:
-                yield name, prefix + match[1]

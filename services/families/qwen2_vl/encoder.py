@@ -7,7 +7,7 @@ time; version 2.5 has windows in most layers.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from services.vision_encoder.towers.qwen_tower import QwenTower
 from shared.checkpoint.folder import Checkpoint
 
 # Checkpoints have `visual.`; the module tree of newer versions `model.visual.`.
-_NAME = re.compile(r"(?:model\.)?visual\.(.+)")
+_PARTS = ((re.compile(r"(?:model\.)?visual\.(.+)"), ""),)
 
 
 class Qwen2VLEncoder:
@@ -59,7 +59,14 @@ class Qwen2VLEncoder:
             tower = self.tower_class._from_config(vision)
         # Frequencies are computed, not stored: these have to be real.
         tower.rotary_pos_emb = type(tower.rotary_pos_emb)(vision).to(device)
-        weights.load(tower, checkpoint, _names(checkpoint), lambda name: False, device, dtype)
+        weights.load(
+            tower,
+            checkpoint,
+            weights.renamed(checkpoint, _PARTS),
+            lambda name: False,
+            device,
+            dtype,
+        )
         self.on_kernels = ops is not None and QwenTower.knows(vision)
         self._network = tower
         self._tower: Callable[[torch.Tensor, Sequence[tuple[int, int, int]]], torch.Tensor]
@@ -104,11 +111,3 @@ class Qwen2VLEncoder:
         steps = max(1, -(-size.frames // self._moments))
         grid = (steps, rows * self._merge, columns * self._merge)
         return pixel_item(np.zeros((prod(grid), self._patch_values), np.float32), grid)
-
-
-def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Vision tensors: the name in the file and the name in the tower."""
-    for name in checkpoint.names():
-        match = _NAME.fullmatch(name)
-        if match:
-            yield name, match[1]

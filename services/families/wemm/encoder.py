@@ -1,7 +1,7 @@
 """WeMM's encoder: one picture after the other, each of its own shape."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,12 @@ class WeMMEncoder:
             separators = (int(table["num_embeddings"]), int(table["embedding_dim"]))
             self._network = WeMMNetwork(vision, downsampler, separators)
         weights.load(
-            self._network, checkpoint, _names(checkpoint), lambda name: False, device, dtype
+            self._network,
+            checkpoint,
+            weights.renamed(checkpoint, _PARTS),
+            lambda name: False,
+            device,
+            dtype,
         )
 
     def cost(self, item: Item) -> int:
@@ -95,12 +100,3 @@ def _downsampler(checkpoint: Checkpoint) -> dict[str, Any]:
             )
     known = ("visual_hidden_size", "llm_hidden_size", "depth", "hidden_act", "bias")
     return {name: settings[name] for name in known if name in settings}
-
-
-def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Vision tensors: the name in the file and the name in the network."""
-    for name in checkpoint.names():
-        for pattern, prefix in _PARTS:
-            match = pattern.fullmatch(name)
-            if match:
-                yield name, prefix + match[1]

@@ -1,7 +1,7 @@
 """XComposer2's encoder: one picture after the other."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -52,7 +52,9 @@ class XComposer2Encoder:
         def unused(name: str) -> bool:
             return bool(_UNUSED.match(name))
 
-        weights.load(self._network, checkpoint, _names(checkpoint), unused, device, dtype)
+        weights.load(
+            self._network, checkpoint, weights.renamed(checkpoint, _PARTS), unused, device, dtype
+        )
 
     def cost(self, item: Item) -> int:
         """Patches. Raises BadPixels for what is no picture of squares."""
@@ -98,12 +100,3 @@ def _tower(checkpoint: Checkpoint, tiling: Tiling) -> TowerConfig:
         activation="quick_gelu",
         eps=1e-5,
     )
-
-
-def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Vision tensors: the name in the file and the name in the network."""
-    for name in checkpoint.names():
-        for pattern, prefix in _PARTS:
-            match = pattern.fullmatch(name)
-            if match:
-                yield name, prefix + match[1]
