@@ -107,7 +107,8 @@ class ArithmeticWorker:
             if end is not None:
                 self.slots.computed[slot] = start + count
         for child, parent in columns(plan.fork_child, plan.fork_parent):
-            if child in plan.sample_slot and child not in plan.row_slot:
+            samples_parent = child in plan.sample_slot and child not in plan.row_slot
+            if samples_parent and not self.slots.failed[parent]:
                 self._states[child] = self._states[parent]
         self._score_prompts(step)
         self._sample(plan, step)
