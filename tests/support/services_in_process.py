@@ -81,14 +81,23 @@ def _behind_the_gateway(
     def options(service: str, **own: Any) -> dict[str, Any]:
         return {**common, "listen": f"unix:{folder}/{service}", **own}
 
+    decoder_ready = asyncio.Event()
     yield scheduler.serve(SchedulerSettings(**options("scheduler")), stop, on_ready=lambda: None)
     yield decoder.serve(
         DecoderSettings(**options("decoder", threads=1, shutdown_timeout=0.2)),
         stop,
-        on_ready=lambda: None,  # what is freed later stays collectable
+        on_ready=decoder_ready.set,  # and not `gc.freeze`: what is freed later stays collectable
     )
     yield preprocess.serve(PreprocessSettings(**options("preprocess", media_workers=1)), stop)
     if registry.find(Checkpoint(common["model"])).takes_media:
-        yield vision_encoder.serve(
-            VisionEncoderSettings(**options("vision-encoder", threads=1)), stop
-        )
+        encoder = VisionEncoderSettings(**options("vision-encoder", threads=1))
+        yield _serve_encoder(encoder, stop, decoder_ready)
+
+
+async def _serve_encoder(
+    settings: VisionEncoderSettings, stop: asyncio.Event, decoder_ready: asyncio.Event
+) -> None:
+    """transformers sets values of the whole process while it builds a model (the default dtype, whether weights are
+    tied): two services of one process must not load at once."""
+    await decoder_ready.wait()
+    await vision_encoder.serve(settings, stop)
