@@ -1,4 +1,4 @@
-"""Raw media bytes in Redis, by the digest of their content, so that no process's death loses a request's images.
+"""Raw media bytes in Redis, by the digest of their content, so that no crash of a process loses a request's images.
 
     t:media:{<digest>}     list   the bytes in pieces of 1 MiB; expires 15 minutes after its last renewal
     t:{media}:expiry       zset   digest -> when it stops being counted (ms, Redis TIME)

@@ -1,4 +1,4 @@
-"""Nobody learns from `cached_tokens` what another key has asked, before and after a scheduler's death."""
+"""Nobody learns from `cached_tokens` what another key has asked, before and after a scheduler's crash."""
 
 from collections.abc import Iterator
 

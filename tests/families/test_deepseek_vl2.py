@@ -213,7 +213,7 @@ async def test_tokens_of_prompts_in_pieces(folder: Path, short_tmp: Path) -> Non
         refs = [store.put(digest, row) for digest, row in zip(digests, rows, strict=True)]
         await stream.run(make_plan(fetch=refs))
         while len(stream.ready) < len(refs):
-            await stream.news()
+            await stream.next_message()
         await NaiveScheduler(stream).generate(texts, 6, chunk=16)
     for text, pictures in zip(texts, shown, strict=True):
         expected = reference.generate(list(text.prompt), pictures, 6)

@@ -144,7 +144,7 @@ async def test_prompts_rows_and_tokens_are_those_of_the_class(
     ):
         await stream.run(make_plan(fetch=refs))
         while len(stream.ready) < len(refs):
-            await stream.news()
+            await stream.next_message()
         scheduler = NaiveScheduler(stream)
         alone = Text(9, texts[2].prompt, greedy(), media=texts[2].media)
         await scheduler.generate([alone], NEW_TOKENS)

@@ -173,7 +173,7 @@ async def test_tokens(variant: str, chunk: int, tmp_path: Path, short_tmp: Path)
         refs = [store.put(d, r.numpy()) for d, r in zip(digests, rows, strict=True)]
         await stream.run(make_plan(fetch=refs))
         while len(stream.ready) < len(refs):
-            await stream.news()
+            await stream.next_message()
         scheduler = SharingScheduler(stream)
         await scheduler.generate(texts[:1], 5, chunk)
         scheduler.share(texts[0], texts[1:4], 256)

@@ -121,7 +121,7 @@ async def test_tokens_of_prompts_with_pictures(
         refs = [store.put(d, r.numpy()) for d, r in zip(digests, rows, strict=True)]
         await stream.run(make_plan(fetch=refs))
         while len(stream.ready) < len(refs):
-            await stream.news()
+            await stream.next_message()
         await NaiveScheduler(stream).generate(texts, 6, chunk)
     for text, pictures in zip(texts[:4], asked, strict=False):
         expected = reference.generate(list(text.prompt), pictures, 6)

@@ -10,21 +10,21 @@ import numpy as np
 from services.decoder.worker.plan import Plan
 from shared.errors import Internal
 from tests.simulation.processes.arithmetic import Deliver, VirtualWorker
-from tests.simulation.processes.client import DEADLY, RESUMES, Wish
+from tests.simulation.processes.client import DEADLY, RESUMES, DrawnRequest
 from tests.support.arithmetic.model import MODEL
 
 _DIES, _FAILS = 1, 2
 
 
-def draw_poison(rng: random.Random, key: str) -> Wish:
+def draw_poison(rng: random.Random, key: str) -> DrawnRequest:
     """A poison request, which takes effect at once or after some tokens of its answer."""
     return poison(dies=rng.random() < 0.7, after=rng.choice([0, 0, 3, 9]), key=key)
 
 
-def poison(*, dies: bool, after: int, key: str = "") -> Wish:
+def poison(*, dies: bool, after: int, key: str = "") -> DrawnRequest:
     """The decoder crashes, or fails the step, when it would compute the token after the first `after` ones."""
     prompt = [*DEADLY, _DIES if dies else _FAILS, 1 + after]
-    return replace(Wish.plain(prompt, 40, key), kind=RESUMES)
+    return replace(DrawnRequest.plain(prompt, 40, key), kind=RESUMES)
 
 
 class MortalWorker(VirtualWorker):

@@ -1,4 +1,4 @@
-"""A request that ends decoders, among others, through the whole system: it ends alone."""
+"""A request that crashes decoders, among others, through the whole system: it ends alone."""
 
 import random
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from services.decoder.models.needs import Needs
 from services.scheduler.core.plan import StepPlan
 from tests.simulation.poison import poison
 from tests.simulation.processes import services
-from tests.simulation.processes.client import Client, Wish
+from tests.simulation.processes.client import Client, DrawnRequest
 from tests.simulation.processes.services import Service
 from tests.simulation.redis.model import Hash
 from tests.simulation.world import World, run
@@ -21,14 +21,14 @@ OTHERS = 6
 class SmallWorld(World):
     """One service of each kind, and requests that are under way together."""
 
-    def __init__(self, wish: Wish | None = None) -> None:
+    def __init__(self, request: DrawnRequest | None = None) -> None:
         super().__init__(seed=3, faults=False)
         self.keys = [""]
         self.needs = Needs()
         self.plans: list[list[tuple[str, bool]]] = []  # requests, and whether they must be alone
-        self._wish = wish
+        self._request = request
 
-    def makers(self) -> list[Callable[[World, int], Service]]:
+    def service_factories(self) -> list[Callable[[World, int], Service]]:
         return [
             services.scheduler,
             services.decoder,
@@ -37,15 +37,15 @@ class SmallWorld(World):
             services.encoder,
         ]
 
-    def come(self) -> list[Client]:
+    def make_clients(self) -> list[Client]:
         clients = []
         for number in range(OTHERS):
             rng = random.Random(number)
             prompt = [rng.randrange(1, MODEL.vocabulary) for _ in range(5)]
-            wish = Wish.plain(prompt, 15 + 15 * number)
-            clients.append(Client(self, number, rng, wish, 1.0))
-        if self._wish is not None:
-            clients.append(Client(self, OTHERS, random.Random(9), self._wish, 1.1))
+            request = DrawnRequest.plain(prompt, 15 + 15 * number)
+            clients.append(Client(self, number, rng, request, 1.0))
+        if self._request is not None:
+            clients.append(Client(self, OTHERS, random.Random(9), self._request, 1.1))
         return clients
 
     def planned(self, plan: StepPlan) -> None:

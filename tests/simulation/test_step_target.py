@@ -9,7 +9,7 @@ from services.decoder.worker.plan import Limits
 from services.scheduler.core.plan import StepPlan
 from tests.simulation.processes import services
 from tests.simulation.processes.arithmetic import VirtualWorker, loaded
-from tests.simulation.processes.client import Client, Wish
+from tests.simulation.processes.client import Client, DrawnRequest
 from tests.simulation.processes.services import Service
 from tests.simulation.world import World, run
 from tests.support.arithmetic.model import BLOCK_SIZE, MODEL
@@ -41,7 +41,7 @@ class SlowWorld(World):
         self.needs = Needs()
         self._announced = announced
 
-    def makers(self) -> list[Callable[[World, int], Service]]:
+    def service_factories(self) -> list[Callable[[World, int], Service]]:
         return [
             services.scheduler,
             services.decoder,
@@ -50,7 +50,7 @@ class SlowWorld(World):
             services.encoder,
         ]
 
-    def come(self) -> list[Client]:
+    def make_clients(self) -> list[Client]:
         lengths = [(2, 80)] * STREAMS + [(95, 20)]
         clients = []
         for number, (prompt, answer) in enumerate(lengths):
@@ -58,7 +58,7 @@ class SlowWorld(World):
             tokens = [rng.randrange(1, MODEL.vocabulary) for _ in range(prompt)]
             begins = 1.0 if number < STREAMS else 3.0
             clients.append(
-                Client(self, number, rng, Wish.plain(tokens, answer, self.keys[0]), begins)
+                Client(self, number, rng, DrawnRequest.plain(tokens, answer, self.keys[0]), begins)
             )
         return clients
 

@@ -36,7 +36,7 @@ from tests.simulation.watched_core import watched
 _CALM_S = 60.0  # within which everything has ended after the last fault
 _LAST_CLIENT_S = 4.0
 _LOOK_S = 0.5
-_POISON = 0.2  # of the runs have a request that ends decoders
+_POISON = 0.2  # of the runs have a request that crashes decoders
 _COLLECT_EVERY = 8  # runs: it takes as long as a run
 
 
@@ -143,29 +143,29 @@ class World:
     async def _live(self) -> None:
         self.redis = RedisHost(self.loop, self.network, random.Random(f"{self.seed}/redis"))
         self.watch = Watch(self)
-        for number, maker in enumerate(self.makers()):
-            self.services.append(maker(self, number))
+        for number, factory in enumerate(self.service_factories()):
+            self.services.append(factory(self, number))
         for service in self.services:
             service.start()
-        self.clients = self.come()
+        self.clients = self.make_clients()
         for client in self.clients:
             client.start()
         self.faults = Faults(self, random.Random(f"{self.seed}/faults"), self._with_faults)
         self.faults.start()
         await self._until_calm()
 
-    def makers(self) -> list[Callable[["World", int], Service]]:
+    def service_factories(self) -> list[Callable[["World", int], Service]]:
         """Functions that make the services of this world."""
         rng = self.rng
-        makers: list[Callable[[World, int], Service]] = []
-        makers += [services.scheduler] * rng.choice([1, 2, 2])
-        makers += [services.decoder] * rng.choice([1, 2, 3])
-        makers += [services.gateway] * rng.choice([1, 2])
-        makers += [services.preprocess] * rng.choice([1, 1, 2])
-        makers += [services.encoder] * rng.choice([1, 2])
-        return makers
+        factories: list[Callable[[World, int], Service]] = []
+        factories += [services.scheduler] * rng.choice([1, 2, 2])
+        factories += [services.decoder] * rng.choice([1, 2, 3])
+        factories += [services.gateway] * rng.choice([1, 2])
+        factories += [services.preprocess] * rng.choice([1, 1, 2])
+        factories += [services.encoder] * rng.choice([1, 2])
+        return factories
 
-    def come(self) -> list[Client]:
+    def make_clients(self) -> list[Client]:
         """The clients of this world."""
         clients = [
             Client(self, number, random.Random(f"{self.seed}/client {number}"))
@@ -174,8 +174,8 @@ class World:
         rng = random.Random(f"{self.seed}/poison")
         if rng.random() < _POISON and self.needs == Needs():
             begins = rng.uniform(0.3, _LAST_CLIENT_S)
-            wish = draw_poison(rng, self.keys[0])
-            clients.append(Client(self, len(clients), rng, wish, begins))
+            request = draw_poison(rng, self.keys[0])
+            clients.append(Client(self, len(clients), rng, request, begins))
         return clients
 
     async def _until_calm(self) -> None:

@@ -141,11 +141,11 @@ class StepStream:
 
     async def result(self) -> StepResult:
         """The next result that answers a plan. Raises what the stream ended with."""
-        while not (result := await self.news()).step:
+        while not (result := await self.next_message()).step:
             pass
         return result
 
-    async def news(self) -> StepResult:
+    async def next_message(self) -> StepResult:
         """The next result, or one of step 0 about artifacts alone; heartbeats are skipped."""
         with calling("decoder"):
             while True:

@@ -222,7 +222,7 @@ class HeldRequests:
 
 
 def follow_ms(keep_ms: int) -> int:
-    """Milliseconds that a followed request lives on after the death of its gateway: as many as after
+    """Milliseconds that a followed request lives on after the loss of its gateway: as many as after
     its client has left, but at least _SHORTEST_MS; KEEP_S for one without keep_ms.
     """
     return max(keep_ms, _SHORTEST_MS) if keep_ms else KEEP_S * 1000

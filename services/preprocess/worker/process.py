@@ -17,7 +17,7 @@ from typing import Any, Self
 from shared.settings import bare_environment
 
 _LENGTH = struct.Struct("<I")
-# Signals from outside; any other cause of death is the file's fault.
+# Signals from outside; any other cause of a crash is the file's fault.
 _BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _SPARE_S = 2  # the kernel counts whole seconds
 

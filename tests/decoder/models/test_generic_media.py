@@ -121,7 +121,7 @@ async def test_prompts_with_images_alone_and_together(
         assert is_generic == (backend == "transformers" or family not in NATIVE)
         await stream.run(make_plan(fetch=prepared.refs))
         while len(stream.ready) < len(prepared.refs):
-            await stream.news()
+            await stream.next_message()
         scheduler = NaiveScheduler(stream)
         alone = Text(9, texts[1].prompt, greedy(), media=texts[1].media)
         await scheduler.generate([alone], NEW_TOKENS, chunk)

@@ -57,7 +57,7 @@ async def recorded(
         async with StepStream.open(decoder.address) as stream:
             await stream.run(make_plan(fetch=[ref]))
             while not stream.ready:
-                await stream.news()
+                await stream.next_message()
             text = Text(3, list(range(40, 49)), greedy(), media=[media])
             await NaiveScheduler(stream).generate([text], 2, 64)
     return text, seen

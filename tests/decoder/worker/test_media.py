@@ -62,7 +62,7 @@ async def fetched(stream: StepStream, *refs: ArtifactRef) -> tuple[list[bytes], 
     stream.lost.clear()
     await stream.run(make_plan(fetch=list(refs)))
     while len(stream.ready) + len(stream.lost) < len(refs):
-        await stream.news()
+        await stream.next_message()
     return stream.ready, stream.lost
 
 

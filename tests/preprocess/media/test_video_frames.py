@@ -96,7 +96,7 @@ async def test_five_frames_and_an_image(
         stream.ready.clear()
         await stream.run(make_plan(fetch=refs))
         while len(stream.ready) < 2:
-            await stream.news()
+            await stream.next_message()
         asked = Text(0, prompt, greedy(), media=list(prepared.media))
         await NaiveScheduler(stream).generate([asked], 10, chunk=13)
     config = load_config(folder)

@@ -82,20 +82,20 @@ async def test_log_probabilities_are_in_the_records_and_in_the_published_deltas(
     bench: Bench, k: int
 ) -> None:
     await bench.decoder()
-    async with listening(bench.redis, bench.keys) as heard:
+    async with listening(bench.redis, bench.keys) as received:
         bench.scheduler()
         other = await bench.ask([4, 5], max_tokens=12)  # asks for none, in the same steps
         rid = await bench.ask([1, 2, 3], n=2, max_tokens=9, logprobs=k)
         answers = await bench.answers(rid, 2, stride(k))
-        events = await heard.ended(rid, 2)
+        events = await received.ended(rid, 2)
     for c, (records, _) in enumerate(answers):
         tokens = generate([1, 2, 3], 9, c)
         assert decode_tokens(records, stride(k)) == tokens
         for i, found in enumerate(pairs(records, k)):
             assert found == expected_pairs([1, 2, 3, *tokens], 3 + i, k)
-        told = [e for e in events if e.choice == c]
-        assert b"".join(e.records for e in told) == records
-        assert {e.stride for e in told} == {stride(k)}
+        own = [e for e in events if e.choice == c]
+        assert b"".join(e.records for e in own) == records
+        assert {e.stride for e in own} == {stride(k)}
     tokens, _ = await bench.answer(other)
     assert tokens == generate([4, 5], 12)
 
@@ -103,18 +103,18 @@ async def test_log_probabilities_are_in_the_records_and_in_the_published_deltas(
 async def test_prompt_log_probabilities_come_in_pieces_before_any_output(bench: Bench) -> None:
     await bench.decoder()
     prompt = [5 + i % 90 for i in range(150)]  # three steps of 64
-    async with listening(bench.redis, bench.keys) as heard:
+    async with listening(bench.redis, bench.keys) as received:
         bench.scheduler()
         await bench.answer(await bench.ask(prompt, max_tokens=2))  # fills the prefix cache
         rid = await bench.ask(prompt, n=2, max_tokens=3, prompt_logprobs=2)
         await bench.answers(rid, 2)
-        told = await heard.ended(rid, 2)
+        events = await received.ended(rid, 2)
     log = await bench.prompt_log(rid)
     assert decode_tokens(log, stride(2)) == prompt[1:]
     for i, found in enumerate(pairs(log, 2), 1):
         assert found == expected_pairs(prompt, i, 2)
-    pieces = [e for e in told if e.choice == -1]
-    assert len(pieces) > 1 and told[: len(pieces)] == pieces
+    pieces = [e for e in events if e.choice == -1]
+    assert len(pieces) > 1 and events[: len(pieces)] == pieces
     assert b"".join(e.records for e in pieces) == log
     ttl = await bench.redis.ttl(bench.keys.log(rid, -1))
     assert ttl > 0

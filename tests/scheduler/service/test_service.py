@@ -34,15 +34,15 @@ async def test_requests_are_taken_run_and_logged(bench: Bench) -> None:
 
 async def test_the_token_channel_carries_what_the_log_holds(bench: Bench) -> None:
     await bench.decoder()
-    async with listening(bench.redis, bench.keys) as heard:
+    async with listening(bench.redis, bench.keys) as received:
         bench.scheduler()
         rid = await bench.ask([1, 2, 3], max_tokens=20)
         tokens, _ = await bench.answer(rid)
-        events = await heard.ended(rid)
+        events = await received.ended(rid)
     assert [e.start for e in events] == list(range(20))
     assert [t for e in events for t in token_log.decode_tokens(e.records)] == tokens
     assert [e.HasField("ending") for e in events] == [False] * 19 + [True]
-    assert heard.events == events
+    assert received.events == events
 
 
 async def test_stop_strings_and_stop_ids_end_where_they_should(bench: Bench) -> None:

@@ -89,15 +89,15 @@ async def test_a_subscription_gets_messages_and_raises_on_a_break(
 ) -> None:
     subscription = Subscription(redis, "channel")
     await subscription.open()
-    heard: list[bytes] = []
+    received: list[bytes] = []
     async with asyncio.timeout(30):
         while await connection_of(redis).call("PUBLISH", "channel", "0") == 0:
             await asyncio.sleep(0.01)
         for number in range(1, 50):
             await connection_of(redis).call("PUBLISH", "channel", number)
-        while len(heard) < 50:
-            heard += await subscription.messages()
-    assert heard == [b"%d" % number for number in range(50)]
+        while len(received) < 50:
+            received += await subscription.messages()
+    assert received == [b"%d" % number for number in range(50)]
     private_redis.kill()
     with pytest.raises(Unavailable):
         await subscription.messages()

@@ -151,12 +151,12 @@ async def test_decoders_lost_with_a_request_stay_counted(client: QueueClient) ->
 
 async def test_cancel_ends_waiting_requests_and_flags_running_ones(client: QueueClient) -> None:
     waiting = await client.admit(tenant="t")
-    async with listening(client.redis, client.keys) as heard:
+    async with listening(client.redis, client.keys) as received:
         assert await client.queue.cancel(waiting, "somebody else") == "UNKNOWN"
         assert await client.queue.cancel(waiting, "t") == "CANCELLED"
         assert await client.queue.cancel(waiting, "t") == "ENDED"
-        (event,) = await heard.ended(waiting)
-    assert heard.events == [event]
+        (event,) = await received.ended(waiting)
+    assert received.events == [event]
     assert event.ending.reason == ending_pb2.FINISH_REASON_CANCELLED
     running = await client.admit()
     await client.scheduler("a")

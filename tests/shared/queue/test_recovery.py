@@ -102,10 +102,12 @@ async def test_each_process_notices_a_restart_of_redis_once(
     private_redis: EmbeddedRedis,
 ) -> None:
     clients = [QueueClient(private_redis.url) for _ in range(2)]
-    heard = [asyncio.ensure_future(anext(aiter(client.queue.recoveries()))) for client in clients]
+    received = [
+        asyncio.ensure_future(anext(aiter(client.queue.recoveries()))) for client in clients
+    ]
     rid = await clients[0].admit()
     await clients[1].scheduler("a")
-    assert not any(task.done() for task in heard)
+    assert not any(task.done() for task in received)
     await asyncio.sleep(0.05)
     private_redis.kill()
     with pytest.raises(Unavailable):
@@ -113,7 +115,7 @@ async def test_each_process_notices_a_restart_of_redis_once(
     await asyncio.to_thread(private_redis.start)
     assert await clients[1].take("a") == []
     await clients[0].queue.depth()
-    await asyncio.gather(*heard)
+    await asyncio.gather(*received)
     assert await clients[0].redis.pttl(f"{clients[0].keys.prefix}:recovery") > 0
     await end_recovery(clients[0])
     assert await clients[1].take("a") == [rid]

@@ -144,7 +144,7 @@ class Soak:
 async def test_redis_is_empty_afterwards(client: QueueClient) -> None:
     client.with_lifetimes(lease_ms=100, reservation_ms=50, keep_ended_s=1, grace_ms=0)
     soak = Soak(client)
-    async with listening(client.redis, client.keys) as heard:
+    async with listening(client.redis, client.keys) as received:
         looks = asyncio.create_task(soak.look_after())
         serve = [asyncio.create_task(soak.serve_all()) for _ in range(3)]
         await asyncio.gather(*(soak.ask_all(REQUESTS // 20) for _ in range(20)))
@@ -155,10 +155,10 @@ async def test_redis_is_empty_afterwards(client: QueueClient) -> None:
             await asyncio.sleep(0.05)
         await tasks.end(looks)
         for rid, n in soak.admitted.items():
-            await heard.ended(rid, n)
+            await received.ended(rid, n)
     await client.queue.leave("z")
     left: list[Any] = await client.redis.keys("*")
     assert {str(key, "ascii").split(":")[-1] for key in left} == LEFT
     assert len(soak.admitted) > REQUESTS / 2
     wanted = {(rid, choice): 1 for rid, n in soak.admitted.items() for choice in range(n)}
-    assert heard.endings == wanted
+    assert received.endings == wanted

@@ -16,7 +16,7 @@ class Kept:
         self.itself = self  # for the collector alone to find
 
 
-async def told(folder: Path) -> dict[str, int]:
+async def counts_of(folder: Path) -> dict[str, int]:
     """How many objects of each type there are."""
     path = folder / f"{os.getpid()}.json"
     path.unlink(missing_ok=True)
@@ -33,8 +33,8 @@ async def told(folder: Path) -> dict[str, int]:
 async def test_objects_that_are_still_referenced_are_counted(tmp_path: Path) -> None:
     name = f"{Kept.__module__}.{Kept.__qualname__}"
     with diagnostics.answering(partial(diagnostics.write_report, tmp_path)):
-        assert name not in await told(tmp_path)
+        assert name not in await counts_of(tmp_path)
         held = [Kept() for _ in range(300)]
-        assert (await told(tmp_path))[name] == len(held)
+        assert (await counts_of(tmp_path))[name] == len(held)
         del held[100:]
-        assert (await told(tmp_path))[name] == 100
+        assert (await counts_of(tmp_path))[name] == 100

@@ -45,7 +45,7 @@ PLAIN, RESUMES, HAS_KEY = "plain", "resumes", "has a key"
 
 
 @dataclass(frozen=True)
-class Wish:
+class DrawnRequest:
     """What a client wants, and what an undisturbed run gives it."""
 
     kind: str
@@ -64,7 +64,7 @@ class Wish:
     texts: list[str]
 
     @classmethod
-    def draw(cls, rng: random.Random, key: str, cache_salt: str, needs: Needs) -> "Wish":
+    def draw(cls, rng: random.Random, key: str, cache_salt: str, needs: Needs) -> "DrawnRequest":
         """A random request with this API key, to a model with these needs."""
         shared = rng.choice([0, 8, 16])
         prompt = _PREFIX[:shared] + [
@@ -102,7 +102,7 @@ class Wish:
         )
 
     @classmethod
-    def plain(cls, prompt: list[int], max_tokens: int, key: str = "") -> "Wish":
+    def plain(cls, prompt: list[int], max_tokens: int, key: str = "") -> "DrawnRequest":
         """A completion of exactly so many tokens, for a model without special needs."""
         first = first_state(root_of(Needs(), _salt(key, ""), prompt, {}))
         tokens, text = _until("", MODEL.generate(prompt, 0, max_tokens, False, first))
@@ -165,17 +165,17 @@ def _salt(key: str, cache_salt: str) -> bytes:
     return salt_of(tenant_of(Caller("", api_key=key), "") if key else "", cache_salt)
 
 
-def _draw(world: "World", number: int, rng: random.Random) -> Wish:
+def _draw(world: "World", number: int, rng: random.Random) -> DrawnRequest:
     whose = random.Random(f"{world.seed}/whose {number}")
     salt = whose.choice(["", "", "s", "t"])
-    return Wish.draw(rng, whose.choice(world.keys), salt, world.needs)
+    return DrawnRequest.draw(rng, whose.choice(world.keys), salt, world.needs)
 
 
-def _chat(wish: Wish, options: GenerationOptions) -> ChatRequest:
+def _chat(request: DrawnRequest, options: GenerationOptions) -> ChatRequest:
     parts = [
-        ContentPart(text=" ".join(map(str, wish.prompt[:-1]))),
-        ContentPart(image=wish.picture),
-        ContentPart(text=str(wish.prompt[-1])),
+        ContentPart(text=" ".join(map(str, request.prompt[:-1]))),
+        ContentPart(image=request.picture),
+        ContentPart(text=str(request.prompt[-1])),
     ]
     return ChatRequest(messages=[ChatMessage(role="user", content=parts)], options=options)
 
@@ -188,22 +188,24 @@ class Client:
         world: "World",
         number: int,
         rng: random.Random,
-        wish: Wish | None = None,
+        request: DrawnRequest | None = None,
         begins: float = 0.0,
     ) -> None:
-        """With a `wish` the client starts at `begins` and reads to the end; else request, start and end are drawn."""
+        """With a `request` the client starts at `begins` and reads to the end; else all three are drawn."""
         self.name = f"client-{number}"
         self.done = False
-        self.wish = wish or _draw(world, number, rng)
+        self.request = request or _draw(world, number, rng)
         self._world = world
         self._process = Process(self.name)
         self._begins = rng.uniform(0.3, 4.0)
         self._leaves_after = rng.uniform(0.05, 2.0) if rng.random() < 0.15 else None
-        if wish is not None:
+        if request is not None:
             self._begins, self._leaves_after = begins, None
-        count = 2 if self.wish.kind == HAS_KEY and rng.random() < 0.5 else 1
+        count = 2 if self.request.kind == HAS_KEY and rng.random() < 0.5 else 1
         self.readers = [
-            Reader(world, f"{self.name}{'ab'[i] if count > 1 else ''}", self.name, self.wish, rng)
+            Reader(
+                world, f"{self.name}{'ab'[i] if count > 1 else ''}", self.name, self.request, rng
+            )
             for i in range(count)
         ]
 
@@ -241,20 +243,22 @@ class Client:
 class Reader:
     """Reads an answer to its end, over as many calls as it takes."""
 
-    def __init__(self, world: "World", name: str, key: str, wish: Wish, rng: random.Random) -> None:
+    def __init__(
+        self, world: "World", name: str, key: str, request: DrawnRequest, rng: random.Random
+    ) -> None:
         self.name = name
         self.state = "not begun"
-        self.tokens: list[list[int]] = [[] for _ in range(wish.n)]
-        self._texts = [""] * wish.n
-        self._finished = [False] * wish.n
+        self.tokens: list[list[int]] = [[] for _ in range(request.n)]
+        self._texts = [""] * request.n
+        self._finished = [False] * request.n
         self._world = world
         self._key = key
-        self._wish = wish
+        self._request = request
         self._rng = random.Random(rng.getrandbits(32))
         self._request_id = ""
         self._event_id = ""
         self._began = 0.0
-        self._heard_at = 0.0
+        self._received_at = 0.0
 
     async def read(self) -> None:
         """Calls until the answer is complete or has failed for good."""
@@ -276,53 +280,53 @@ class Reader:
         async with open_channel(address) as line:
             try:
                 async for event in self._call(ChatServiceStub(line)):
-                    self._hear(event)
+                    self._receive(event)
             except grpc.aio.AioRpcError as error:
                 return self._goes_on_after(error)
         self.state = "served"
-        if self._wish.is_deadly:
+        if self._request.is_deadly:
             self._broken("was served with what ends decoders")
         if not all(self._finished):
             self._world.broken(f"{self.name}: the stream ended before its choices did")
         return False
 
     def _call(self, stub: Any) -> AsyncIterator[ChatEvent]:
-        wish = self._wish
-        metadata = [("authorization", f"Bearer {wish.key}")] if wish.key else []
-        if self._request_id and wish.kind == RESUMES:
-            request = FollowRequest(
-                request_id=self._request_id, after=self._event_id, user=wish.user
+        request = self._request
+        metadata = [("authorization", f"Bearer {request.key}")] if request.key else []
+        if self._request_id and request.kind == RESUMES:
+            following = FollowRequest(
+                request_id=self._request_id, after=self._event_id, user=request.user
             )
-            calls: AsyncIterator[ChatEvent] = stub.Follow(request, metadata=metadata)
+            calls: AsyncIterator[ChatEvent] = stub.Follow(following, metadata=metadata)
             return calls
         options = GenerationOptions(
-            max_tokens=wish.max_tokens,
-            n=wish.n,
-            ignore_eos=wish.ignore_eos,
+            max_tokens=request.max_tokens,
+            n=request.n,
+            ignore_eos=request.ignore_eos,
             return_token_ids=True,
-            user=wish.user,
-            stop=[wish.stop] if wish.stop else [],
+            user=request.user,
+            stop=[request.stop] if request.stop else [],
             temperature=1.0,
             seed=1,
         )
-        if wish.timeout_s is not None:
-            options.timeout = wish.timeout_s
-        if wish.cache_salt:
-            options.cache_salt = wish.cache_salt
-        if wish.kind == HAS_KEY:
+        if request.timeout_s is not None:
+            options.timeout = request.timeout_s
+        if request.cache_salt:
+            options.cache_salt = request.cache_salt
+        if request.kind == HAS_KEY:
             metadata.append(("idempotency-key", self._key))
             if self._event_id:
                 metadata.append(("last-event-id", self._event_id))
-        if wish.kind != PLAIN:
-            metadata.append(("x-tessera-resume", str(wish.keep_s)))
-        if wish.picture:
-            return stub.Chat(_chat(wish, options), metadata=metadata)  # type: ignore[no-any-return]
-        completion = CompleteRequest(token_ids=TokenIds(ids=wish.prompt), options=options)
+        if request.kind != PLAIN:
+            metadata.append(("x-tessera-resume", str(request.keep_s)))
+        if request.picture:
+            return stub.Chat(_chat(request, options), metadata=metadata)  # type: ignore[no-any-return]
+        completion = CompleteRequest(token_ids=TokenIds(ids=request.prompt), options=options)
         return stub.Complete(completion, metadata=metadata)  # type: ignore[no-any-return]
 
-    def _hear(self, event: ChatEvent) -> None:
+    def _receive(self, event: ChatEvent) -> None:
         self._event_id = event.event_id
-        self._heard_at = self._world.loop.now
+        self._received_at = self._world.loop.now
         match event.WhichOneof("event"):
             case "accepted":
                 self._accepted(event.accepted.request_id)
@@ -334,12 +338,12 @@ class Reader:
 
     def _accepted(self, request_id: str) -> None:
         self._world.trace(f"{self.name} is accepted as {request_id}")
-        if self._request_id and (self._wish.kind == RESUMES or any(self.tokens)):
+        if self._request_id and (self._request.kind == RESUMES or any(self.tokens)):
             self._broken(f"is called {request_id} and was called {self._request_id}")
         self._request_id = request_id
 
     def _take(self, choice: int, tokens: list[int]) -> None:
-        have, want = self.tokens[choice], self._wish.expected[choice]
+        have, want = self.tokens[choice], self._request.expected[choice]
         if self._finished[choice]:
             self._broken(f"tokens after the end of choice {choice}")
         if want[len(have) : len(have) + len(tokens)] != tokens:
@@ -348,16 +352,16 @@ class Reader:
         have += tokens
 
     def _finish(self, choice: int, reason: int) -> None:
-        have, want = self.tokens[choice], self._wish.expected[choice]
+        have, want = self.tokens[choice], self._request.expected[choice]
         if self._finished[choice]:
             self._broken(f"choice {choice} ended twice")
         self._finished[choice] = True
         if have != want:
             self._broken(f"choice {choice} ended with {len(have)} of {len(want)} tokens")
-        if self._texts[choice] != self._wish.texts[choice]:
-            told, right = self._texts[choice], self._wish.texts[choice]
-            self._broken(f"choice {choice} has the text {told!r} in place of {right!r}")
-        if reason != self._wish.reason(choice):
+        if self._texts[choice] != self._request.texts[choice]:
+            received, right = self._texts[choice], self._request.texts[choice]
+            self._broken(f"choice {choice} has the text {received!r} in place of {right!r}")
+        if reason != self._request.reason(choice):
             self._broken(f"choice {choice} ended for the reason {reason}")
 
     def _broken(self, what: str) -> None:
@@ -365,26 +369,28 @@ class Reader:
 
     def _may_have_ended(self, waited: float) -> bool:
         """Whether the request may be gone: its keep time has passed, or it timed out and released its key."""
-        away, timeout_s = self._world.loop.now - self._heard_at, self._wish.timeout_s
-        return away >= self._wish.keep_s or (timeout_s is not None and waited >= timeout_s)
+        away, timeout_s = self._world.loop.now - self._received_at, self._request.timeout_s
+        return away >= self._request.keep_s or (timeout_s is not None and waited >= timeout_s)
 
     def _goes_on_after(self, error: grpc.aio.AioRpcError) -> bool:
         """Whether to try again after an error. An error that no client should get is recorded as a failure."""
         self.state = f"{error.code().name}: {error.details()}"
-        self._world.trace(f"{self.name} is told {self.state}")
-        wish, waited = self._wish, self._world.loop.now - self._began
+        self._world.trace(f"{self.name} receives {self.state}")
+        request, waited = self._request, self._world.loop.now - self._began
         match error.code():
             case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.RESOURCE_EXHAUSTED:
                 # Accepted and cut off: a plain client cannot come back.
-                return wish.kind != PLAIN or not self._request_id
-            case grpc.StatusCode.DEADLINE_EXCEEDED if wish.timeout_s and waited >= wish.timeout_s:
+                return request.kind != PLAIN or not self._request_id
+            case grpc.StatusCode.DEADLINE_EXCEEDED if (
+                request.timeout_s and waited >= request.timeout_s
+            ):
                 return False
         is_gone = error.code() is grpc.StatusCode.NOT_FOUND or "another request" in self.state
         if is_gone and (self._world.may_have_lost_requests or self._may_have_ended(waited)):
             return False
         if "were lost 3 times" in self.state and self._world.faults.has_kept_pictures_away:
             return False  # the end that is written for this
-        if _POISONED in self.state and (wish.is_deadly or self._world.may_blame_others):
+        if _POISONED in self.state and (request.is_deadly or self._world.may_blame_others):
             return False  # so is this
-        self._broken(f"was told {self.state}")
+        self._broken(f"received {self.state}")
         return False

@@ -112,7 +112,7 @@ class _Call:
             return
         self._end = end
         end.pings = True
-        end.on_message = self._hear
+        end.on_message = self._receive
         end.on_close = lambda: self._finish(_Status(_UNAVAILABLE, "the connection broke"))
         end.send(("call", self._path, self._metadata))
         if isinstance(request, AsyncIterator) or hasattr(request, "__aiter__"):
@@ -130,7 +130,7 @@ class _Call:
         if self._end is not None:
             self._end.send(("half",))
 
-    def _hear(self, message: tuple[Any, ...]) -> None:
+    def _receive(self, message: tuple[Any, ...]) -> None:
         if self._status.done():
             return
         if message[0] == "message":
@@ -324,11 +324,11 @@ class _ServerCall:
         self._metadata: tuple[Any, ...] = ()
         self._trailing: tuple[Any, ...] = ()
         self._over = False
-        end.on_message = self._hear
+        end.on_message = self._receive
         end.on_close = self.break_off
         end.pings = True
 
-    def _hear(self, message: tuple[Any, ...]) -> None:
+    def _receive(self, message: tuple[Any, ...]) -> None:
         match message[0]:
             case "call":
                 self._metadata = message[2]

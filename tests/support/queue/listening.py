@@ -12,10 +12,10 @@ from shared.queue import TokenChannel
 from shared.queue.keys import Keys
 from tessera.scheduler.v1.queue_pb2 import LogBatch, LogEvent
 
-NOTHING = LogBatch().SerializeToString()  # a message that says nothing about any request
+NOTHING = LogBatch().SerializeToString()  # a message without an event
 
 
-class Heard:
+class Received:
     """Messages of the token channel so far."""
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class Heard:
     async def ended(self, request_id: str, choices: int = 1) -> list[LogEvent]:
         """The events of a request, when the last of its choices has ended."""
         while any(not self.endings[request_id, choice] for choice in range(choices)):
-            await self.more()
+            await self.next_message()
         return self.of(request_id)
 
-    async def more(self) -> None:
+    async def next_message(self) -> None:
         """Waits for the next message."""
         self._more.clear()
         await self._more.wait()
@@ -49,17 +49,17 @@ class Heard:
 
 
 @contextlib.asynccontextmanager
-async def listening(redis: Redis, keys: Keys) -> AsyncIterator[Heard]:
-    """A listener that has heard a message before the block begins: nothing said inside it is missed."""
-    heard = Heard()
-    listener = asyncio.create_task(heard.listen(redis, keys))
-    first = asyncio.create_task(heard.more())
+async def listening(redis: Redis, keys: Keys) -> AsyncIterator[Received]:
+    """A listener that has received a message before the block begins: nothing published inside it is missed."""
+    received = Received()
+    listener = asyncio.create_task(received.listen(redis, keys))
+    first = asyncio.create_task(received.next_message())
     try:
         while not first.done():
             await redis.publish(keys.token_channel, NOTHING)
             await asyncio.wait([listener, first], timeout=0.05, return_when="FIRST_COMPLETED")
             if listener.done():
                 listener.result()  # raises what ended it
-        yield heard
+        yield received
     finally:
         await tasks.end(listener, first)
