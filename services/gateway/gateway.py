@@ -39,6 +39,7 @@ from services.gateway.http.server import HttpServer
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
+from services.gateway.telemetry.served_parts import ServedParts
 from shared import access, service_process
 from shared.net import tasks
 from shared.net.registry import Announcement, Directory
@@ -170,10 +171,11 @@ async def open_gateway(
         )
         completions = Completions(model, admission, metrics, body_limits, timeouts)
         information = Information(health, metrics, reporter, lambda: len(follower))
+        parts = ServedParts(queue)
         app = App(
             [
                 OpenAiEndpoint(
-                    completions, Models(model, queue), Tokenizing(model, pool, body_limits)
+                    completions, Models(model, parts), Tokenizing(model, pool, body_limits)
                 ),
                 TesseraEndpoint(Requests(resumption, make_writer), information),
             ],
@@ -185,7 +187,7 @@ async def open_gateway(
         grpc_server.add(
             _SERVICE,
             chat_pb2_grpc.add_ChatServiceServicer_to_server,
-            ChatServicer(model, admission, resumption, metrics, api_keys, timeouts),
+            ChatServicer(model, parts, admission, resumption, metrics, api_keys, timeouts),
         )
         http_server.start(app)
         await grpc_server.ready(also=lambda: not health.missing())

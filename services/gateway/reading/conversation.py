@@ -14,11 +14,19 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 
 def check_sizes(parts_of_messages: Sequence[int]) -> None:
-    """Checks how many messages there are, and parts in all. Raises InvalidRequest."""
+    """Checks how many messages there are, and parts in all. Raises InvalidRequest naming the list, or the first part
+    that is too many."""
     if not parts_of_messages:
         raise wrong("messages", "must be a list of at least one message")
     at_most("messages", len(parts_of_messages), MOST_MESSAGES)
-    at_most("messages", sum(parts_of_messages), MOST_PARTS, "parts in all")
+    left = MOST_PARTS
+    for index, count in enumerate(parts_of_messages):
+        if count > left:
+            raise wrong(
+                f"messages[{index}].content[{left}]",
+                f"is too many: all messages together must not hold more than {MOST_PARTS} parts",
+            )
+        left -= count
 
 
 def read_role(role: str | None, path: str) -> str:

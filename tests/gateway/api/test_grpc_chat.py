@@ -245,7 +245,15 @@ async def test_health_reflection_and_models(stage: Stage, channel: grpc.aio.Chan
     listed = await health.List(health_pb2.HealthListRequest())  # type: ignore[attr-defined]
     assert {listed.statuses[name].status, listed.statuses[""].status} == {answer.status}
     models = await ChatServiceStub(channel).ListModels(ListModelsRequest())
-    assert [(m.id, m.max_model_len) for m in models.models] == [(MODEL, 512)]
+    (model,) = models.models
+    assert (model.id, model.max_model_len) == (MODEL, 512)
+    (card,) = (await stage.http.get("/v1/models")).json()["data"]
+    assert model.parts.keys() == {"prompt", "decoder"}
+    for name, part in model.parts.items():
+        said: dict[str, Any] = {"code": part.code, "off": list(part.off)}
+        if part.HasField("largest_difference"):
+            said["largest_difference"] = part.largest_difference
+        assert said == card["parts"][name]
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])

@@ -117,7 +117,7 @@ def parts(count: int) -> ChatMessage:
     ("request_", "field", "limit"),
     [
         (ChatRequest(messages=[parts(1)] * 5000), "messages", "4096"),
-        (ChatRequest(messages=[parts(3000)] * 3), "messages", "8192"),
+        (ChatRequest(messages=[parts(3000)] * 3), "messages[2].content[2192]", "8192"),
         (question(bad_token_ids=[1] * 70_000), "bad_token_ids", "65536"),
         (question(stop_token_ids=[1] * 2000), "stop_token_ids", "1024"),
         (

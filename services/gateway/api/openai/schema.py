@@ -3,6 +3,7 @@
 Fields of requests that are not listed are ignored: clients send many.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -92,7 +93,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "tessera"
     max_model_len: int
     # By prompt, encoder and decoder: whose code runs it, what is off, and the difference that was measured at start.
-    parts: dict[str, dict[str, Any]] = {}
+    parts: Mapping[str, Mapping[str, Any]] = {}
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -1,6 +1,6 @@
 """The public gRPC API."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from services.gateway.following.resume import Resumption
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_refusal
+from services.gateway.telemetry.served_parts import ServedParts
 from shared.environment import monotonic
 from shared.errors import ServingError
 from shared.queue.keys import model_tag, new_request_id
@@ -41,6 +42,7 @@ from tessera.gateway.v1.chat_pb2 import (
     ListModelsRequest,
     ListModelsResponse,
     Model,
+    ModelPart,
     RequestStatus,
 )
 
@@ -55,6 +57,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     def __init__(
         self,
         model: ServedModel,
+        parts: ServedParts,
         admission: Admission,
         resumption: Resumption,
         metrics: Metrics,
@@ -62,6 +65,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         timeouts: Timeouts,
     ) -> None:
         self._model = model
+        self._parts = parts
         self._admission = admission
         self._resumption = resumption
         self._metrics = metrics
@@ -112,7 +116,8 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     async def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
         """The one model there is."""
         self._keys.caller("", *_metadata(context))
-        model = Model(id=self._model.name, max_model_len=self._model.max_model_len)
+        parts = {name: _part(said) for name, said in (await self._parts.now()).items()}
+        model = Model(id=self._model.name, max_model_len=self._model.max_model_len, parts=parts)
         return ListModelsResponse(models=[model])
 
     async def _answer(
@@ -154,6 +159,12 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
     def _tenant(self, user: str, context: Any) -> str:
         return tenant_of(self._keys.caller("", *_metadata(context)), user)
+
+
+def _part(said: Mapping[str, Any]) -> ModelPart:
+    return ModelPart(
+        code=said["code"], off=said["off"], largest_difference=said.get("largest_difference")
+    )
 
 
 async def _events(answer: Answer, context: Context) -> AsyncIterator[ChatEvent]:

@@ -1,0 +1,55 @@
+"""Parts of a message over the limits are refused by their place in the request."""
+
+from typing import Any
+
+import pytest
+
+from services.gateway.reading.list_limits import MOST_PARTS
+from tests.support.gateway.stage import Stage
+
+TEXT = {"type": "text", "text": "x"}
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@pytest.mark.parametrize(
+    ("contents", "param", "words"),
+    [
+        ([[TEXT] * (MOST_PARTS + 1)], f"messages[0].content[{MOST_PARTS}]", f"{MOST_PARTS} parts"),
+        ([[TEXT] * 5000, "text", [TEXT] * 5000], "messages[2].content[3192]", "too many"),
+        (
+            [[TEXT, image("https://example.org/" + "a" * 8192)]],
+            "messages[0].content[1].image_url",
+            "longer than 8192 characters",
+        ),
+        (
+            [[TEXT], [TEXT, TEXT, image("https://" + "a" * 300 + ".org/")]],
+            "messages[1].content[2].image_url",
+            "host",
+        ),
+        ([[TEXT, {"type": "x" * 5000}]], "messages[0].content[1].type", "must be text"),
+    ],
+    ids=["one message", "all messages", "url", "host", "type"],
+)
+async def test_parts_over_the_limits_are_named(
+    stage: Stage, contents: list[Any], param: str, words: str
+) -> None:
+    messages = [{"role": "user", "content": content} for content in contents]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        reply = await stage.http.post(path, json={"messages": messages})
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+        assert error["param"] == param
+        assert param in error["message"] and words in error["message"]
+        assert len(error["message"]) < 500
+    assert not stage.preprocess.seen
+
+
+async def test_as_many_parts_as_there_may_be_are_taken(stage: Stage) -> None:
+    messages = [{"role": "user", "content": [TEXT] * (MOST_PARTS // 2)}] * 2
+    reply = await stage.http.post("/tokenize", json={"messages": messages})
+    assert reply.status_code == 200
+    (seen,) = stage.preprocess.seen
+    assert [len(message.content) for message in seen.conversation.messages] == [MOST_PARTS // 2] * 2
