@@ -168,12 +168,14 @@ class ComputeSettings(Settings):
 
     device: str = Field(
         "auto",
-        description=f"auto, {' or '.join(DEVICES)}; auto is cuda where there is one, else cpu.",
+        description=f"auto, {', '.join(DEVICES[:-1])} or {DEVICES[-1]}; auto is cuda or npu where there is one, else"
+        " cpu.",
     )
     dtype: str = Field(
         "auto",
-        description="Element type of weights and activations: auto, float32, bfloat16 or float16. auto is bfloat16; on"
-        " the CPU float32 for checkpoints stored so and for models under 100 million parameters.",
+        description="Element type of weights and activations: auto, float32, bfloat16 or float16. auto is bfloat16, on"
+        " an Ascend 310P float16; on the CPU float32 for checkpoints stored so and for models under 100 million"
+        " parameters.",
     )
 
 

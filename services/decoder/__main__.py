@@ -5,7 +5,7 @@ from functools import partial
 from services.decoder.settings import DecoderSettings
 from services.families.check import Parts
 from services.families.prepare import prepare_model
-from shared import service_process
+from shared import ascend, service_process
 from shared.settings import set_process_environment
 from shared.telemetry.logs import configure_logs
 
@@ -15,7 +15,7 @@ def main() -> None:
     settings = DecoderSettings.load(prog="python -m services.decoder")
     configure_logs("decoder", settings.log_level, settings.log_format)
     # Idle OpenMP threads that spin for long would take the cores of the other services.
-    set_process_environment(GOMP_SPINCOUNT="10000")
+    set_process_environment(GOMP_SPINCOUNT="10000", **ascend.ENVIRONMENT)
     settings = prepare_model(settings, Parts.WEIGHTS, **settings.computation)
     service_process.load_without_collecting()
     from services.decoder.server import serve

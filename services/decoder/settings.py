@@ -18,7 +18,7 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
         None,
         ge=1,
         description="Tokens that one decoder computes in a step, a seventeenth less while others generate; 272 on the"
-        " CPU, 2176 on cuda unless given.",
+        " CPU, 2176 on cuda and npu unless given.",
     )
     model_backend: ModelBackend = Field(
         ModelBackend.AUTO,
@@ -74,7 +74,7 @@ class DecoderSettings(DecoderOptions, ServiceSettings):
         0,
         ge=0,
         le=1024,
-        description="Tokens in a block of the cache; the device's own unless given.",
+        description="Tokens in a block of the cache; the device's own unless given, which on npu is the only one, 128.",
     )
     memory_sharers: int = Field(
         1, ge=1, le=1024, description="Decoders among which --gpu-memory-utilization is divided."

@@ -14,7 +14,7 @@ from services.launcher.supervise.process import Program
 from services.preprocess.settings import PreprocessSettings
 from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import processors
+from shared import ascend, processors
 from shared.checkpoint.folder import Checkpoint
 from shared.settings import ServiceSettings, child_environment, python_path
 
@@ -35,6 +35,7 @@ _LIBRARIES = {
     "GOMP_SPINCOUNT": "10000",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
+    **ascend.ENVIRONMENT,
 }
 
 # Services that compute keep a core busy; the others need one for a moment, but at once, and go first.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
+from shared.devices import default_dtype
 from shared.errors import InvalidRequest, NotFound
 from shared.model_config.files import INDEXES, SINGLES, find_weights
 
@@ -144,19 +145,19 @@ class Checkpoint:
         return sum(math.prod(self.shape(name)) for name in self.names()) < _SMALL_MODEL_PARAMETERS
 
     def default_dtype(self, device: str) -> str:
-        """What `--dtype auto` means on `device`: "float32" or "bfloat16".
+        """What `--dtype auto` means on `device`: "float32", "bfloat16" or "float16".
 
         On a CPU float32 for small models and for weights that are mostly stored so; bfloat16 for everything else.
         Decoder and encoder ask here, so they agree.
         """
         if device != "cpu":
-            return "bfloat16"
+            return default_dtype(device)
         sizes: dict[str, int] = {}
         for name in self.names():
             kind = self.dtype(name)
             sizes[kind] = sizes.get(kind, 0) + math.prod(self.shape(name))
         wide = self.is_small or max(sizes, key=sizes.__getitem__) == "F32"
-        return "float32" if wide else "bfloat16"
+        return "float32" if wide else default_dtype(device)
 
     def close(self) -> None:
         """Unmaps the files that no tensor keeps mapped."""

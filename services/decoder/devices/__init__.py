@@ -8,6 +8,7 @@ from services.decoder.devices.base.device import Device
 _DEVICES = {
     "cpu": ("services.decoder.devices.cpu.device", "CpuDevice"),
     "cuda": ("services.decoder.devices.cuda.device", "CudaDevice"),
+    "npu": ("services.decoder.devices.npu.device", "NpuDevice"),
 }
 
 

@@ -10,7 +10,9 @@ from services.decoder.devices import device_class
 from services.decoder.devices.base.attention_meta import KVSpec
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.cpu.device import CpuDevice
+from shared.ascend import npu_fault
 from shared.devices import DEVICES, cuda_fault
+from shared.errors import InvalidRequest
 
 
 class StagedCpu(CpuDevice):
@@ -34,8 +36,25 @@ def device(request: pytest.FixtureRequest) -> Device:
     return kind(torch.float32, threads=1)
 
 
-def test_every_known_device_has_a_class() -> None:
-    assert [device_class(name).name for name in DEVICES] == list(DEVICES)
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_known_device_has_a_class(name: str) -> None:
+    if name == "npu" and npu_fault():
+        pytest.skip("torch_npu cannot be imported here")
+    assert device_class(name).name == name
+
+
+class OneSize(CpuDevice):
+    """Has no blocks but its own."""
+
+    default_block_size = 128
+    only_block_size = True
+
+
+def test_a_block_size_that_a_device_does_not_have_is_refused() -> None:
+    assert OneSize(torch.float32, threads=1).block_size == 128
+    assert OneSize(torch.float32, threads=1, block_size=128).block_size == 128
+    with pytest.raises(InvalidRequest, match=r"--block-size 16: .* blocks have 128 tokens"):
+        OneSize(torch.float32, threads=1, block_size=16)
 
 
 def test_arrays_arrive_as_they_are(device: Device) -> None:

@@ -215,7 +215,7 @@ def test_doctor_finds_nothing_missing_where_these_tests_run() -> None:
         ({"quantization_config": {"quant_method": "awq"}}, (), "quantization_config says awq"),
         ({}, ("--dtype", "float16", "--device", "cpu"), "use bfloat16 on the CPU"),
         ({}, ("--dtype", "fp8"), "--dtype fp8: it may be auto, float32"),
-        ({}, ("--device", "npu"), "this version computes on cpu and cuda"),
+        ({}, ("--device", "tpu"), "this version computes on cpu, cuda and npu"),
     ],
 )
 def test_doctor_says_of_a_model_what_serve_says(

@@ -170,8 +170,9 @@ def test_models_with_images_that_no_family_serves_can_be_served(
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ({"device": "npu"}, "--device npu: this version computes on cpu and cuda"),
+        ({"device": "tpu"}, "--device tpu: this version computes on cpu, cuda and npu"),
         ({"device": "cuda"}, "--device cuda: .*give --device cpu"),
+        ({"device": "npu"}, "--device npu: torch_npu is not installed .*give --device cpu"),
         ({"dtype": "int4"}, "--dtype int4: it may be auto, float32, bfloat16, float16"),
         ({"dtype": "float16", "device": "cpu"}, "--dtype float16 needs a CUDA device"),
     ],

@@ -13,6 +13,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.sampling.sampler import Sampler
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
+from shared.errors import InvalidRequest
 
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
@@ -32,6 +33,7 @@ class Device(ABC):
 
     name: ClassVar[str]  # in `shared.devices`
     default_block_size: ClassVar[int] = 16  # tokens
+    only_block_size: ClassVar[bool] = False  # whether there are no blocks of other sizes
     # Tokens of a step unless --max-num-batched-tokens says otherwise: 256 or 2,048, and the
     # seventeenth part that the scheduler leaves out while others generate.
     default_batched_tokens: ClassVar[int]
@@ -47,7 +49,15 @@ class Device(ABC):
         small_model: bool = False,
     ) -> None:
         """dtype: of weights, activations and cache. threads: on the host; block_size: tokens; for both 0 is the
-        device's own choice. small_model: it has fewer than 100 million parameters."""
+        device's own choice. small_model: it has fewer than 100 million parameters. Raises InvalidRequest for a block
+        size that the device does not have."""
+        if self.only_block_size and block_size not in (0, self.default_block_size):
+            raise InvalidRequest(
+                "UNSUPPORTED_BLOCK_SIZE",
+                f"--block-size {block_size}: on {self.name} blocks have {self.default_block_size} tokens;"
+                " leave the flag away",
+                field="block_size",
+            )
         self.small_model = small_model
         self.block_size = block_size or self.default_block_size
         self.ops = self._make_ops(dtype, threads)

@@ -1,0 +1,1 @@
+"""Ascend NPUs, by torch_npu, which nothing else imports."""

@@ -1,0 +1,83 @@
+"""The first Ascend NPU that the process sees."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+import torch_npu
+from torch import Tensor
+
+from services.decoder.devices.base import host_memory
+from services.decoder.devices.base.device import Device, Memory
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.npu.ops import NpuOps
+
+_SHARE = 0.9
+_SWAP_SHARE = 0.1
+_MOST_PINNED_BYTES = 4 << 30
+# Workspaces of operators, which no allocator counts before they are first needed.
+_LEAST_RESERVED_BYTES = 1 << 30
+_RESERVED_SHARE = 0.03
+
+
+class NpuDevice(Device):
+    """Steps run on the current stream; what other threads bring comes on a stream of its own."""
+
+    name = "npu"
+    default_block_size: ClassVar[int] = 128
+    only_block_size: ClassVar[bool] = True
+    default_batched_tokens: ClassVar[int] = 2176
+
+    def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
+        where = torch.device("npu", 0)
+        torch_npu.npu.set_device(where)
+        # What was free before anything of this process was on the device.
+        self._free_at_start = self.memory().free
+        self._copies = torch_npu.npu.Stream()
+        return NpuOps(where, dtype, self.block_size)
+
+    def memory(self) -> Memory:
+        """As the driver says, for all processes."""
+        return Memory(*torch_npu.npu.mem_get_info())
+
+    def cache_bytes(self, share: float | None, sharers: int, step_bytes: int) -> int:
+        """`share` of all memory (0.9 unless given), less weights, the largest step, what CANN has taken for itself, and
+        a reserve for what it will take."""
+        torch_npu.npu.empty_cache()  # what the profile has freed would count twice
+        memory = self.memory()
+        reserved = int(torch_npu.npu.memory_reserved())
+        outside = max(0, self._free_at_start - memory.free - reserved)
+        spare = max(_LEAST_RESERVED_BYTES, int(memory.total * _RESERVED_SHARE))
+        allowed = int(memory.total * (share or _SHARE) / sharers)
+        taken = int(torch_npu.npu.memory_allocated()) + outside + spare
+        return max(0, allowed - taken - step_bytes)
+
+    def swap_bytes(self, sharers: int) -> int:
+        """A tenth of what is free on the host, 4 GiB at most: it is pinned from the start."""
+        return min(int(host_memory.available_bytes() * _SWAP_SHARE / sharers), _MOST_PINNED_BYTES)
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """Of what torch has given out."""
+        before = int(torch_npu.npu.memory_allocated())
+        torch_npu.npu.reset_peak_memory_stats()
+        run()
+        self.synchronize()
+        return int(torch_npu.npu.max_memory_allocated()) - before
+
+    def _staging_buffer(self, size: int) -> Tensor:
+        """Pinned. torch's allocator gives it out again when the copy on the stream is done."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def copy_in(self, host: Tensor) -> Tensor:
+        """On the stream of copies."""
+        torch_npu.npu.set_device(self.ops.device)  # each thread has a device of its own
+        with torch_npu.npu.stream(self._copies):
+            here = host.pin_memory().to(self.ops.device, non_blocking=True).to(self.ops.dtype)
+        # Steps read it: its memory may not be used for the next copy while they do.
+        here.record_stream(torch_npu.npu.default_stream())
+        self._copies.synchronize()
+        return here
+
+    def synchronize(self) -> None:
+        """Waits for the device."""
+        torch_npu.npu.synchronize()

@@ -1,0 +1,61 @@
+"""Ascend NPUs as this machine has them, asked of CANN itself: without torch, which takes seconds."""
+
+import ctypes
+import importlib.util
+from functools import cache
+
+TOOLKIT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
+NNAL = "/usr/local/Ascend/nnal/atb/set_env.sh"
+# For processes that may import torch, before they do. torch would import every torch_npu it finds, and fail where that
+# cannot be loaded; and torch_npu's allocator would split large blocks for good.
+ENVIRONMENT = {
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+}
+_RUNTIME = "libascendcl.so"
+_OPERATORS = "libatb.so"
+
+
+@cache
+def npu_fault() -> str:
+    """Why there is no NPU to compute on; empty if there is one."""
+    if importlib.util.find_spec("torch_npu") is None:
+        return "torch_npu is not installed (the extra `npu`)"
+    try:
+        runtime = ctypes.CDLL(_RUNTIME)
+        count = ctypes.c_uint32()
+        status = runtime.aclrtGetDeviceCount(ctypes.byref(count))
+    except (OSError, AttributeError) as error:
+        return f"CANN cannot be loaded ({error}); source {TOOLKIT} first"
+    if status:
+        return f"the Ascend driver finds no device (error {status}); npu-smi info tells more"
+    if not count.value:
+        return "the Ascend driver shows no device; see ASCEND_RT_VISIBLE_DEVICES"
+    if is_310p() and (fault := atb_fault()):
+        return fault
+    return ""
+
+
+def atb_fault() -> str:
+    """Why torch_npu's operators of the NNAL package, of which a 310P needs some, cannot be used; empty if they can."""
+    try:
+        ctypes.CDLL(_OPERATORS)
+    except OSError as error:
+        return f"NNAL's operators cannot be loaded ({error}); source {NNAL} first"
+    return ""
+
+
+@cache
+def npu_name() -> str:
+    """The chip's name, such as "Ascend910B4"; empty where there is none."""
+    try:
+        name = ctypes.CDLL(_RUNTIME).aclrtGetSocName
+    except (OSError, AttributeError):
+        return ""
+    name.restype = ctypes.c_char_p
+    return (name() or b"").decode()
+
+
+def is_310p() -> bool:
+    """Whether the NPU is one of the 310P family: float16 alone, and attention by other operators."""
+    return npu_name().startswith("Ascend310P")
