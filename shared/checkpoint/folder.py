@@ -127,6 +127,10 @@ class Checkpoint:
         """One tensor, mapped from its file: not to be written to."""
         return self._shard(name).tensor(name)
 
+    def part(self, name: str, rows: slice, columns: slice) -> "torch.Tensor":
+        """Some rows and columns of a matrix; the rest is not read. Not to be written to."""
+        return self._shard(name).part(name, rows, columns)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the file's header alone."""
         return self._shard(name).shape(name)

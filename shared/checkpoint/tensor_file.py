@@ -21,6 +21,9 @@ class TensorFile(Protocol):
     def tensor(self, name: str) -> "torch.Tensor":
         """Contiguous and mapped where the file allows it: not to be written to."""
 
+    def part(self, name: str, rows: slice, columns: slice) -> "torch.Tensor":
+        """Some rows and columns of a matrix; the rest is not read. Not to be written to."""
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Read without the data."""
 
@@ -63,6 +66,11 @@ class SafetensorsFile:
         """See `TensorFile`."""
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor
+
+    def part(self, name: str, rows: slice, columns: slice) -> "torch.Tensor":
+        """See `TensorFile`."""
+        part: torch.Tensor = self._file.get_slice(name)[rows, columns]
+        return part
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See `TensorFile`."""

@@ -56,6 +56,10 @@ class TorchFile:
         """See `TensorFile`."""
         return self._tensors[name].detach().contiguous()
 
+    def part(self, name: str, rows: slice, columns: slice) -> torch.Tensor:
+        """See `TensorFile`."""
+        return self._tensors[name].detach()[rows, columns]
+
     def shape(self, name: str) -> tuple[int, ...]:
         """See `TensorFile`."""
         return tuple(self._tensors[name].shape)

@@ -24,6 +24,7 @@ class WeightReader:
         """`names` are those that will be read, for the share that is shown."""
         self._checkpoint = checkpoint
         self._total = sum(checkpoint.nbytes(name) for name in names)
+        self._seen: dict[str, int] = {}  # bytes of tensors that were read, if only in part
         self._bytes = 0
         self._reading_s = 0.0
         self._began = self._said = time.perf_counter()
@@ -36,13 +37,28 @@ class WeightReader:
             # A mapped file is read where it is first looked at: here, and not in the middle of the caller's work.
             step = max(1, _PAGE_BYTES // tensor.element_size())
             tensor.view(-1)[::step].clone()
+        self._count(name, tensor, began)
+        return tensor
+
+    def part(self, name: str, rows: slice, columns: slice) -> "Tensor":
+        """Some rows and columns of a matrix, nothing else of which is read: not to be written to."""
+        whole = self._checkpoint.shape(name)
+        if (rows.start, rows.stop, columns.start, columns.stop) == (0, whole[0], 0, whole[1]):
+            return self.tensor(name)
+        began = time.perf_counter()
+        part = self._checkpoint.part(name, rows, columns)
+        self._count(name, part, began)
+        return part
+
+    def _count(self, name: str, tensor: "Tensor", began: float) -> None:
         now = time.perf_counter()
         self._reading_s += now - began
         self._bytes += tensor.nbytes
+        self._seen[name] = self._checkpoint.nbytes(name)
         if now - self._said >= _SAY_EVERY_S:
             self._said = now
-            log.info("loading weights", percent=100 * self._bytes // self._total, **self._pace(now))
-        return tensor
+            percent = 100 * sum(self._seen.values()) // self._total
+            log.info("loading weights", percent=percent, **self._pace(now))
 
     def finish(self) -> None:
         """Logs the totals."""

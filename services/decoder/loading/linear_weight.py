@@ -3,13 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Axis = Literal["out", "in"]
 Range = tuple[int, int]  # [first, last)
+# Numbers of outputs or inputs, in any order; None: all of them, in theirs.
+Places: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]] | None"
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,13 @@ class LinearWeight(ABC):
         self.inputs = inputs
         self.bias = bias
 
-    @abstractmethod
     def dense(self, dtype: torch.dtype) -> Tensor:
         """[out, inputs]. May be the checkpoint's mapped file: not to be written to."""
+        return self.select(None, None, dtype)
+
+    @abstractmethod
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        """The weights of some outputs (rows) and inputs (columns), in their order. No others are read."""
 
     def quantized(self) -> QuantizedWeight | None:
         """The codes, or None for a weight that is not quantized."""
@@ -49,6 +56,7 @@ class LinearWeight(ABC):
 
     def shard(self, axis: Axis, ranges: Sequence[Range]) -> "LinearWeight":
         """The outputs or the inputs of some ranges, one behind the other; ranges may overlap those of another shard.
+        Nothing else is read of the checkpoint.
 
         Of shards along "in" each has the whole bias, which is to be added once.
         """
@@ -63,15 +71,26 @@ class StoredWeight(LinearWeight):
     """One tensor."""
 
     def __init__(
-        self, name: str, out: int, inputs: int, bias: Tensor | None, read: Callable[[], Tensor]
+        self,
+        name: str,
+        out: int,
+        inputs: int,
+        bias: Tensor | None,
+        read: Callable[[slice, slice], Tensor],
     ) -> None:
-        """read: gives the tensor [out, inputs], each time it is called."""
+        """read: gives a part of the tensor [out, inputs], by its rows and its columns, each time it is called."""
         super().__init__(name, out, inputs, bias)
         self._read = read
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """See `LinearWeight.dense`."""
-        return self._read().to(dtype)
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        """See `LinearWeight.select`."""
+        row_runs, row_order = _runs(rows, self.out)
+        column_runs, column_order = _runs(columns, self.inputs)
+        lines = [_join([self._read(r, c) for c in column_runs], 1) for r in row_runs]
+        found = _join(lines, 0)
+        if row_order is not None:
+            found = found[row_order]
+        return (found if column_order is None else found[:, column_order]).to(dtype)
 
 
 class StackedWeight(LinearWeight):
@@ -86,44 +105,80 @@ class StackedWeight(LinearWeight):
         super().__init__(name, out, parts[0].inputs, torch.cat(biases) if biases else None)
         self._parts = parts
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """See `LinearWeight.dense`: memory of its own, filled part by part."""
-        whole = torch.empty((self.out, self.inputs), dtype=dtype)
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        """See `LinearWeight.select`: memory of its own, filled part by part."""
+        sizes = [
+            len(places) if places is not None else count
+            for places, count in ((rows, self.out), (columns, self.inputs))
+        ]
+        found = torch.empty(sizes, dtype=dtype)
         first = 0
         for part in self._parts:
-            whole[first : first + part.out] = part.dense(dtype)
-            first += part.out
-        return whole
+            last = first + part.out
+            if rows is None:
+                found[first:last] = part.select(None, columns, dtype)
+            else:
+                mine = np.flatnonzero((rows >= first) & (rows < last))
+                if len(mine):
+                    found[mine] = part.select(rows[mine] - first, columns, dtype)
+            first = last
+        return found
 
 
 class _Shard(LinearWeight):
     def __init__(self, whole: LinearWeight, axis: Axis, ranges: Sequence[Range]) -> None:
-        size = sum(last - first for first, last in ranges)
-        sizes = (size, whole.inputs) if axis == "out" else (whole.out, size)
+        places = np.concatenate([np.arange(first, last) for first, last in ranges])
         bias = whole.bias
-        if axis == "out" and bias is not None:
-            bias = _pieces(bias, 0, ranges)
-        super().__init__(whole.name, *sizes, bias)
-        self._whole, self._axis, self._ranges = whole, 0 if axis == "out" else 1, ranges
+        if axis == "out":
+            bias = None if bias is None else bias[places]
+            super().__init__(whole.name, len(places), whole.inputs, bias)
+        else:
+            super().__init__(whole.name, whole.out, len(places), bias)
+        self._whole, self._axis, self._places = whole, axis, places
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        return _pieces(self._whole.dense(dtype), self._axis, self._ranges)
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        if self._axis == "out":
+            return self._whole.select(_of(self._places, rows), columns, dtype)
+        return self._whole.select(rows, _of(self._places, columns), dtype)
 
 
 class _Reordered(LinearWeight):
     def __init__(self, whole: LinearWeight, order: Sequence[int]) -> None:
-        self._whole, self._order = whole, torch.tensor(order)
-        bias = None if whole.bias is None else whole.bias[self._order]
+        self._whole, self._places = whole, np.asarray(order, np.int64)
+        bias = None if whole.bias is None else whole.bias[self._places]
         super().__init__(whole.name, len(order), whole.inputs, bias)
 
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        return self._whole.dense(dtype)[self._order]
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        return self._whole.select(_of(self._places, rows), columns, dtype)
 
 
 def in_memory(weight: Tensor, bias: Tensor | None = None, name: str = "a tensor") -> LinearWeight:
     """Of a tensor [out, inputs] that is there already."""
-    return StoredWeight(name, weight.shape[0], weight.shape[1], bias, lambda: weight)
+    out, inputs = weight.shape
+    return StoredWeight(name, out, inputs, bias, lambda rows, columns: weight[rows, columns])
 
 
-def _pieces(tensor: Tensor, axis: int, ranges: Sequence[Range]) -> Tensor:
-    return torch.cat([tensor.narrow(axis, first, last - first) for first, last in ranges], axis)
+def _of(places: "np.ndarray[tuple[int], np.dtype[np.int64]]", some: Places) -> Places:
+    return places if some is None else places[some]
+
+
+def _join(pieces: Sequence[Tensor], axis: int) -> Tensor:
+    """As they are where there is one."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), axis)
+
+
+def _runs(places: Places, count: int) -> tuple[list[slice], Tensor | None]:
+    """The places of `count` that are to be read, ascending and in as few runs as they lie in, and which of them each
+    place is; None where they lie as they are asked for."""
+    if places is None:
+        return [slice(0, count)], None
+    sought = np.unique(places)
+    ends = np.flatnonzero(np.diff(sought, append=count + 1) > 1)
+    starts = [0, *(ends[:-1] + 1).tolist()]
+    runs = [
+        slice(int(sought[first]), int(sought[last]) + 1)
+        for first, last in zip(starts, ends.tolist(), strict=True)
+    ]
+    if np.array_equal(sought, places):
+        return runs, None
+    return runs, torch.from_numpy(np.searchsorted(sought, places))

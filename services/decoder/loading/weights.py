@@ -82,10 +82,10 @@ class LanguageWeights:
 
     def take_linear(self, name: str, out: int, inputs: int, bias: bool = False) -> LinearWeight:
         """A linear layer: the tensors `name`.weight [out, inputs] and, with `bias`, `name`.bias [out]. The weight is
-        read when it is packed. Raises InvalidRequest as `take` does."""
+        read when it is packed, of a shard nothing but its part. Raises InvalidRequest as `take` does."""
         stored = self._claim(f"{name}.weight", (out, inputs))
         shift = self.take(f"{name}.bias", out) if bias else None
-        return StoredWeight(name, out, inputs, shift, partial(self._reader.tensor, stored))
+        return StoredWeight(name, out, inputs, shift, partial(self._reader.part, stored))
 
     def finish(self) -> None:
         """Raises InvalidRequest if a tensor of the model was never asked for."""

@@ -11,7 +11,7 @@ from services.decoder.loading.weights import LanguageWeights
 from services.decoder.models.llama import Llama
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import as_torch_files, make_checkpoint
 
 
 def test_a_weight_is_read_when_it_is_packed(tmp_path: Path) -> None:
@@ -57,3 +57,40 @@ def test_stacked_weights_are_one_and_shards_are_cut_out_of_them() -> None:
     assert (columns.out, columns.inputs) == (8, 3)
     assert columns.bias is not None and torch.equal(columns.bias, bias)
     assert torch.equal(columns.dense(torch.float32), whole[:, [0, 1, 4]])
+
+    # What is reordered first is cut in its new order.
+    order = [7, 0, 2, 1, 3, 6, 5, 4]
+    turned = stacked.reordered(order).shard("out", [(1, 4), (7, 8)])
+    assert turned.bias is not None and torch.equal(turned.bias, bias[[0, 2, 1, 4]])
+    assert torch.equal(turned.dense(torch.float32), whole[[0, 2, 1, 4]])
+    corner = turned.shard("in", [(5, 6), (1, 3)])
+    assert torch.equal(corner.dense(torch.float32), whole[[0, 2, 1, 4]][:, [5, 1, 2]])
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_shard_reads_its_part_of_the_checkpoint_alone(tmp_path: Path, pickled: bool) -> None:
+    parts: list[torch.Tensor] = []
+
+    class Counting(Checkpoint):
+        def tensor(self, name: str) -> torch.Tensor:
+            raise AssertionError(f"{name} is read whole")
+
+        def part(self, name: str, rows: slice, columns: slice) -> torch.Tensor:
+            parts.append(super().part(name, rows, columns))
+            return parts[-1]
+
+    folder = make_checkpoint(tmp_path, "llama")
+    folder = as_torch_files(folder) if pickled else folder
+    whole = Checkpoint(folder)
+    weights = LanguageWeights(Counting(folder), Llama.TENSORS, Llama.IGNORED)
+    mlp = "layers.1.mlp"
+    sizes = {"gate_proj": (96, 64), "up_proj": (96, 64), "down_proj": (64, 96)}
+    gate, up, down = (weights.take_linear(f"{mlp}.{name}", *size) for name, size in sizes.items())
+    stored = [whole.tensor(f"model.{mlp}.{name}.weight") for name in sizes]
+
+    both = StackedWeight([gate, up]).reordered([*range(96, 192), *range(96)])
+    half = both.shard("out", [(0, 48), (96, 144)]).dense(torch.float32)
+    assert torch.equal(half, torch.cat([stored[1][:48], stored[0][:48]]))
+    inputs = down.shard("in", [(48, 96)]).dense(torch.float32)
+    assert torch.equal(inputs, stored[2][:, 48:])
+    assert sum(part.nbytes for part in parts) == sum(weight.nbytes for weight in stored) // 2
