@@ -16,9 +16,10 @@ _COMMANDS = {
     "convert": "make a checkpoint folder of a file of another program",
     "version": "print the version",
 }
-# Commands of other packages; the launcher's own are named after their modules.
+# Where a command is no module of the launcher with its name.
 _MODULES = {
     "bench": "benchmarks.load.command",
+    "doctor": "services.launcher.doctor.command",
     "profile": "services.decoder.profile",
     "weights": "shared.checkpoint.conversion.weights_command",
     "convert": "shared.checkpoint.conversion.convert_command",

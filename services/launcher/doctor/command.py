@@ -1,4 +1,4 @@
-"""`tessera doctor`: what this machine has, what is missing, and the command that installs or corrects it."""
+"""The report of `tessera doctor`."""
 
 import importlib.metadata
 import importlib.util
@@ -6,11 +6,11 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from services.families.check import require_servable
 from services.launcher import hardware
+from services.launcher.doctor.finding import Finding
 from services.launcher.ports import is_free
 from services.launcher.redis import check as redis_check
 from services.launcher.redis.binary import WHEEL, find_redis_server
@@ -34,24 +34,6 @@ _PACKAGES = (
 )
 _LEAST_SHARED_MEMORY = 256 << 20  # bytes; Docker gives 64 MiB unless told otherwise
 _INSTALL_PACKAGES = "pip install -e '.[local]'"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report; `remedy` is a command, given where something is wrong and `found` does not name one."""
-
-    what: str
-    found: str
-    remedy: str = ""
-    needed: bool = True
-    is_fault: bool = False
-
-    @property
-    def mark(self) -> str:
-        """ok, missing (needed) or note (not needed by everybody)."""
-        if not self.remedy and not self.is_fault:
-            return "ok"
-        return "missing" if self.needed else "note"
 
 
 def main(arguments: list[str]) -> int:
