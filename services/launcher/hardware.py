@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.launcher.ascend.host import AscendHost
 from shared import processors
 from shared.cpu_kernels import build
 from shared.errors import InvalidRequest
@@ -80,12 +81,7 @@ def _cuda() -> str:
 
 
 def _npu() -> str:
-    devices = sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
-    if not devices:
-        return "none"
-    toolkit = Path("/usr/local/Ascend/ascend-toolkit/latest")
-    cann = toolkit.resolve().name if toolkit.exists() else "no CANN toolkit found"
-    return f"{len(devices)} ({', '.join(devices)}), {cann}"
+    return ", ".join(chip.name for chip in AscendHost().chips()) or "none"
 
 
 def _output(*command: str) -> str:

@@ -143,3 +143,8 @@ class DoctorSettings(ComputeSettings):
         DEMO_MODEL, description="Hugging Face checkpoint folder, or a model's name on the hub."
     )
     revision: str = Field("", description="Branch, tag or commit of a model from the hub.")
+    npu: bool = Field(
+        False,
+        description="Looks at Ascend NPUs even if no device file is there, and tries every operation of theirs against"
+        " the CPU's.",
+    )

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from services.families.check import require_servable
 from services.launcher import hardware
+from services.launcher.ascend import diagnosis
+from services.launcher.ascend.host import AscendHost
+from services.launcher.doctor import npu_check
 from services.launcher.doctor.finding import Finding
 from services.launcher.ports import is_free
 from services.launcher.redis import check as redis_check
@@ -37,7 +40,7 @@ _INSTALL_PACKAGES = "pip install -e '.[local]'"
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the report. Returns 1 if something that is needed is missing, else 0."""
+    """Prints the report. Returns 1 if something that is needed is missing or computes wrongly, else 0."""
     settings = DoctorSettings.load(arguments, prog="tessera doctor")
     findings = list(examine(settings))
     width = max(len(finding.what) for finding in findings)
@@ -47,13 +50,16 @@ def main(arguments: list[str]) -> int:
             print(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
     missing = sum(finding.mark == "missing" for finding in findings)
     print(f"\n{missing} thing(s) missing." if missing else "\nNothing is missing.")
-    return 1 if missing else 0
+    failed = npu_check.run() if settings.npu else 0
+    return 1 if missing or failed else 0
 
 
 def examine(settings: DoctorSettings) -> Iterator[Finding]:
     """Checks everything, one after the other."""
     yield _python()
     yield from (Finding(what, found) for what, found in hardware.describe())
+    if (host := AscendHost()).chips() or settings.npu or settings.device == "npu":
+        yield from diagnosis.examine(host)
     yield from (_package(name) for name in _PACKAGES)
     yield _protos()
     yield _kernels()

@@ -1,0 +1,74 @@
+"""`tessera doctor --npu`: every operation of the NPU against the CPU's, as a table.
+
+The check (`services/decoder/devices/npu/check.py`) runs in a process of its own: a kernel that fails may end it. It
+prints a JSON object for each operation: `name`, `ok`, `error` (the largest difference), `us` (microseconds a call),
+`gb_s` and `detail`; all but the first two may be null.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.settings import child_environment, python_path
+
+_ROOT = Path(__file__).parents[3]
+_COMMAND = (sys.executable, "-P", "-m", "services.decoder.devices.npu.check")
+_LAST_LINES = 5
+
+
+def run(command: Sequence[str] = _COMMAND) -> int:
+    """Prints a row for each operation. Returns 1 if one is wrong, none was tried, or the check ends early; else 0."""
+    print(f"\n{'':<8} {'operation':<44} {'error':>9} {'us':>9} {'GB/s':>8}")
+    tried = wrong = 0
+    others: list[str] = []
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=child_environment(
+            PYTHONPATH=python_path(_ROOT, _ROOT / "protos"), TORCH_DEVICE_BACKEND_AUTOLOAD="0"
+        ),
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if (result := _result(line)) is None:
+                others = [*others, line.rstrip()][-_LAST_LINES:]
+                continue
+            tried += 1
+            wrong += not result["ok"]
+            print(_row(result), flush=True)
+    if process.returncode or not tried:
+        print("\n".join(f"{'':<8} {line}" for line in others))
+    print(f"\n{tried - wrong} of {tried} operations are right.")
+    if process.returncode and not wrong:
+        print(f"The check did not come to its end: status {process.returncode}.")
+    return 1 if wrong or process.returncode or not tried else 0
+
+
+def _result(line: str) -> dict[str, Any] | None:
+    """One operation; None for a line of a library."""
+    try:
+        result = json.loads(line)
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) and {"name", "ok"} <= result.keys() else None
+
+
+def _row(result: dict[str, Any]) -> str:
+    mark = "ok" if result["ok"] else "wrong"
+    row = f"{mark:<8} {result['name']:<44} " + " ".join(
+        _number(result.get(name), width) for name, width in (("error", 9), ("us", 9), ("gb_s", 8))
+    )
+    detail = result.get("detail")
+    return f"{row}  {detail}" if detail else row
+
+
+def _number(value: Any, width: int) -> str:
+    if not isinstance(value, int | float):
+        return f"{value or '':>{width}}"
+    return f"{value:>{width}.3g}" if abs(value) < 1000 else f"{value:>{width}.0f}"
