@@ -51,7 +51,7 @@ class Llama(DecoderModel):
         self.layers = [Paged(heads, size, size, ops.dtype, window) for window in config.windows]
         self._ops = ops
         cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype)
-        self._cos, self._sin = cos.to(ops.device), sin.to(ops.device)
+        self._cos, self._sin = ops.rotary_table(cos, sin)
         self._layers: list[DecoderLayer] = []
         self._embedding: Tensor
         self._first_norm: Tensor | None

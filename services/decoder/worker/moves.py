@@ -5,26 +5,27 @@ from collections.abc import Sequence
 import torch
 
 from services.decoder.devices.base.attention_meta import PagedKV
-from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.device import Device
 from services.decoder.worker.plan import Ints, Plan
 
 
 def apply_moves(
-    plan: Plan, ops: BaseOps, device: Sequence[PagedKV], host: Sequence[PagedKV]
+    plan: Plan, device: Device, caches: Sequence[PagedKV], host: Sequence[PagedKV]
 ) -> None:
     """Swap-outs, then copies in their order, then swap-ins, in every layer."""
+    ops = device.ops
     if len(plan.swap_out_device):
         src, dst = _index(plan.swap_out_device), _index(plan.swap_out_host)
-        for here, there in zip(device, host, strict=True):
+        for here, there in zip(caches, host, strict=True):
             ops.swap_blocks(here, there, src, dst)
     if len(plan.copy_src):
         for some_src, some_dst in _independent(plan.copy_src, plan.copy_dst):
-            src, dst = _index(some_src), _index(some_dst)
-            for layer in device:
+            src, dst = device.upload(some_src.astype("int64"), some_dst.astype("int64"))
+            for layer in caches:
                 ops.copy_blocks(layer, src, dst)
     if len(plan.swap_in_host):
         src, dst = _index(plan.swap_in_host), _index(plan.swap_in_device)
-        for here, there in zip(device, host, strict=True):
+        for here, there in zip(caches, host, strict=True):
             ops.swap_blocks(there, here, src, dst)
 
 

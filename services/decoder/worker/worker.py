@@ -182,7 +182,7 @@ class Worker:
         slots.set_last_tokens(plan.set_token_slot, plan.set_token)
         if len(plan.edit_slot):
             slots.edit_tables(plan)
-        apply_moves(plan, self._device.ops, self._kv, self._host_kv)
+        apply_moves(plan, self._device, self._kv, self._host_kv)
         self.sealed.overwrite(plan.copy_dst)
         self.sealed.overwrite(plan.swap_in_device)
         if plan.release:

@@ -128,10 +128,17 @@ class ChatGLM6B(Llama):
         """See `Llama.rotation`; in the order of `_order`."""
         second = positions[1]
         first = torch.where(second > 0, self._middle, positions[0])
-        quarter = self._cos.shape[-1] // 4
-        cos = [self._cos[axis, :, :quarter] for axis in (first, second)]
-        sin = [self._sin[axis, :, :quarter] for axis in (first, second)]
-        return torch.cat(cos * 2, -1), torch.cat([*sin, *(-part for part in sin)], -1)
+        half = self._cos.shape[-1] // 2
+        cos, sin = (
+            # Of either half of a row the first quarter of the other: the signs of sines stay where they are.
+            [
+                table[axis, :, start : start + half // 2]
+                for start in (0, half)
+                for axis in (first, second)
+            ]
+            for table in (self._cos, self._sin)
+        )
+        return torch.cat(cos, -1), torch.cat(sin, -1)
 
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
         """See `DecoderModel.forward`."""

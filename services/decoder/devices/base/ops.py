@@ -120,10 +120,15 @@ class BaseOps:
         total = residual + x
         return self.rms_norm(total, weight, eps), total
 
+    def rotary_table(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes over a table [length, 1, D] whose sines carry the rotation's minus sign in their first half, in the
+        form in which `rope` wants its rows."""
+        return cos.to(self.device), sin.to(self.device)
+
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates [T, heads, D] in pairs (i, i + D/2), Su et al., 2021.
 
-        cos, sin: [T, 1, D]; the first half of `sin` carries the minus sign of the rotation.
+        cos, sin: [T, 1, D], rows of what `rotary_table` returned.
         """
         turned = torch.roll(x, x.shape[-1] // 2, -1)
         return x * cos + turned * sin
@@ -265,11 +270,12 @@ class BaseOps:
         kv.v.flatten(0, 1).index_fill_(0, slots, 0)
 
     def copy_blocks(self, kv: PagedKV, src: Tensor, dst: Tensor) -> None:
-        """Copies blocks src[i] to dst[i]; no block may be both."""
+        """Copies blocks src[i] to dst[i], int64 on the device; no block may be both."""
         self.swap_blocks(kv, kv, src, dst)
 
     def swap_blocks(self, source: PagedKV, target: PagedKV, src: Tensor, dst: Tensor) -> None:
-        """Copies blocks of one cache into another of the same layout, on any device."""
+        """Copies blocks src[i] of one cache to dst[i] of another of the same layout, on any device. src, dst: int64 on
+        the host, or where both caches are on the device there."""
         for old, new in ((source.k, target.k), (source.v, target.v)):
             moved = old.index_select(self.block_axis, src.to(old.device))
             new.index_copy_(self.block_axis, dst.to(new.device), moved.to(new.device))

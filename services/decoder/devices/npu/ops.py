@@ -1,9 +1,257 @@
-"""Ops for Ascend 910B and later."""
+"""Ops for Ascend 910B and later: fused operators of torch_npu. None of them waits for the device, but where attention
+is left to the reference."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torch_npu
+from torch import Tensor
+
+from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.npu.attention_call import attention_calls
+from services.decoder.devices.npu.fused_attention import FusedAttention, Heads, padded_size
+from services.decoder.devices.npu.schemas import supports
+from shared.ascend import atb_fault
+
+_WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
+
+Write = Callable[[Tensor, Tensor, PagedKV, Tensor], None]
+
+
+@dataclass(frozen=True)
+class NpuKV(PagedKV):
+    """Keys and values [blocks, block_size, num_kv, P]: heads of `k_size` and `v_size` elements, and zeros."""
+
+    k_size: int
+    v_size: int
 
 
 class NpuOps(BaseOps):
-    """torch's own kernels, as torch_npu has them."""
+    """The default layout, heads filled up with zeros to sizes that the attention kernel knows."""
 
     name = "npu"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 128) -> None:
+        super().__init__(device, dtype, block_size)
+        self._fused = FusedAttention(device, dtype, block_size)
+        self._moves = torch_npu.npu.Stream(device)
+        self._write = _best_write()
+
+    # Linear layers and small ops
+
+    def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+        """The index by a comparison: the operator's own may be that of any of equals."""
+        logits = self.linear_float32(x, packed)
+        values = logits.amax(-1)
+        return (logits == values[:, None]).float().argmax(-1), values
+
+    def embedding_table(self, table: Tensor) -> Tensor:
+        """In the model's type, so that rows need no conversion."""
+        return table.to(self.dtype).to(self.device)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[rows, H]."""
+        normed: Tensor = torch_npu.npu_rms_norm(x.contiguous(), weight, eps)[0]
+        return normed
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Norm and sum by one operator; what it gives between them is of no use here."""
+        normed, _, total = torch_npu.npu_add_rms_norm(x, residual, weight, eps)
+        return normed, total
+
+    def rotary_table(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Sines without the sign in their first half: the operator puts it there itself."""
+        half = sin.shape[-1] // 2
+        plain = torch.cat([-sin[..., :half], sin[..., half:]], -1)
+        return super().rotary_table(cos, plain)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates [T, heads, D]; cos, sin: [T, 1, D]."""
+        if x.shape[-1] >= _WIDEST_ROTATION:
+            first, second = x.chunk(2, -1)
+            return x * cos + torch.cat([-second, first], -1) * sin
+        turned: Tensor = torch_npu.npu_rotary_mul(x.contiguous()[None], cos[None], sin[None])
+        return turned[0]
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(first half) * second half of [rows, 2 * I]."""
+        mixed: Tensor = torch_npu.npu_swiglu(gate_up.contiguous())
+        return mixed
+
+    # The cache
+
+    def block_bytes(self, spec: KVSpec) -> int:
+        """With the zeros that heads are filled up with."""
+        width = padded_size(max(spec.k_size, spec.v_size))
+        return 2 * self.block_size * spec.num_kv_heads * width * spec.dtype.itemsize
+
+    def _zeros(self, spec: KVSpec, num_blocks: int, device: torch.device) -> PagedKV:
+        shape = self._shape(spec, num_blocks)
+        k, v = (torch.zeros(shape, dtype=spec.dtype, device=device) for _ in range(2))
+        return NpuKV(k, v, spec.k_size, spec.v_size)
+
+    def _shape(self, spec: KVSpec, num_blocks: int) -> tuple[int, ...]:
+        width = padded_size(max(spec.k_size, spec.v_size))
+        return (num_blocks, self.block_size, spec.num_kv_heads, width)
+
+    def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
+        """Pinned, so that copies to and from the device need no staging."""
+        shape = self._shape(spec, num_blocks)
+        k, v = (torch.zeros(shape, dtype=spec.dtype, pin_memory=True) for _ in range(2))
+        return NpuKV(k, v, spec.k_size, spec.v_size)
+
+    def kv_write(self, k: Tensor, v: Tensor, kv: PagedKV, meta: AttnMeta) -> None:
+        """Writes this step's keys and values [T, num_kv, D] where `meta.slots` says; no slot may be there twice."""
+        width = kv.k.shape[-1]
+        self._write(_widened(k, width), _widened(v, width), kv, meta.slots)
+
+    def scrub(self, kv: PagedKV, slots: Tensor) -> None:
+        """Writes zeros."""
+        zeros = torch.zeros((len(slots), *kv.k.shape[2:]), dtype=kv.k.dtype, device=self.device)
+        self._write(zeros, zeros, kv, slots.to(torch.int32))
+
+    def swap_blocks(self, source: PagedKV, target: PagedKV, src: Tensor, dst: Tensor) -> None:
+        """Between device and host, on a stream of its own: behind what was submitted before, before what comes."""
+        if source.k.device == target.k.device:
+            super().swap_blocks(source, target, src, dst)
+            return
+        compute = torch_npu.npu.current_stream()
+        self._moves.wait_stream(compute)
+        with torch_npu.npu.stream(self._moves):
+            for old, new in ((source.k, target.k), (source.v, target.v)):
+                for first, place, count in _moved_runs(src, dst):
+                    new[place : place + count].copy_(old[first : first + count], non_blocking=True)
+        compute.wait_stream(self._moves)
+
+    def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
+        """One block in the canonical layout (token of the block, kv head, element)."""
+        k_size, v_size = _sizes(kv)
+        return kv.k[block, ..., :k_size].clone(), kv.v[block, ..., :v_size].clone()
+
+    def import_block(self, kv: PagedKV, block: int, k: Tensor, v: Tensor) -> None:
+        """Writes one block given in the canonical layout."""
+        k_size, v_size = _sizes(kv)
+        kv.k[block, ..., :k_size] = k.to(kv.k.device)
+        kv.v[block, ..., :v_size] = v.to(kv.v.device)
+
+    # Attention
+
+    def make_meta(
+        self,
+        counts: Sequence[int],
+        kv_lens: Sequence[int],
+        block_table: Tensor,
+        slots: Tensor,
+        bidirectional: list[tuple[int, int, int]] | None = None,
+    ) -> AttnMeta:
+        """Adds the calls that attention takes; slots become int32."""
+        slots = slots.to(torch.int32)
+        meta = super().make_meta(counts, kv_lens, block_table, slots, bidirectional)
+        meta.device_state["calls"] = attention_calls(meta, self._send)
+        return meta
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: PagedKV,
+        meta: AttnMeta,
+        *,
+        scale: float,
+        window: int | None = None,
+        chunk: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """As the reference says; chunks, soft caps, and spans under a window are left to it."""
+        width = kv.k.shape[-1]
+        heads = Heads(q.shape[1], kv.k.shape[2], width, window is not None, sinks is not None)
+        cut = window is not None and bool(meta.bidirectional)
+        form = None if chunk or softcap is not None or cut else self._fused.form(heads)
+        if form is None:
+            return super().paged_attention(
+                q,
+                k,
+                v,
+                kv,
+                meta,
+                scale=scale,
+                window=window,
+                chunk=chunk,
+                softcap=softcap,
+                sinks=sinks,
+            )
+        calls = meta.device_state["calls"]
+        tokens = meta.cu_q[-1]
+        wide = _widened(q[:tokens], width)
+        found = self._fused.attend(wide, kv, calls, form, scale, window, sinks)
+        found = found[..., : v.shape[-1]]
+        if tokens == q.shape[0]:
+            return found
+        out = found.new_zeros((q.shape[0], *found.shape[1:]))
+        out[:tokens] = found
+        return out
+
+    def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Without the zeros that heads are filled up with."""
+        k, v = super().gather(kv, table, length)
+        k_size, v_size = _sizes(kv)
+        return k[..., :k_size], v[..., :v_size]
+
+    def _send(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Tensor:
+        """A small host array on the device; nothing waits for the transfer."""
+        return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
+
+
+def _best_write() -> Write:
+    """How keys and values get into the cache. A mode that is not named means another layout, so an operator that knows
+    none cannot be taken."""
+    if supports("npu_scatter_pa_kv_cache", "cache_mode"):
+        return _scatter
+    if supports("_npu_reshape_and_cache") and not atb_fault():
+        return _reshape
+    return _put
+
+
+def _scatter(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+    torch_npu.npu_scatter_pa_kv_cache(k, v, kv.k, kv.v, slots, cache_mode="Norm")
+
+
+def _reshape(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+    torch_npu._npu_reshape_and_cache(k, v, kv.k, kv.v, slots)
+
+
+def _put(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+    kv.k.flatten(0, 1).index_put_((slots.long(),), k)
+    kv.v.flatten(0, 1).index_put_((slots.long(),), v)
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    """Contiguous heads [..., width], what is missing filled up with zeros."""
+    return x.contiguous() if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def _sizes(kv: PagedKV) -> tuple[int, int]:
+    assert isinstance(kv, NpuKV)
+    return kv.k_size, kv.v_size
+
+
+def _moved_runs(src: Tensor, dst: Tensor) -> list[tuple[int, int, int]]:
+    """Blocks (from, to, count) that lie side by side in both places."""
+    runs: list[tuple[int, int, int]] = []
+    places: Any = zip(src.tolist(), dst.tolist(), strict=True)
+    for old, new in places:
+        if runs and runs[-1][0] + runs[-1][2] == old and runs[-1][1] + runs[-1][2] == new:
+            first, place, count = runs.pop()
+            runs.append((first, place, count + 1))
+        else:
+            runs.append((old, new, 1))
+    return runs

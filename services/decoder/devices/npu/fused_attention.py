@@ -1,0 +1,226 @@
+"""Attention by CANN's fused kernel (`npu_fused_infer_attention_score`), in the first form of it that gives here what
+the reference gives: documents, releases and chips disagree about head sizes, layouts and windows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+import torch_npu
+from torch import Tensor
+
+from services.decoder.devices.base.attention_meta import PagedKV
+from services.decoder.devices.npu.attention_call import AttentionCall
+from services.decoder.devices.npu.schemas import supports
+from services.decoder.devices.npu.telling_batch import TellingBatch
+
+log = structlog.get_logger(__name__)
+
+TND_SIZES = (64, 128, 192)
+_LARGEST = 512
+_ROUNDING = 16  # elements, to whose multiple heads of other sizes are filled up
+_MASK = 2048
+_NO_LIMIT = 2147483647
+_UNMASKED, _CAUSAL, _BAND = 0, 3, 4
+
+
+def padded_size(size: int) -> int:
+    """The size of a head in the cache: what is missing to one that the kernel knows is zeros."""
+    for known in TND_SIZES:
+        if size <= known:
+            return known
+    return -(-size // _ROUNDING) * _ROUNDING
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the kernel is called. `window_offset`: tokens before the query that a window of 0 would have."""
+
+    layout: str  # TND: all queries one behind the other; BSND: a batch of sequences of one length
+    window_offset: int = -1
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Everything that a form is tried for: heads of queries and of keys, the size of each, and what else is asked."""
+
+    num_q: int
+    num_kv: int
+    size: int
+    window: bool = False
+    sinks: bool = False
+
+
+class FusedAttention:
+    """Finds a form for each kind of heads when it is first asked for them, before anything is served."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
+        self._device, self._dtype, self._block_size = device, dtype, block_size
+        # 1 hides: a query must not see what is behind it.
+        mask = torch.ones((_MASK, _MASK), dtype=torch.int8).triu(1)
+        self._mask = mask.to(device)
+        self._forms: dict[Heads, Form | None] = {}
+
+    def form(self, heads: Heads) -> Form | None:
+        """The form for these heads; None if there is none. The first time it waits for the device."""
+        if heads not in self._forms:
+            self._forms[heads] = found = self._find(heads)
+            if found is None:
+                log.warning("attention has no fused kernel here and is slow", heads=str(heads))
+            else:
+                log.info("attention", form=found.layout, heads=str(heads))
+        return self._forms[heads]
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        calls: Sequence[AttentionCall],
+        form: Form,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Queries [T, num_q, P] over a cache [blocks, block_size, num_kv, P]: [T, num_q, P]."""
+        if len(calls) == 1 and calls[0].tokens is None:
+            return self._call(q, kv, calls[0], form, scale, window, sinks)
+        out = torch.zeros_like(q)
+        for call in calls:
+            assert call.tokens is not None
+            some = q.index_select(0, call.tokens)
+            found = self._call(some, kv, call, form, scale, window, sinks)
+            out.index_copy_(0, call.tokens, found)
+        return out
+
+    def _find(self, heads: Heads) -> Form | None:
+        batch = TellingBatch.draw(
+            self._device, self._dtype, self._block_size, (heads.num_q, heads.num_kv, heads.size)
+        )
+        batch = batch.with_window() if heads.window else batch
+        batch = batch.with_sinks() if heads.sinks else batch
+        for form in _candidates(heads):
+            try:
+                found = self.attend(
+                    batch.q, batch.kv, [batch.call], form, batch.scale, batch.window, batch.sinks
+                )
+                if batch.error(found) <= batch.tolerance:
+                    return form
+            except (RuntimeError, OSError) as error:
+                log.debug("attention has another form", tried=form.layout, error=str(error)[:300])
+        return None
+
+    def _call(
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        call: AttentionCall,
+        form: Form,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        mode = _UNMASKED if not call.causal else _CAUSAL if window is None else _BAND
+        reach = window + form.window_offset if window is not None else _NO_LIMIT
+        options = _Options(scale, mode, reach, self._mask if call.causal else None, sinks)
+        if form.layout == "TND":
+            return _score(q, kv, call.ends, call.kv_lens, call.table, "TND", options)
+        return self._by_sequence(q, kv, call, options)
+
+    def _by_sequence(
+        self, q: Tensor, kv: PagedKV, call: AttentionCall, options: "_Options"
+    ) -> Tensor:
+        """All sequences of one query, which stand first, as a batch; the others one by one."""
+        out = torch.empty_like(q)
+        starts = [0, *call.ends[:-1]]
+        ones = next((i for i, end in enumerate(call.ends) if end != i + 1), len(call.ends))
+        if ones:
+            some = _score(
+                q[:ones, None], kv, None, call.kv_lens[:ones], call.table[:ones], "BSND", options
+            )
+            out[:ones] = some[:, 0]
+        for i in range(ones, len(call.ends)):
+            rows, one = slice(starts[i], call.ends[i]), slice(i, i + 1)
+            length = [call.ends[i] - starts[i]]
+            some = _score(
+                q[None, rows], kv, length, call.kv_lens[one], call.table[one], "BSND", options
+            )
+            out[rows] = some[0]
+        return out
+
+
+@dataclass(frozen=True)
+class _Options:
+    scale: float
+    mode: int
+    reach: int  # tokens before a query that it sees
+    mask: Tensor | None
+    sinks: Tensor | None
+
+
+def _candidates(heads: Heads) -> Iterator[Form]:
+    if heads.sinks and not supports("npu_fused_infer_attention_score_v2", "learnable_sink"):
+        return
+    if not supports("npu_fused_infer_attention_score", "block_table") or heads.size > _LARGEST:
+        return
+    # Sources disagree on whether a window counts the query itself.
+    offsets = (-1, 0) if heads.window else (-1,)
+    if heads.size in TND_SIZES:
+        yield from (Form("TND", offset) for offset in offsets)
+    if not heads.window:  # of a single query this layout ignores the window
+        yield Form("BSND")
+
+
+def _score(
+    q: Tensor,
+    kv: PagedKV,
+    lengths: list[int] | None,
+    kv_lens: list[int],
+    table: Tensor,
+    layout: str,
+    options: _Options,
+) -> Tensor:
+    """One call of the kernel. Lengths are lists: tensors would be waited for."""
+    blocks, size, num_kv, width = kv.k.shape
+    k, v = kv.k.view(blocks, size, num_kv * width), kv.v.view(blocks, size, num_kv * width)
+    ahead = 0 if options.mode == _BAND else _NO_LIMIT
+    result: Any
+    if options.sinks is not None:
+        result = torch_npu.npu_fused_infer_attention_score_v2(
+            q,
+            k,
+            v,
+            atten_mask=options.mask,
+            actual_seq_qlen=lengths,
+            actual_seq_kvlen=kv_lens,
+            block_table=table,
+            learnable_sink=options.sinks,
+            num_query_heads=q.shape[-2],
+            num_key_value_heads=num_kv,
+            softmax_scale=options.scale,
+            pre_tokens=options.reach,
+            next_tokens=ahead,
+            input_layout=layout,
+            sparse_mode=options.mode,
+            block_size=size,
+        )
+    else:
+        result = torch_npu.npu_fused_infer_attention_score(
+            q,
+            k,
+            v,
+            atten_mask=options.mask,
+            actual_seq_lengths=lengths,
+            actual_seq_lengths_kv=kv_lens,
+            block_table=table,
+            num_heads=q.shape[-2],
+            num_key_value_heads=num_kv,
+            scale=options.scale,
+            pre_tokens=options.reach,
+            next_tokens=ahead,
+            input_layout=layout,
+            sparse_mode=options.mode,
+            block_size=size,
+        )
+    found: Tensor = result[0]
+    return found
