@@ -2,8 +2,8 @@
 
 `python .ci/wheels.py [requirement ...]` resolves what the project, its groups and all extras but `train` and `video`
 need, and further requirements if given, as pip would on such a machine (glibc 2.28 or newer). It installs nothing. Of
-torch, which is large, it only asks whether there is a wheel. The exit status is 1 if something has none, and 0 also
-where no index answers: then it says so.
+torch and torch_npu, which are large, it only asks whether there is a wheel that fits, of torch the one of
+constraints.txt. The exit status is 1 if something has none, and 0 also where no index answers: then it says so.
 """
 
 import subprocess
@@ -12,17 +12,20 @@ import tempfile
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 PYTHON = "3.11"
 PLATFORMS = ["manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 29))]
 LEFT_OUT = ("train", "video")
-ONLY_LOOKED_FOR = "torch"
+ONLY_LOOKED_FOR = ("torch", "torch_npu")
+ROOT = Path(__file__).parents[1]
 # Markers such as `platform_machine == "x86_64"` ask the machine that pip runs on.
 PIP = "import platform, runpy; platform.machine = lambda: 'aarch64'; runpy.run_module('pip', run_name='__main__')"
 
 
 def requirements() -> list[str]:
     """What pyproject.toml names, but for the project itself."""
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     lists = [
         project["project"]["dependencies"],
@@ -46,10 +49,22 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def has_wheel(wanted: Requirement) -> bool:
+    """Whether the index has a wheel of a version that is wanted, and that constraints.txt allows."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    allowed = [one.specifier for one in constraints if one.name == wanted.name] + [wanted.specifier]
+    there = pip("index", "versions", wanted.name).stdout.partition("Available versions:")[2]
+    return any(
+        all(specifier.contains(version) for specifier in allowed)
+        for version in there.partition("\n")[0].replace(",", " ").split()
+    )
+
+
 def main() -> None:
     """Prints what was found, or pip's words about what was not."""
     wanted = [*requirements(), *sys.argv[1:]]
-    looked_for = [one for one in wanted if one.startswith(f"{ONLY_LOOKED_FOR}==")]
+    looked_for = [one for one in wanted if Requirement(one).name in ONLY_LOOKED_FOR]
     with tempfile.TemporaryDirectory() as folder:
         resolved = pip(
             "install", "--dry-run", "--quiet", "--target", folder,
@@ -58,11 +73,9 @@ def main() -> None:
     failures = []
     if resolved.returncode:
         failures += [line for line in resolved.stderr.splitlines() if line.startswith("ERROR")]
-    for one in looked_for:
-        name, _, version = one.partition("==")
-        there = pip("index", "versions", name).stdout.replace(",", " ").split()
-        if version not in there:
-            failures.append(f"ERROR: no wheel of {one}")
+    failures += [
+        f"ERROR: no wheel of {one}" for one in looked_for if not has_wheel(Requirement(one))
+    ]
     if failures:
         sys.exit("\n".join(["not to be had as wheels for aarch64:", *failures]))
     resolving = len(wanted) - len(looked_for)

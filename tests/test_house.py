@@ -94,7 +94,7 @@ def lines_of(path: Path) -> int:
 
 
 def test_compose_needs_no_registry_but_for_python_and_redis() -> None:
-    # Each service is built here or is Redis; each stage starts from another one or from Python.
+    # Each service is built here or is Redis.
     compose = (ROOT / "compose.yaml").read_text()
     services_text = compose.split("\nservices:\n")[1].split("\nvolumes:\n")[0]
     stanzas = re.split(r"^  (?=[\w-]+:$)", services_text, flags=re.MULTILINE)[1:]
@@ -104,19 +104,34 @@ def test_compose_needs_no_registry_but_for_python_and_redis() -> None:
         built = re.search(r"^    build:", stanza, re.MULTILINE)
         assert built or (image and image.group(1) == "redis:7-alpine"), stanza.split(":")[0]
 
-    dockerfile = (ROOT / "Dockerfile").read_text()
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("Dockerfile", "python:3.11-slim-bookworm"), ("Dockerfile.ascend", "${CANN}")],
+)
+def test_an_image_starts_from_another_stage_or_one_known_image(name: str, base: str) -> None:
+    dockerfile = (ROOT / name).read_text()
     stages = re.findall(r"^FROM (\S+) AS (\S+)$", dockerfile, re.MULTILINE)
     assert len(stages) == len(re.findall(r"^FROM ", dockerfile, re.MULTILINE))
     named = {name for _, name in stages}
-    assert {source for source, _ in stages} - named == {"python:3.11-slim-bookworm"}
+    assert {source for source, _ in stages} - named == {base}
     assert "# syntax" not in dockerfile
 
 
-def test_every_room_has_an_image() -> None:
+def test_every_service_has_an_image() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     commands = set(re.findall(r'^CMD \["python", "-m", "services\.(\w+)"\]$', dockerfile, re.M))
     services = {path.parent.name for path in tracked("services/*/__main__.py")} - {"launcher"}
     assert services <= commands
+
+
+def test_every_service_that_computes_has_an_image_for_npus() -> None:
+    dockerfile = (ROOT / "Dockerfile.ascend").read_text()
+    commands = set(re.findall(r'^CMD \["python", "-m", "services\.(\w+)"\]$', dockerfile, re.M))
+    assert commands == {"decoder", "vision_encoder"}
+    for service in commands:
+        assert f"COPY services/{service} services/{service}" in dockerfile
+    assert "COPY services/families services/families" in dockerfile
 
 
 def test_an_image_that_loads_families_has_them() -> None:
@@ -131,7 +146,7 @@ def test_an_image_that_loads_families_has_them() -> None:
         assert asks == ("COPY services/families services/families" in stage), command.group(1)
 
 
-def test_rooms_import_only_what_they_may() -> None:
+def test_services_import_only_what_they_may() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

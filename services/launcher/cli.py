@@ -74,7 +74,7 @@ def _remedy(error: ModuleNotFoundError) -> str:
     missing = (error.name or "").split(".")[0]
     if missing == "tessera":
         return "the generated protos are missing: run `make proto`"
-    return f"the Python package {missing} is missing: run `pip install -e '.[local]'`"
+    return f"the Python package {missing} is missing: run `pip install -c constraints.txt -e '.[local]'`"
 
 
 def _usage() -> str:

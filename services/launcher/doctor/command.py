@@ -36,7 +36,7 @@ _PACKAGES = (
     "pillow",
 )
 _LEAST_SHARED_MEMORY = 256 << 20  # bytes; Docker gives 64 MiB unless told otherwise
-_INSTALL_PACKAGES = "pip install -e '.[local]'"
+_INSTALL_PACKAGES = "pip install -c constraints.txt -e '.[local]'"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,0 +1,91 @@
+"""compose.ascend.yaml as Docker Compose reads it; no daemon is needed, and no NPU."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = ("compose.yaml", "compose.ascend.yaml")
+COMPUTING = ("decoder", "vision-encoder")
+
+
+def services(**variables: str) -> dict[str, Any]:
+    """The services of both files together."""
+    files = [part for name in FILES for part in ("-f", name)]
+    try:
+        done = subprocess.run(
+            ["docker", "compose", *files, "config", "--format", "json"],
+            cwd=ROOT,
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("docker is not installed")
+    if "is not a docker command" in done.stderr or "unknown shorthand flag" in done.stderr:
+        pytest.skip("docker compose is not installed")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["services"]
+    return found
+
+
+def sources(service: dict[str, Any]) -> dict[str, Any]:
+    """Source -> mount."""
+    return {mount["source"]: mount for mount in service["volumes"]}
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_a_service_that_computes_gets_the_device_and_its_driver(name: str) -> None:
+    service = services()[name]
+    assert [device["source"] for device in service["devices"]] == [
+        "/dev/davinci0",
+        "/dev/davinci_manager",
+        "/dev/devmm_svm",
+        "/dev/hisi_hdc",
+    ]
+    assert service["group_add"] == ["1000"]
+    assert service["ulimits"] == {"memlock": -1}
+    mounts = sources(service)
+    for driver in (
+        "/usr/local/dcmi",
+        "/usr/local/bin/npu-smi",
+        "/usr/local/Ascend/driver/lib64",
+        "/usr/local/Ascend/driver/version.info",
+        "/etc/ascend_install.info",
+    ):
+        assert mounts[driver]["read_only"]
+        assert mounts[driver]["target"] == driver
+    assert {"artifacts", "secrets"} < mounts.keys()  # those of compose.yaml stay
+    assert service["build"]["dockerfile"] == "Dockerfile.ascend"
+    assert service["build"]["target"] == name
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_what_cann_writes_lies_in_memory(name: str) -> None:
+    service = services()[name]
+    assert service["read_only"]
+    assert service["tmpfs"] == ["/tmp"]
+    for variable in ("HOME", "ASCEND_PROCESS_LOG_PATH"):
+        assert service["environment"][variable].startswith("/tmp/")
+
+
+def test_other_services_stay_as_they_are() -> None:
+    others = services()
+    for name in ("gateway", "preprocess", "scheduler", "redis"):
+        assert "devices" not in others[name]
+        assert "ascend" not in json.dumps(others[name])
+
+
+def test_device_group_and_versions_can_be_chosen() -> None:
+    decoder = services(
+        NPU="3", NPU_GROUP="1099", NPU_SMI="/usr/local/sbin/npu-smi", TORCH="2.10.0", TORCH_INDEX=""
+    )["decoder"]
+    assert decoder["devices"][0]["source"] == "/dev/davinci3"
+    assert decoder["group_add"] == ["1099"]
+    assert sources(decoder)["/usr/local/sbin/npu-smi"]["target"] == "/usr/local/bin/npu-smi"
+    assert decoder["build"]["args"]["TORCH"] == "2.10.0"
+    assert decoder["build"]["args"]["TORCH_INDEX"] == ""
