@@ -24,7 +24,7 @@ PROTOS    := $(shell find protos -name '*.proto')
 COMPOSE   := docker compose
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install proto kernels self-test lint types test test-full bench docker up down clean
+.PHONY: help serve install proto kernels self-test lint types test test-full test-npu bench docker up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ test: install proto kernels ## Run the tests (ARGS= goes to pytest)
 
 test-full: install proto kernels ## Run the tests, also those that cover more of what another test covers
 	$(BIN)/pytest -m 'not compose' $(ARGS)
+
+test-npu: install proto ## Run the tests on a simulated Ascend NPU (ARGS= goes to pytest); the first time downloads 43 MB
+	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend $(ARGS)
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,0 +1,33 @@
+"""Tests on the simulated NPU. They are collected in its environment alone (`make test-npu`)."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+IS_SIMULATED = "FAKE_NPU_SOC" in os.environ
+collect_ignore_glob = [] if IS_SIMULATED else ["test_*.py", "*/test_*.py"]
+
+if IS_SIMULATED:
+    import torch
+    import torch_npu
+
+    from tests.ascend.simulator import counters, faults, runtime
+
+
+@pytest.fixture(autouse=True)
+def _device_is_sound(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test nothing is planted or pending, no host memory has changed under a copy, and every op had a
+    kernel of its own; a test with the marker `finds_faults` looks at these itself."""
+    torch.set_num_threads(1)
+    counters.fallbacks.clear()
+    before = counters.counts()["host_memory_changed"]
+    yield
+    faults.clear()
+    torch_npu.npu.synchronize()
+    changed = counters.counts()["host_memory_changed"] - before
+    problem = counters.fault_found()
+    runtime.own_report().message = b""
+    if request.node.get_closest_marker("finds_faults") is None:
+        assert not changed, problem
+        assert not counters.fallbacks, "ops without a kernel for the NPU"

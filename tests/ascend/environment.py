@@ -1,0 +1,90 @@
+"""The environment in which processes find the simulated NPU: `npu_environment()`, and a program for `make test-npu`.
+
+`python -m tests.ascend.environment program argument ...` runs a program in it, after installing torch_npu into
+build/npu and building the runtime. It says so and does nothing where there is no C++ compiler, or fails if CI is true.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.ascend.runtime.build import LIBRARIES, ROOT, WHEEL, build
+
+TORCH_NPU = "2.13.0"
+_SITE = Path(__file__).parent / "site"
+# Of the sizes of real devices, what the memory of a machine with tests bears.
+_HBM_SHARE = 16
+_GIB = 1 << 30
+_HBM = {"910B4": 32 * _GIB, "910B3": 64 * _GIB, "310P3": 24 * _GIB}
+
+
+def npu_environment(
+    npu: str = "910B4",
+    *,
+    devices: int = 1,
+    hbm_bytes: int | None = None,
+    reports: Path | None = None,
+    base: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """`base` with what a process needs to find `devices` simulated NPUs.
+
+    `hbm_bytes` is their memory, a sixteenth of the real one unless given; in the folder `reports` each process keeps
+    its counters (`simulator.runtime.report_of`).
+    """
+    set_here = {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # services import torch_npu themselves, when they are to use it
+        "TASK_QUEUE_ENABLE": "0",  # its thread and kernels in Python wait for each other
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "LD_LIBRARY_PATH": _joined(LIBRARIES, base.get("LD_LIBRARY_PATH")),
+        "PYTHONPATH": _joined(_SITE, WHEEL.parent, ROOT, ROOT / "protos", base.get("PYTHONPATH")),
+        "FAKE_NPU_SOC": f"Ascend{npu}",
+        "FAKE_NPU_COUNT": str(devices),
+        "FAKE_NPU_BYTES": str(_HBM[npu] // _HBM_SHARE if hbm_bytes is None else hbm_bytes),
+    }
+    if reports is not None:
+        set_here["FAKE_NPU_REPORTS"] = str(reports)
+    return {**base, **set_here}
+
+
+def _joined(*paths: Path | str | None) -> str:
+    """A search path, each folder once."""
+    parts = (part for path in paths if path for part in str(path).split(os.pathsep))
+    return os.pathsep.join(dict.fromkeys(parts))
+
+
+def prepare() -> str:
+    """Installs and builds what is missing. Returns why that is impossible, or ""."""
+    missing = [tool for tool in ("g++", "nm") if shutil.which(tool) is None]
+    if missing:
+        return f"there is no {' and no '.join(missing)} here"
+    if not WHEEL.is_dir():
+        print(f"Installing torch_npu {TORCH_NPU} into {WHEEL.parent} ...", flush=True)
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(WHEEL.parent),
+        ]
+        subprocess.run([*pip, f"torch_npu=={TORCH_NPU}"], check=True)
+    build()
+    return ""
+
+
+def main(command: list[str]) -> int:
+    """Runs the command; 0 if it was left out."""
+    problem = prepare()
+    if problem:
+        print(f"Tests on the simulated NPU are left out: {problem}.", file=sys.stderr)
+        return 1 if os.environ.get("CI") == "true" else 0
+    return subprocess.run(command, env=npu_environment()).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

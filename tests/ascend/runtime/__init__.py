@@ -1,0 +1,1 @@
+"""The simulated Ascend runtime, in C++, and what builds it."""

@@ -1,0 +1,98 @@
+// What the parts of the simulated Ascend runtime share: counters, planted faults, streams, memory.
+//
+// Device memory is host memory. Nothing runs by itself: a kernel has run when its call returns, and a copy between host
+// and device takes effect on the host side only when its stream or an event behind it is waited for.
+#pragma once
+#include <acl/acl.h>
+#include <acl/acl_rt.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <mutex>
+#include <vector>
+
+// The names of counters, in order; Python reads them from `fake_counter_names`.
+#define FAKE_COUNTERS(X)                                                                      \
+  X(synchronize_stream) X(synchronize_event) X(synchronize_device) X(copy_blocking)           \
+  X(copy_h2d) X(copy_d2h) X(copy_d2d) X(copy_h2d_pageable) X(copy_d2h_pageable)               \
+  X(bytes_h2d) X(bytes_d2h) X(malloc) X(event_record) X(event_wait) X(replay) X(collective)   \
+  X(host_memory_changed) X(kernel) X(fallback)
+
+// Faults that a test may plant, by the number of calls after which they happen (0: never).
+#define FAKE_FAULTS(X) X(malloc_in) X(malloc_failures) X(kernel_in) X(kernel_error) X(lost)
+
+namespace fake {
+
+enum Counter {
+#define X(name) name,
+  FAKE_COUNTERS(X)
+#undef X
+  counters
+};
+enum FaultKind {
+#define X(name) fault_##name,
+  FAKE_FAULTS(X)
+#undef X
+  faults
+};
+
+// Lies in a file when FAKE_NPU_REPORTS names a folder (`<folder>/<process id>`), so that a test reads the counters of
+// another process and plants faults in it. Python knows this layout (simulator/runtime.py).
+struct Report {
+  int64_t counter[64];
+  int64_t fault[64];
+  char message[1024];
+};
+
+struct PendingCopy {
+  void *host;
+  const void *device;
+  size_t bytes;
+  bool to_host;
+  std::vector<char> content;  // of the source when the copy was issued
+  uint64_t sequence;          // of the operation on its stream
+};
+
+struct Stream {
+  int id;
+  uint64_t sequence = 0;            // operations so far
+  std::map<int, uint64_t> waited;   // of other streams: the operations that this one comes after
+  std::list<PendingCopy> pending;
+};
+
+struct Event {
+  Stream *stream = nullptr;
+  uint64_t sequence = 0;
+  std::map<int, uint64_t> waited;
+  int queries = 0;
+};
+
+extern std::recursive_mutex mutex;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+Report &report();
+void count(Counter what, int64_t by = 1);
+void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+bool lost();  // whether the device is lost; then every call fails with `device_lost`
+constexpr aclError device_lost = ACL_ERROR_RT_LOST_HEARTBEAT;
+
+size_t setting(const char *name, size_t otherwise);
+const char *soc();
+
+bool is_device_memory(const void *pointer);
+bool is_pinned_memory(const void *pointer);
+
+Stream *stream_of(aclrtStream stream);      // the default stream for a null pointer
+void forget_copies(const char *begin, size_t bytes);
+bool is_capturing();
+
+// What Python does at certain calls (simulator/graphs.py); `what` is a Hook.
+enum Hook { capture_begin = 1, capture_end, execute, group_begin, group_end, update_begin, update_end, collective_call };
+void call_hook(Hook what, void *a, void *b);
+
+}  // namespace fake
+
+#define FAKE_ALIVE \
+  if (fake::lost()) return fake::device_lost

@@ -1,0 +1,121 @@
+"""How a kernel in Python stands in for one of the device: checked, counted, computed over the same bytes."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.ascend.simulator import counters, faults, graphs, limits, runtime
+from tests.ascend.simulator.memory import host_view, on_device, to_device
+
+Kernel = Callable[..., Any]
+_libraries: dict[str, torch.library.Library] = {}
+_registered: set[tuple[str, str]] = set()
+_CPU = torch.device("cpu")
+
+
+def register(namespace: str, name: str, kernel: Kernel) -> None:
+    """Makes `kernel` what torch calls for an op with arguments on the NPU."""
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL", "PrivateUse1")
+    _libraries[namespace].impl(name, kernel, allow_override=True)
+    _registered.add((namespace, name))
+
+
+def is_registered(namespace: str, name: str) -> bool:
+    """Whether an op, named with its overload, has a kernel of the simulator."""
+    return (namespace, name) in _registered
+
+
+def kernel(namespace: str, name: str) -> Callable[[Kernel], Kernel]:
+    """Decorates what computes an op on tensors of the CPU."""
+
+    def decorate(function: Kernel) -> Kernel:
+        register(namespace, name, over_device_memory(name.split(".")[0], function))
+        return function
+
+    return decorate
+
+
+def tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
+    """All tensors among arguments, those in lists too."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+
+
+def launch(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Counts a call, refuses what the device would, and fails where a test has planted a fault."""
+    counters.kernels[name] += 1
+    runtime.add("kernel")
+    limits.check(name, tensors_in((*arguments, *options.values())))
+    faults.before_kernel(name)
+
+
+def over_device_memory(name: str, function: Kernel) -> Kernel:
+    """`function`, of tensors of the CPU, as a kernel of the device.
+
+    What it returns that is one of its arguments is that argument; every other tensor goes to the device.
+    """
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        launch(name, arguments, options)
+        call = _Call(function, arguments, options)
+        results = call()
+        outputs: list[Tensor] = []
+        made = _map(results, lambda value: call.returned(value, outputs))
+        graphs.note(lambda: call.repeat(outputs), outputs)
+        return made
+
+    return run
+
+
+class _Call:
+    """One call, with its arguments as tensors of the CPU."""
+
+    def __init__(
+        self, function: Kernel, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        self._function = function
+        self._originals: dict[int, Tensor] = {}
+        self._arguments = [_map(value, self._lowered) for value in arguments]
+        self._options = {name: _map(value, self._lowered) for name, value in options.items()}
+
+    def __call__(self) -> Any:
+        return self._function(*self._arguments, **self._options)
+
+    def _lowered(self, value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return _CPU if value.type == "npu" else value
+        if not on_device(value):
+            return value
+        view = host_view(value)
+        self._originals[id(view)] = value
+        return view
+
+    def returned(self, value: Any, outputs: list[Tensor]) -> Any:
+        """What the caller gets for a result; new tensors are added to `outputs`."""
+        if id(value) in self._originals:
+            return self._originals[id(value)]
+        if not isinstance(value, Tensor):
+            return value
+        made = to_device(value)
+        outputs.append(host_view(made))
+        return made
+
+    def repeat(self, outputs: list[Tensor]) -> None:
+        """Computes again, into the memory of the first results."""
+        results = self()
+        values = tensors_in(results if isinstance(results, (list, tuple)) else [results])
+        fresh = [value for value in values if id(value) not in self._originals]
+        for output, value in zip(outputs, fresh, strict=True):
+            output.copy_(value)
+
+
+def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)([_map(part, change) for part in value])
+    return change(value)

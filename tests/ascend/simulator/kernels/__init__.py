@@ -1,0 +1,23 @@
+"""Reference kernels of torch_npu's own ops, with the documented limits of each as errors."""
+
+from tests.ascend.simulator.kernels import (
+    atb_attention,
+    formats,
+    fused_attention,
+    kv_cache,
+    layer,
+    quantized,
+    refused,
+    training_attention,
+)
+
+__all__ = [
+    "atb_attention",
+    "formats",
+    "fused_attention",
+    "kv_cache",
+    "layer",
+    "quantized",
+    "refused",
+    "training_attention",
+]

@@ -1,0 +1,150 @@
+"""The attention kernels of ATB, which 310P takes: their output is an argument, their lengths are tensors."""
+
+import torch
+from torch import Tensor
+
+from tests.ascend.simulator.dispatch import kernel
+from tests.ascend.simulator.errors import require
+from tests.ascend.simulator.kernels.attention import attend, causal, gather
+from tests.ascend.simulator.kernels.layer import require_contiguous
+
+
+def _lengths(name: str, tensor: Tensor) -> list[int]:
+    require(
+        tensor.dtype == torch.int32 and tensor.dim() == 1,
+        f"{name}: lengths {tensor.dtype} {list(tensor.shape)}",
+    )
+    return [int(length) for length in tensor.tolist()]
+
+
+def _check_table(name: str, table: Tensor, rows: int) -> None:
+    require(
+        table.dtype == torch.int32 and len(table) == rows,
+        f"{name}: block_table {list(table.shape)}, {rows} rows",
+    )
+
+
+@kernel("atb", "_npu_paged_attention")
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+    *,
+    workspace: Tensor | None = None,
+) -> None:
+    name = "_npu_paged_attention"
+    require_contiguous(name, key_cache=key_cache, value_cache=value_cache, out=out)
+    lengths = _lengths(name, context_lens)
+    require(
+        len(lengths) == len(query),
+        f"{name}: {len(lengths)} lengths for {len(query)} queries of one token",
+    )
+    require(query.shape[1] == num_heads, f"{name}: queries {list(query.shape)}, {num_heads} heads")
+    _check_table(name, block_table, len(query))
+    for row, length in enumerate(lengths):
+        key, value = (
+            gather(cache, block_table[row : row + 1], length, num_kv_heads)
+            for cache in (key_cache, value_cache)
+        )
+        out[row] = attend(query[None, row : row + 1], key, value, None, scale_value)[0, 0]
+
+
+@kernel("atb", "_npu_paged_attention_splitfuse")
+def paged_attention_splitfuse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    mask: Tensor,
+    seq_len: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    out: Tensor,
+) -> None:
+    name = "_npu_paged_attention_splitfuse"
+    require_contiguous(name, key_cache=key_cache, value_cache=value_cache, out=out)
+    require(mask.dtype == torch.float16, f"{name}: a mask of {mask.dtype}")
+    require(
+        bool(mask[0, 1].isneginf()) and not bool(mask[1, 0]), f"{name}: a mask that hides the past"
+    )
+    queries, keys = _lengths(name, seq_len), _lengths(name, context_lens)
+    require(
+        seq_len.device.type == context_lens.device.type == "cpu", f"{name}: lengths on the host"
+    )
+    require(
+        len(queries) == len(keys) and sum(queries) == len(query),
+        f"{name}: {queries} of {len(query)} queries",
+    )
+    require(query.shape[1] == num_heads, f"{name}: queries {list(query.shape)}, {num_heads} heads")
+    _check_table(name, block_table, len(queries))
+    begin = 0
+    for row, (count, length) in enumerate(zip(queries, keys, strict=True)):
+        key, value = (
+            gather(cache, block_table[row : row + 1], length, num_kv_heads)
+            for cache in (key_cache, value_cache)
+        )
+        part = slice(begin, begin + count)
+        out[part] = attend(query[None, part], key, value, causal(count, length), scale_value)[0]
+        begin += count
+
+
+def _packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: list[int],
+    scale: float,
+    out: Tensor,
+    masked: bool,
+) -> None:
+    begin = 0
+    for length in lengths:
+        part = slice(begin, begin + length)
+        hidden = causal(length, length) if masked else None
+        out[part] = attend(query[None, part], key[None, part], value[None, part], hidden, scale)[0]
+        begin += length
+
+
+@kernel("atb", "_npu_flash_attention")
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    seq_len: Tensor,
+    scale_value: float,
+    num_heads: int,
+    num_kv_heads: int,
+    out: Tensor,
+) -> None:
+    name = "_npu_flash_attention"
+    lengths = _lengths(name, seq_len)
+    require(sum(lengths) == len(query), f"{name}: lengths {lengths} of {len(query)} queries")
+    require(bool(mask[0, 1]) and not bool(mask[1, 0]), f"{name}: a mask that hides the past")
+    _packed(query, key, value, lengths, scale_value, out, masked=True)
+
+
+@kernel("atb", "_npu_flash_attention_unpad")
+def flash_attention_unpad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seq_len: Tensor,
+    scale_value: float,
+    num_heads: int,
+    num_kv_heads: int,
+    out: Tensor,
+) -> None:
+    name = "_npu_flash_attention_unpad"
+    require_contiguous(name, out=out)
+    lengths = _lengths(name, seq_len)
+    require(sum(lengths) == len(query), f"{name}: lengths {lengths} of {len(query)} queries")
+    _packed(query, key, value, lengths, scale_value, out, masked=False)

@@ -1,0 +1,32 @@
+"""The layout FRACTAL_NZ: torch_npu keeps the book on it, the bytes stay in rows."""
+
+import torch_npu
+from torch import Tensor
+
+from tests.ascend.simulator import dispatch
+from tests.ascend.simulator.errors import require
+from tests.ascend.simulator.memory import host_view
+
+NZ = 29
+
+
+def format_cast(
+    input: Tensor,
+    acl_format: int,
+    *,
+    customize_dtype: int | None = None,
+    input_dtype: int | None = None,
+) -> Tensor:
+    """A copy in that format."""
+    dispatch.launch("npu_format_cast", (input,), {})
+    require(
+        acl_format != NZ or input.dim() >= 2, "npu_format_cast: NZ takes two dimensions or more"
+    )
+    made: Tensor = torch_npu.empty_with_format(
+        input.shape, dtype=input.dtype, device=input.device, acl_format=acl_format
+    )
+    host_view(made).copy_(host_view(input))
+    return made
+
+
+dispatch.register("npu", "npu_format_cast", format_cast)

@@ -1,0 +1,200 @@
+"""Quantized activations and matrices."""
+
+import torch
+from torch import Tensor
+
+from tests.ascend.simulator.dispatch import kernel
+from tests.ascend.simulator.errors import Refused, require
+from tests.ascend.simulator.personality import personality
+
+_LARGEST_INNER = 65535
+# torch_npu takes a dtype as torch's number of it; it numbers its own from 256 on.
+_DTYPES = {
+    0: torch.uint8,
+    1: torch.int8,
+    3: torch.int32,
+    5: torch.float16,
+    6: torch.float32,
+    15: torch.bfloat16,
+}
+_QINT8 = 12
+
+
+def _dtype(name: str, number: int | None, otherwise: torch.dtype) -> torch.dtype:
+    if number is None:
+        return otherwise
+    if number not in _DTYPES:
+        raise Refused(f"{name}: output dtype {number} is not simulated")
+    return _DTYPES[number]
+
+
+@kernel("npu", "npu_dynamic_quant")
+def dynamic_quant(
+    input: Tensor,
+    *,
+    smooth_scales: Tensor | None = None,
+    group_index: Tensor | None = None,
+    dst_type: int | None = None,
+    quant_mode: str = "pertoken",
+    dst_type_max: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    name = "npu_dynamic_quant"
+    require(input.dtype in (torch.float16, torch.bfloat16), f"{name}: {input.dtype}")
+    require(input.dim() > 1, f"{name}: shape {list(input.shape)}")
+    require(group_index is None and quant_mode == "pertoken", f"{name}: not simulated")
+    require(_dtype(name, dst_type, torch.int8) == torch.int8, f"{name}: not simulated")
+    x = input.float()
+    if smooth_scales is not None:
+        require(
+            smooth_scales.dtype == input.dtype, f"{name}: smooth_scales of {smooth_scales.dtype}"
+        )
+        require(
+            list(smooth_scales.shape) == [input.shape[-1]],
+            f"{name}: smooth_scales {list(smooth_scales.shape)}",
+        )
+        x = x * smooth_scales.float()
+    scale = x.abs().amax(-1) / 127
+    quotient = x / scale.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    return quotient.round().clamp(-128, 127).to(torch.int8), scale
+
+
+@kernel("npu", "npu_quantize")
+def quantize(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    dtype: int,
+    axis: int = 1,
+    div_mode: bool = True,
+) -> Tensor:
+    name = "npu_quantize"
+    kinds = (torch.float16, torch.float32, torch.bfloat16)
+    require(input.dtype in kinds, f"{name}: {input.dtype}")
+    require(dtype in (_QINT8, 1), f"{name}: output dtype {dtype} is not simulated")
+    if div_mode:
+        require(
+            scales.dtype in (torch.float32, torch.bfloat16), f"{name}: scales of {scales.dtype}"
+        )
+    shape = [1] * input.dim()
+    shape[axis] = -1
+    factor = scales.float().view(shape)
+    result = input.float() / factor if div_mode else input.float() * factor
+    if zero_points is not None:
+        result = result + zero_points.float().view(shape)
+    return result.round().clamp(-128, 127).to(torch.int8)
+
+
+@kernel("npu", "npu_quant_matmul")
+def quant_matmul(
+    x1: Tensor,
+    x2: Tensor,
+    scale: Tensor,
+    *,
+    offset: Tensor | None = None,
+    pertoken_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    output_dtype: int | None = None,
+    x1_dtype: int | None = None,
+    x2_dtype: int | None = None,
+    pertoken_scale_dtype: int | None = None,
+    scale_dtype: int | None = None,
+    group_sizes: list[int] | None = None,
+    y_scale: Tensor | None = None,
+) -> Tensor:
+    name = "npu_quant_matmul"
+    kind = _dtype(name, output_dtype, torch.int8)
+    _check_quant_matmul(name, x1, x2, scale, pertoken_scale, kind)
+    others = (offset, x1_dtype, x2_dtype, pertoken_scale_dtype, scale_dtype, group_sizes, y_scale)
+    require(all(other is None for other in others), f"{name}: not simulated")
+    # Products of int8 are exact in float64, as in the device's int32.
+    sums = torch.matmul(x1.double(), x2.double())
+    if bias is not None and bias.dtype == torch.int32:
+        sums = sums + bias.double()
+    result = sums.float() * scale.float()
+    if pertoken_scale is not None:
+        result = result * pertoken_scale[..., None]
+    if bias is not None and bias.dtype != torch.int32:
+        result = result + bias.float()
+    return result.round().clamp(-128, 127).to(kind) if kind == torch.int8 else result.to(kind)
+
+
+def _check_quant_matmul(
+    name: str, x1: Tensor, x2: Tensor, scale: Tensor, pertoken: Tensor | None, kind: torch.dtype
+) -> None:
+    require(
+        x1.dtype == x2.dtype == torch.int8,
+        f"{name}: {x1.dtype} and {x2.dtype}, only int8 is simulated",
+    )
+    require(
+        max(x1.shape[-1], x2.shape[-1]) <= _LARGEST_INNER,
+        f"{name}: {list(x1.shape)} x {list(x2.shape)}",
+    )
+    require(
+        scale.dim() == 1 and len(scale) in (1, x2.shape[-1]), f"{name}: scale {list(scale.shape)}"
+    )
+    scales = (torch.float32, torch.bfloat16) if kind == torch.bfloat16 else (torch.float32,)
+    require(scale.dtype in scales, f"{name}: scale of {scale.dtype} for an output of {kind}")
+    if personality().is_310p:
+        require(pertoken is None, f"{name}: 310P has no pertoken_scale")
+        require(kind in (torch.int8, torch.float16), f"{name}: output {kind}")
+    if pertoken is not None:
+        require(pertoken.dtype == torch.float32, f"{name}: pertoken_scale of {pertoken.dtype}")
+        require(
+            list(pertoken.shape) == [x1.shape[-2]], f"{name}: pertoken_scale {list(pertoken.shape)}"
+        )
+        require(
+            kind in (torch.float16, torch.bfloat16), f"{name}: output {kind} with pertoken_scale"
+        )
+
+
+@kernel("npu", "npu_weight_quant_batchmatmul")
+def weight_quant_batchmatmul(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None = None,
+    quant_scale: Tensor | None = None,
+    quant_offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    antiquant_group_size: int = 0,
+    inner_precise: int = 0,
+    weight_dtype: int | None = None,
+) -> Tensor:
+    name = "npu_weight_quant_batchmatmul"
+    others = (quant_scale, quant_offset, weight_dtype)
+    require(all(other is None for other in others), f"{name}: not simulated")
+    require(
+        x.dtype in (torch.float16, torch.bfloat16) and x.dim() == 2,
+        f"{name}: {x.dtype} {list(x.shape)}",
+    )
+    require(weight.dtype == torch.int8, f"{name}: a weight of {weight.dtype} is not simulated")
+    require(
+        weight.dim() == 2 and weight.shape[0] == x.shape[1],
+        f"{name}: {list(x.shape)} x {list(weight.shape)}",
+    )
+    inner, outer = weight.shape
+    scale = _group_factors(name, antiquant_scale, x.dtype, inner, outer, antiquant_group_size)
+    wide = weight.float()
+    if antiquant_offset is not None:
+        wide = wide + _group_factors(
+            name, antiquant_offset, x.dtype, inner, outer, antiquant_group_size
+        )
+    result = x.float() @ (wide * scale)
+    return (result if bias is None else result + bias.float()).to(x.dtype)
+
+
+def _group_factors(
+    name: str, factors: Tensor, kind: torch.dtype, inner: int, outer: int, group: int
+) -> Tensor:
+    """Of each element of the weight, or of each of its columns."""
+    require(factors.dtype == kind, f"{name}: antiquant {factors.dtype} for x of {kind}")
+    if not group:
+        require(factors.numel() in (1, outer), f"{name}: antiquant {list(factors.shape)}")
+        return factors.float().view(1, -1)
+    require(not personality().is_310p, f"{name}: 310P has no groups")
+    require(group % 32 == 0 and 32 <= group < inner, f"{name}: groups of {group}")
+    require(
+        list(factors.shape) == [-(-inner // group), outer],
+        f"{name}: antiquant {list(factors.shape)}",
+    )
+    return factors.float().repeat_interleave(group, 0)[:inner]

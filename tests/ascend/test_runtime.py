@@ -1,0 +1,128 @@
+"""Memory, streams and copies of the simulated device, as torch_npu sees them."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch_npu import npu
+
+from tests.ascend.environment import npu_environment
+from tests.ascend.simulator import faults
+from tests.ascend.simulator.counters import counted, counts_of, fault_found, synchronisations
+from tests.ascend.support import run_python
+
+MIB = 1 << 20
+
+
+def test_memory_is_counted_and_comes_back() -> None:
+    npu.empty_cache()
+    free, total = npu.mem_get_info()
+    assert total == int(os.environ["FAKE_NPU_BYTES"])
+    npu.reset_peak_memory_stats()
+    tensor = torch.empty(100 * MIB, dtype=torch.uint8, device="npu")
+    assert npu.memory_stats()["allocated_bytes.all.peak"] >= 100 * MIB
+    assert free - npu.mem_get_info()[0] >= 100 * MIB
+    del tensor
+    npu.empty_cache()
+    assert npu.mem_get_info()[0] == free
+
+
+def test_new_memory_is_not_zero() -> None:
+    npu.empty_cache()
+    assert torch.empty(8 * MIB, dtype=torch.uint8, device="npu")[-1].item() == 0xCB
+
+
+def test_more_than_there_is_runs_out_of_memory() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(npu.mem_get_info()[1] + 1, dtype=torch.uint8, device="npu")
+
+
+def test_an_allocation_fails_where_planted_and_the_next_works() -> None:
+    npu.empty_cache()
+    # torch_npu frees what it has cached and tries again, so two calls make one failure.
+    faults.plant(malloc_in=2, malloc_failures=2)
+    first = torch.empty(30 * MIB, dtype=torch.uint8, device="npu")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(40 * MIB, dtype=torch.uint8, device="npu")
+    second = torch.empty(40 * MIB, dtype=torch.uint8, device="npu")
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_copy_to_the_host_arrives_when_it_is_waited_for() -> None:
+    values = torch.arange(8.0)
+    host = torch.zeros(8, pin_memory=True)
+    device = values.to("npu")
+    with counted() as cost:
+        host.copy_(device, non_blocking=True)
+        event = npu.Event()
+        event.record()
+    assert synchronisations(cost) == 0
+    assert cost["copy_d2h"] == 1
+    assert not torch.equal(host, values)
+    device.zero_()  # comes after the copy on the stream
+    event.synchronize()
+    assert torch.equal(host, values)
+
+
+def test_waiting_for_another_stream_brings_only_what_it_waited_for() -> None:
+    host = torch.zeros(8, pin_memory=True)
+    side = npu.Stream()
+    host.copy_(torch.ones(8, device="npu"), non_blocking=True)
+    side.synchronize()
+    assert not torch.equal(host, torch.ones(8))
+    side.wait_stream(npu.current_stream())
+    side.synchronize()
+    assert torch.equal(host, torch.ones(8))
+
+
+@pytest.mark.finds_faults
+def test_host_memory_that_changes_under_a_copy_is_reported() -> None:
+    host = torch.ones(8).pin_memory()
+    device = host.to("npu", non_blocking=True)
+    host.zero_()
+    npu.synchronize()
+    assert "changed while its copy" in fault_found()
+    assert torch.equal(device.cpu(), torch.ones(8))
+
+
+def test_only_pinned_memory_is_copied_without_waiting() -> None:
+    with counted() as pageable:
+        torch.ones(8).to("npu", non_blocking=True)
+    with counted() as pinned:
+        torch.ones(8).pin_memory().to("npu", non_blocking=True)
+    assert synchronisations(pageable) == 1
+    assert synchronisations(pinned) == 0
+    assert (pinned["copy_h2d"], pinned["bytes_h2d"]) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 2],
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+    ],
+)
+def test_reading_a_value_waits(wait: object) -> None:
+    device = torch.arange(8.0).to("npu")
+    with counted() as cost:
+        wait(device)  # type: ignore[operator]
+    assert synchronisations(cost) == 1
+
+
+def test_a_lost_device_answers_nothing() -> None:
+    device = torch.ones(8).to("npu")
+    faults.plant(lost=1)
+    with pytest.raises(RuntimeError, match="507010"):
+        device + 1
+    with pytest.raises(RuntimeError):
+        device.cpu()
+
+
+def test_counters_of_another_process_are_read_from_its_file(tmp_path: Path) -> None:
+    code = "import torch, torch_npu; torch.ones(4).to('npu'); import os; print(os.getpid())"
+    output = run_python(code, npu_environment(reports=tmp_path))
+    assert counts_of(tmp_path, int(output.split()[-1]))["copy_blocking"] == 1
