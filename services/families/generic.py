@@ -99,8 +99,11 @@ def _known_names() -> str:
     library = importlib.util.find_spec("transformers")
     if library is None or library.origin is None:
         return ""
-    listed = Path(library.origin).parent / "models" / "auto" / "modeling_auto.py"
-    return listed.read_text(encoding="utf-8") if listed.is_file() else ""
+    folder = Path(library.origin).parent / "models" / "auto"
+    files = [
+        folder / f"{name}.py" for name in ("modeling_auto", "configuration_auto", "auto_mappings")
+    ]
+    return "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
 
 
 def _reason(checkpoint: Checkpoint) -> str:
@@ -130,6 +133,8 @@ def _other_layers(text: Mapping[str, Any]) -> str:
     if kinds is not None:
         others = sorted(set(kinds) - ATTENTION_LAYERS)
         return f"it has layers of {', '.join(others)}" if others else ""
+    if text.get("cross_attention_layers"):
+        return "it has layers that attend to an encoder (cross_attention_layers in config.json)"
     found = [key for key in _RECURRENT if key in text]
     return f"it has recurrent layers ({', '.join(found)} in config.json)" if found else ""
 

@@ -13,6 +13,7 @@ from tessera.common.v1.media_pb2 import Modality
 
 _ROOT = Path(__file__).parents[2]
 FILE = _ROOT / "docs/models.md"
+REASONS = _ROOT / "tests/decoder/models/generic_types.txt"  # lines "reason: types"
 _CLASSES = Path(modeling_auto.__file__).read_text(encoding="utf-8")
 _MODALITIES = {Modality.MODALITY_IMAGE: "images", Modality.MODALITY_VIDEO: "videos"}
 _HEAD = """# Models
@@ -25,6 +26,17 @@ goes with every decoder, and where a decoder is missing in a row it is another r
 *transformers* the model's own class or processor there. *off* is what a decoder does without. The oracle is what
 outputs are compared with in the tests, on small models with random weights: the class of `transformers`, or *ours*, an
 implementation in `tests/reference_models` that was written from the model's description alone.
+
+"""
+_SERVED = "served"
+_TYPES = """
+## Text models by the code of transformers
+
+Every type that `transformers` 5.23 registers as a causal language model, tried in tiny with random weights by
+`tests/decoder/models/test_generic_types.py`: served ones give the logits of the class's own forward, alone, together
+and in pieces. Only layers of attention were tried: a checkpoint of these types with others, such as the convolutions of
+`lfm2`, is refused by the names in its `layer_types`. Sparse attention to the most relevant tokens is refused although
+short prompts, of which it takes all, look right.
 
 """
 
@@ -57,7 +69,22 @@ def table() -> str:
         ]
     )
     lines = [head.split(" | "), ["---"] * 10, *([*row, "never loaded"] for row in rows)]
-    return _HEAD + "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+    return _HEAD + _written(lines) + _TYPES + _written(_types())
+
+
+def _written(lines: list[list[str]]) -> str:
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def _types() -> list[list[str]]:
+    """Reasons with the types that have them; first those that are served."""
+    lines = REASONS.read_text(encoding="utf-8").splitlines()
+    reasons = [line.partition(": ") for line in lines]
+    reasons.sort(key=lambda line: line[0] != _SERVED)
+    rows = [
+        [reason, str(len(types.split())), types.replace(" ", ", ")] for reason, _, types in reasons
+    ]
+    return [["", "number", "model types"], ["---"] * 3, *rows]
 
 
 def _folders() -> list[str]:

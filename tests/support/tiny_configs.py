@@ -40,7 +40,7 @@ _SMALL: dict[str, Any] = {
     "q_lora_rank": 24,
     "qk_rope_head_dim": 8,
     "index_topk": 512,
-    "num_kv_shared_layers": 0,
+    "num_kv_shared_layers": 2,
     "pad_token_id": 0,
     "eos_token_id": 2,
 }
@@ -49,8 +49,35 @@ _KEPT_NONE = ("sliding_window", "attention_chunk_size", "q_lora_rank", "n_inner"
 _LATENT = ("qk_rope_head_dim", "kv_lora_rank")
 
 
+# What single types need beside. Layers of others than attention are left out: configurations with these are refused.
+_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
+_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+_OF_TYPES: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {
+        **_WINDOWS, "rope_parameters": {"sliding_attention": _ROTATION, "full_attention": _ROTATION}
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {
+            "ffn_hidden_size": 32, "hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2
+        },
+    },
+    "dots3_note_text": {
+        "shared_experts_intermediate_size": 32, "layer_types": ["full_attention"] * _LAYERS
+    },
+    "gemma3n_text": {"laurel_rank": 8, "activation_sparsity_pattern": [0.5] + [0.0] * 3},
+    "gemma4_text": _WINDOWS,
+    "gemma4_unified_text": _WINDOWS,
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "lfm2_moe": {"layer_types": ["full_attention"] * _LAYERS},
+    "longcat_flash": {"expert_ffn_hidden_size": 32, "zero_expert_num": 2, "head_dim": 8},
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
+
+
 def tiny_config(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
-    """The class's defaults with small sizes. Raises whatever the class raises at sizes that do not fit each other."""
+    """The class's defaults with small sizes, also of the models that it wraps. Raises whatever the class raises at
+    sizes that do not fit each other."""
     plain = kind()
     defaults = plain.to_dict()
     values = {
@@ -64,4 +91,10 @@ def tiny_config(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
         values.pop("head_dim", None)
         if "num_key_value_heads" in values:
             values["num_key_value_heads"] = 4
-    return kind(**values)
+    parts = {name: getattr(plain, name, None) for name in kind.sub_configs}
+    values |= {
+        name: tiny_config(type(part)).to_dict()
+        for name, part in parts.items()
+        if isinstance(part, PreTrainedConfig)
+    }
+    return kind(**{**values, **_OF_TYPES.get(kind.model_type, {})})

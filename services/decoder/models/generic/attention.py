@@ -1,6 +1,6 @@
 """The attention function that a transformers model calls in every layer: over the pages of the running step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -61,17 +61,18 @@ def answering(attention: Attention) -> Iterator[None]:
         _running.reset(token)
 
 
-@dataclass(frozen=True)
+@dataclass
 class PagedAttention:
-    """Writes and reads the cache of a step. `places`: which of the caches is a layer's, by the number it has itself."""
+    """Writes and reads the caches of a step, in one forward: the first call's is the first."""
 
     ops: BaseOps
     meta: AttnMeta
-    places: Mapping[int, int]
     caches: Sequence[PagedKV]
+    calls: int = 0
 
     def __call__(self, call: LayerCall) -> Tensor:
-        place = self.places[call.layer]
+        place = self.calls
+        self.calls += 1
         if place >= len(self.caches):
             raise FirstLayersOnly
         q, k, v = (x.transpose(0, 1) for x in (call.q, call.k, call.v))
@@ -103,20 +104,18 @@ def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass
 class LayerRecord:
-    """Attends to nothing; remembers what each layer keeps, in the order of the layers' calls."""
+    """Attends to nothing; remembers what each call of a layer keeps, in the order of the calls."""
 
     dtype: torch.dtype
-    layers: dict[int, Paged] = field(default_factory=dict)
+    layers: list[Paged] = field(default_factory=list)
 
     def __call__(self, call: LayerCall) -> Tensor:
-        """Raises NotServed for a layer that calls twice or brings a mask."""
-        if call.layer in self.layers:
-            raise NotServed(f"layer {call.layer} calls its attention more than once")
+        """Raises NotServed for a layer that brings a mask."""
         if call.masked:
             raise NotServed(f"layer {call.layer} masks its attention by itself")
         heads, tokens, _ = call.k.shape
         size = max(call.k.shape[-1], call.v.shape[-1])
-        self.layers[call.layer] = Paged(heads, size, size, self.dtype, call.window, call.chunk)
+        self.layers.append(Paged(heads, size, size, self.dtype, call.window, call.chunk))
         return call.v.new_zeros((tokens, call.q.shape[0], call.v.shape[-1]))
 
 

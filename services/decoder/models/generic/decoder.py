@@ -37,6 +37,7 @@ from services.decoder.models.generic.loading import (
 from services.decoder.models.generic.parameters import guard_parameters
 from services.decoder.models.generic.rope_index import Ids, Positions, RopeIndex
 from services.decoder.models.generic.rotation import fix_rotations
+from services.decoder.models.layer_spec import Paged
 from services.decoder.models.needs import Needs
 from services.decoder.models.step import Step
 from services.families import registry
@@ -71,15 +72,17 @@ class GenericDecoder(DecoderModel):
         self._rope = RopeIndex.find(model)
         self.rotary_axes = self._rope.axes if self._rope else 0
         self.levels = _levels(model, self._base)
+        text = model.config.get_text_config(decoder=True)
+        self._pad_id = getattr(text, "pad_token_id", None) or 0
+        # Beside the embedding of a token, each layer adds one of its own (Gemma 3n, Gemma 4).
+        self._has_layer_inputs = bool(getattr(text, "hidden_size_per_layer_input", None))
         self.config = _sizes(model, self._embedding)
         model.set_attn_implementation(attention.NAME)
         model.set_experts_implementation(experts.NAME)
         pack_experts(self._base, ops)
-        layers = self._record()
-        if not layers:
+        self.layers = self._record()
+        if not self.layers:
             raise NotServed("its layers do not attend through the attention interface")
-        self.layers = list(layers.values())
-        self._places = {layer: place for place, layer in enumerate(layers)}
         path = path_of(model, self._base)
         self._head = make_head(model, path, ops)
         pack_linears(self._base, ops)
@@ -148,12 +151,13 @@ class GenericDecoder(DecoderModel):
         )
         return decoder
 
-    def _record(self) -> Any:
-        """What each layer keeps, by the number that it has itself: from a forward that attends to nothing."""
+    def _record(self) -> list[Paged]:
+        """What each call of attention keeps: from a forward that attends to nothing."""
         record = LayerRecord(self._ops.dtype)
         ids = torch.zeros(_TRIAL, dtype=torch.int64, device=self._ops.device)
         with answering(record):
-            self._run(self._embedding(ids), torch.arange(_TRIAL, device=self._ops.device)[None])
+            positions = torch.arange(_TRIAL, device=self._ops.device)[None]
+            self._run(self._embedding(ids), ids, positions)
         return record.layers
 
     def embed(
@@ -173,20 +177,21 @@ class GenericDecoder(DecoderModel):
 
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
         """See `DecoderModel.forward`."""
-        with answering(PagedAttention(self._ops, step.meta, self._places, caches)):
+        with answering(PagedAttention(self._ops, step.meta, caches)):
             try:
-                return self._run(hidden, step.positions, step.media, step.levels)
+                return self._run(hidden, step.ids, step.positions, step.media, step.levels)
             except FirstLayersOnly:
                 return hidden
 
     def _run(
         self,
         hidden: Tensor,
+        ids: Tensor,
         positions: Tensor,
         media: Tensor | None = None,
         levels: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Last hidden rows [T, H] of [T, H] at positions [axes, T]; media and levels as in `Step`."""
+        """Last hidden rows [T, H] of [T, H] at positions [axes, T]; the others as in `Step`."""
         inputs: dict[str, Any] = {
             "inputs_embeds": hidden[None],
             "position_ids": positions if len(positions) == 1 else positions[:, None],
@@ -195,6 +200,9 @@ class GenericDecoder(DecoderModel):
         if media is not None and levels:
             inputs["visual_pos_masks"] = media[None]
             inputs["deepstack_visual_embeds"] = [rows[media] for rows in levels]
+        if self._has_layer_inputs:
+            known = ids if media is None else ids.masked_fill(media, self._pad_id)
+            inputs["per_layer_inputs"] = self._base.get_per_layer_inputs(known[None])
         if self._counts_cache:
             inputs["past_key_values"] = _PositionsAsLength(positions[0])
         last: Tensor = self._base(**inputs).last_hidden_state

@@ -72,10 +72,10 @@ def foreign_modules(kind: type[Any], config: Any) -> list[str]:
 
 
 def language_layers(model: Any) -> Any:
-    """The submodule from embedding rows to last hidden rows. `get_decoder` of some classes gives the model itself: then
-    it is the model inside it."""
+    """The submodule from embedding rows to last hidden rows. `get_decoder` of some classes gives the model itself, of
+    others an output matrix of that name: then it is the model inside the class."""
     found = model.get_decoder()
-    if found is not model:
+    if found is not model and isinstance(found, transformers.PreTrainedModel):
         return found
     inner = [child for child in model.children() if isinstance(child, transformers.PreTrainedModel)]
     return inner[0] if inner else model

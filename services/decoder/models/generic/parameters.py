@@ -21,8 +21,12 @@ _CONVERSIONS = (Tensor.to, Tensor.type, Tensor.float)
 
 
 class Weight(Tensor):
-    """A parameter [out, inputs] of `linear`, or [experts, inputs, out] of `bmm`. Everything else that is done with it
-    is done with its numbers."""
+    """A parameter [out, inputs] of `linear`, or one for each expert: [experts, inputs, out] of `bmm`, or
+    [experts, out, inputs] of `linear` with one expert's.
+
+    Which of the two it is its first use says; it is packed then and dropped. Everything else that is done with it is
+    done with its numbers.
+    """
 
     ops: BaseOps
     packed: Sequence[Packed]  # none where its type is not the ops'
@@ -40,8 +44,10 @@ class Weight(Tensor):
             if isinstance(own, Weight):
                 if func is F.linear:
                     return _linear(args[0], own, *args[2:], **(kwargs or {}))
-                if func is torch.bmm and own.packed:
+                if func is torch.bmm and own.dtype == own.ops.dtype:
                     return _bmm(args[0], own)
+            if func is Tensor.__getitem__ and _is_expert(*args):
+                return _expert(*args)
             found = func(*args, **(kwargs or {}))
             if func in _CONVERSIONS and type(found) is Tensor:
                 found = _weight(found, args[0].ops, [])
@@ -49,7 +55,7 @@ class Weight(Tensor):
 
 
 def guard_parameters(model: nn.Module, ops: BaseOps) -> None:
-    """Every parameter of two or three dimensions that no layer of torch has. Originals of three are dropped."""
+    """Every parameter of two or three dimensions that no layer of torch has."""
     for module in model.modules():
         if type(module).__module__.startswith("torch.nn"):
             continue
@@ -60,18 +66,38 @@ def guard_parameters(model: nn.Module, ops: BaseOps) -> None:
 
 
 def _packed(values: Tensor, ops: BaseOps, name: str) -> Weight:
-    if values.dtype != ops.dtype:
-        return _weight(values, ops, [])
-    if values.ndim == 2:
-        return _weight(values, ops, [ops.pack(in_memory(values, name=name))])
-    packed = [ops.pack(in_memory(expert.T.contiguous(), name=name)) for expert in values]
-    return _weight(values.new_zeros(()).expand(values.shape), ops, packed)
+    wanted = values.ndim == 2 and values.dtype == ops.dtype
+    return _weight(values, ops, [ops.pack(in_memory(values, name=name))] if wanted else [])
 
 
 def _weight(values: Tensor, ops: BaseOps, packed: Sequence[Packed]) -> Weight:
     weight = values.as_subclass(Weight)
     weight.ops, weight.packed = ops, packed
     return weight
+
+
+def _pack_experts(own: Weight, transposed: bool) -> None:
+    """In the form that `linear` wants of each expert: [out, inputs]. The originals are dropped."""
+    if own.packed:
+        return
+    values = own.as_subclass(Tensor)
+    own.packed = [
+        own.ops.pack(in_memory((expert.T if transposed else expert).contiguous()))
+        for expert in values
+    ]
+    own.data = values.new_zeros(()).expand(values.shape)
+
+
+def _is_expert(own: Any, index: Any) -> bool:
+    return isinstance(own, Weight) and own.ndim == 3 and type(index) is int
+
+
+def _expert(own: Weight, index: int) -> Weight:
+    """The weight [out, inputs] of one expert."""
+    if own.dtype != own.ops.dtype:
+        return _weight(own.as_subclass(Tensor)[index], own.ops, [])
+    _pack_experts(own, transposed=False)
+    return _weight(own.as_subclass(Tensor)[index], own.ops, [own.packed[index]])
 
 
 def _linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
@@ -81,11 +107,12 @@ def _linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     else:
         missing = max(0, _ROWS - len(rows))
         found = F.linear(F.pad(rows, (0, 0, 0, missing)), weight.as_subclass(Tensor))[: len(rows)]
-    found = found.view(*x.shape[:-1], -1)
+    found = found.view(*x.shape[:-1], weight.shape[0])
     return found if bias is None else found + bias
 
 
 def _bmm(x: Tensor, weight: Weight) -> Tensor:
+    _pack_experts(weight, transposed=True)
     linear = weight.ops.linear
     return torch.stack(
         [linear(rows.contiguous(), packed) for rows, packed in zip(x, weight.packed, strict=True)]
