@@ -9,9 +9,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.launcher.ascend import diagnosis
 from services.launcher.ascend.host import AscendHost
 from shared import processors
 from shared.cpu_kernels import build
+from shared.devices import resolve_device
 from shared.errors import InvalidRequest
 from shared.settings import cpu_instructions
 
@@ -36,6 +38,16 @@ def require_instructions() -> None:
         build.choose(cpu_instructions())
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
+
+
+def require_device(name: str) -> list[int]:
+    """The NPUs that are to compute; none where that is another device. Raises InvalidRequest for one that this machine
+    does not have, for an NPU with cause and remedy.
+    """
+    host = AscendHost()
+    if name == "npu":
+        diagnosis.require_usable(host)
+    return host.usable() if resolve_device(name) == "npu" else []
 
 
 def processor() -> str:

@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
     settings = ServeSettings.load(arguments, prog="tessera serve")
     try:
         hardware.require_instructions()
+        npus = hardware.require_device(settings.device)
         access.require_keys_or_loopback(
             settings.api_keys,
             settings.host,
@@ -53,7 +54,7 @@ def main(arguments: list[str]) -> int:
         configure_logs("launcher", settings.log_level, settings.log_format)  # for a download
         settings = with_model_folder(settings)
         with Folders(settings.state_folder) as folders:
-            return asyncio.run(_serve(settings, folders))
+            return asyncio.run(_serve(settings, folders, npus))
     except ServingError as error:
         if settings.log_format == "text":
             print(f"tessera serve: {error.message}", file=sys.stderr)
@@ -73,11 +74,11 @@ def _ports(settings: ServeSettings) -> dict[str, int]:
     return ports
 
 
-async def _serve(settings: ServeSettings, folders: Folders) -> int:
+async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> int:
     began = time.monotonic()
     asyncio.get_running_loop().set_exception_handler(on_loop_error)
     redis = EmbeddedRedis(folders.state, folders.socket("redis"))
-    commands = ServiceCommands(settings, folders, settings.redis_url or redis.url)
+    commands = ServiceCommands(settings, folders, settings.redis_url or redis.url, npus)
     stages = [commands.gateways(), commands.schedulers(), commands.workers()]
     foundation = None if settings.redis_url else _redis_program(redis, settings.log_level)
     # Shown in the order in which a request passes them; the stages are in the order of stopping.

@@ -1,12 +1,15 @@
 """The processes of a whole system: the command and the environment of each of them."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.decoder.settings import DecoderSettings
 from services.families import registry
 from services.gateway.settings import GatewaySettings
+from services.launcher.ascend.host import VISIBLE
+from services.launcher.ascend.placement import SHARE_BESIDE_ENCODER, Placement, place
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.supervise.probe import HeartbeatProbe
@@ -97,8 +100,12 @@ def gateway_addresses(settings: ServeSettings) -> list[GatewayAddress]:
 class ServiceCommands:
     """Builds the program of every process, from the settings and the folders of this instance."""
 
-    def __init__(self, settings: ServeSettings, folders: Folders, redis_url: str) -> None:
-        """Raises InvalidRequest if the model is of no known architecture."""
+    def __init__(
+        self, settings: ServeSettings, folders: Folders, redis_url: str, npus: Sequence[int] = ()
+    ) -> None:
+        """npus: the devices that decoders and encoders are divided among. Raises InvalidRequest if the model is of no
+        known architecture, or for too few devices.
+        """
         self._settings = settings
         self._folders = folders
         self._redis_url = redis_url
@@ -108,6 +115,9 @@ class ServiceCommands:
         )
         given = settings.vision_encoders
         self._encoders = int(needs_encoder) if given is None else given
+        self._placement = (
+            place(npus, settings.decoders, self._encoders) if npus else Placement([], [])
+        )
 
     def gateways(self) -> list[Program]:
         """One for each address."""
@@ -138,29 +148,50 @@ class ServiceCommands:
 
     def workers(self) -> list[Program]:
         """Decoders, encoders and preprocessors."""
-        decoders, encoders = self._settings.decoders, self._encoders
+        decoders, encoders, placement = self._settings.decoders, self._encoders, self._placement
+        sharers = placement.sharers if placement.decoders else decoders
         return [
             *self._internal(
                 "decoder",
                 decoders,
                 threads=_share(decoders),
+                npus=placement.decoders,
                 shutdown_timeout=str(self._settings.shutdown_timeout),
-                memory_sharers=str(decoders),
+                memory_sharers=str(sharers),
+                **self._memory_share(),
             ),
-            *self._internal("vision_encoder", encoders, threads=_share(encoders)),
+            *self._internal(
+                "vision_encoder", encoders, threads=_share(encoders), npus=placement.encoders
+            ),
             *self._internal("preprocess", self._settings.preprocessors, threads=1),
         ]
 
-    def _internal(self, service: str, count: int, threads: int, **own: str) -> list[Program]:
-        """Services that only other services call, each on a unix socket of its own."""
+    def _memory_share(self) -> dict[str, str]:
+        """The decoders' share of an NPU that an encoder computes on too, unless one was given."""
+        is_given = "gpu_memory_utilization" in self._settings.model_fields_set
+        if is_given or not self._placement.is_shared_with_encoder:
+            return {}
+        return {"gpu_memory_utilization": str(SHARE_BESIDE_ENCODER)}
+
+    def _internal(
+        self,
+        service: str,
+        count: int,
+        threads: int,
+        npus: Sequence[Sequence[int]] = (),
+        **own: str,
+    ) -> list[Program]:
+        """Services that only other services call, each on a unix socket of its own; npus: the devices of each."""
         programs = []
-        for name in _names(service, count):
+        for number, name in enumerate(_names(service, count)):
             path = self._folders.socket(name)
             listen = f"unix:{path}"
             heartbeat = self._folders.heartbeat(name)
             environment = self._environment(
                 service, threads, listen=listen, advertise=listen, heartbeat=str(heartbeat), **own
             )
+            if npus:
+                environment[VISIBLE] = ",".join(map(str, npus[number]))
             programs.append(
                 Program(
                     name,

@@ -8,13 +8,11 @@ from pathlib import Path
 from services.launcher.ascend import npu_smi, versions
 from services.launcher.ascend.host import CONTROL_FILES, LIBRARIES, VISIBLE, AscendHost
 from services.launcher.doctor.finding import Finding
+from shared.ascend import NNAL, TOOLKIT
 from shared.errors import InvalidRequest
 
-_TOOLKIT_SCRIPTS = (
-    "/usr/local/Ascend/ascend-toolkit/set_env.sh",
-    "/usr/local/Ascend/cann/set_env.sh",
-)
-_NNAL_SCRIPTS = ("/usr/local/Ascend/nnal/atb/set_env.sh",)
+_TOOLKIT_SCRIPTS = (TOOLKIT, "/usr/local/Ascend/cann/set_env.sh")
+_NNAL_SCRIPTS = (NNAL,)
 _INSTALL_CANN = (
     "install CANN's toolkit, the ops (kernels) of this chip, and NNAL (docs/ascend.md), or run in containers:"
     " docker compose -f compose.yaml -f compose.ascend.yaml up"
@@ -32,7 +30,7 @@ def require_usable(host: AscendHost) -> None:
     """Raises InvalidRequest with the first fault. Takes less than a second: neither torch nor npu-smi is started."""
     for finding in (*_device_files(host), *_software(host), *_runtime(host)):
         if finding.mark == "missing":
-            remedy = f": {finding.remedy}" if finding.remedy else ""
+            remedy = f"; remedy: {finding.remedy}" if finding.remedy else ""
             message = f"--device npu: {finding.what}: {finding.found}{remedy}"
             raise InvalidRequest("NO_SUCH_DEVICE", message, field="device")
 

@@ -79,6 +79,11 @@ class AscendHost:
         given = self.environment.get(VISIBLE)
         return None if given is None else [int(number) for number in re.findall(r"\d+", given)]
 
+    def usable(self) -> list[int]:
+        """The numbers, as ASCEND_RT_VISIBLE_DEVICES takes them, of the devices that CANN's runtime sees."""
+        counted = list(range(self.probe.devices))
+        return (self.visible() or counted)[: len(counted)]
+
     def npu_smi(self, *arguments: str) -> subprocess.CompletedProcess[str] | None:
         """What `npu-smi` says; None if it is not there or does not answer."""
         tool = next((path for name in _NPU_SMI if (path := self.path(name)).is_file()), None)

@@ -15,6 +15,7 @@ import pytest
 
 from services.launcher import cli
 from services.launcher.redis.embedded_redis import EmbeddedRedis
+from shared.ascend import npu_fault
 from shared.settings import DEMO_MODEL
 from tests.support.network.ports import closed_port, free_ports
 
@@ -232,6 +233,22 @@ def test_doctor_says_of_a_model_what_serve_says(
     assert said in serve.stderr
     assert len(serve.stderr.splitlines()) == 1
     assert serve.stderr.removeprefix("tessera serve: ").strip() in doctor.stdout
+
+
+@pytest.mark.skipif(not npu_fault(), reason="there is an NPU here")
+def test_serve_on_a_machine_without_npus_is_refused_with_what_doctor_says(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    ports = [str(port) for port in free_ports(2)]
+    where = ("--device", "npu", "--port", ports[0], "--grpc-port", ports[1])
+    serve = tessera("serve", *where, "--state-dir", str(state))
+    doctor = tessera("doctor", *where)
+    assert (serve.returncode, serve.stdout, doctor.returncode) == (1, "", 1)
+    (line,) = serve.stderr.splitlines()
+    said = line.removeprefix("tessera serve: --device npu: npu devices: ")
+    assert said.startswith("there is no /dev/davinci0: no driver is loaded")
+    assert all(part in doctor.stdout for part in said.split("; remedy: "))
+    assert "set_env.sh" in doctor.stdout or "install CANN's toolkit" in doctor.stdout
+    assert not state.exists()
 
 
 def test_a_model_with_vision_wants_an_encoder_or_to_hear_that_none_is_wanted() -> None:

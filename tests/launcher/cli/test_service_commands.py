@@ -166,3 +166,42 @@ def test_keys_are_in_no_command_line_and_only_in_the_environment_of_gateways(
 def test_what_is_not_given_is_left_to_the_service(checkpoint: Path, folders: Folders) -> None:
     program = ServiceCommands(ServeSettings(model=checkpoint), folders, REDIS).workers()[0]
     assert not {"TESSERA_DECODER_DTYPE", "TESSERA_DECODER_MAX_NUM_SEQS"} & set(program.environment)
+
+
+def environments(programs: list[Program], variable: str) -> dict[str, str | None]:
+    """Name -> the variable's value."""
+    return {program.name: program.environment.get(variable) for program in programs}
+
+
+def test_npus_are_divided_among_decoders_and_encoders(checkpoint: Path, folders: Folders) -> None:
+    settings = ServeSettings(model=checkpoint, decoders=2)
+    commands = ServiceCommands(settings, folders, REDIS, npus=[4, 5, 6])
+    assert environments(commands.workers(), "ASCEND_RT_VISIBLE_DEVICES") == {
+        "decoder-0": "4",
+        "decoder-1": "5",
+        "vision-encoder": "6",
+        "preprocess": None,
+    }
+    assert environments(commands.workers(), "TESSERA_DECODER_MEMORY_SHARERS")["decoder-0"] == "1"
+    share = "TESSERA_DECODER_GPU_MEMORY_UTILIZATION"
+    assert environments(commands.workers(), share)["decoder-0"] is None
+
+
+@pytest.mark.parametrize("given", [None, 0.6])
+def test_an_npu_that_an_encoder_shares_is_not_the_decoders_alone(
+    given: float | None, checkpoint: Path, folders: Folders
+) -> None:
+    changes = {} if given is None else {"gpu_memory_utilization": given}
+    settings = ServeSettings.model_validate({"model": checkpoint, "decoders": 2, **changes})
+    commands = ServiceCommands(settings, folders, REDIS, npus=[0])
+    visible = environments(commands.workers(), "ASCEND_RT_VISIBLE_DEVICES")
+    assert visible == {
+        "decoder-0": "0",
+        "decoder-1": "0",
+        "vision-encoder": "0",
+        "preprocess": None,
+    }
+    (decoder, *_) = commands.workers()
+    assert decoder.environment["TESSERA_DECODER_MEMORY_SHARERS"] == "2"
+    share = decoder.environment["TESSERA_DECODER_GPU_MEMORY_UTILIZATION"]
+    assert share == str(given or 0.75)
