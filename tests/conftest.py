@@ -1,4 +1,4 @@
-"""Fixtures for every test: a real Redis."""
+"""Fixtures for every test: a real Redis. Nothing is tested with protos that are not compiled."""
 
 import os
 import shutil
@@ -12,6 +12,11 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import pytest
 import redis
+
+from tests.support.compiled_protos import changed_protos
+
+if changed := changed_protos():
+    pytest.exit(f"{', '.join(changed)} changed since protos/ was compiled: run `make proto`", 4)
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 
