@@ -15,6 +15,8 @@ from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.intake import IntakeLimits, MediaIntake
 from services.preprocess.media.pixel_cache import PixelCache
 from services.preprocess.media.processor_config import read_frame_selection
+from services.preprocess.mindie.name_lists import NameLists
+from services.preprocess.mindie.pictures import SharedPictures
 from services.preprocess.prompt.builder import PromptBuilder
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
 from services.preprocess.prompt.item_limits import ItemLimits, parse_limits
@@ -27,6 +29,7 @@ from shared import service_process
 from shared.artifacts.producer import open_producer
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.net import tasks
 from shared.queue.media_store import MediaStore
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
@@ -65,6 +68,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
                     read_frame_selection(settings.model, settings.max_video_frames),
                 ),
             )
+        shared_pictures = await _shared_pictures(settings, builder, intake, resources)
         servicer = PreprocessServicer(
             builder,
             intake,
@@ -74,6 +78,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
                 parse_limits(settings.limit_mm_per_prompt), builder.limits, settings.model_name
             ),
             max_frames=settings.max_video_frames,
+            shared_pictures=shared_pictures,
         )
         producer.server.add(
             _SERVICE_NAME,
@@ -115,6 +120,26 @@ async def _image_pool(
         bundles=registry.find(checkpoint).prompt == GENERIC_PROMPT,
     )
     return await resources.enter_async_context(pool)
+
+
+async def _shared_pictures(
+    settings: PreprocessSettings,
+    builder: PromptBuilder,
+    intake: MediaIntake | None,
+    resources: AsyncExitStack,
+) -> SharedPictures | None:
+    """For --mindie-shm. Raises InvalidRequest for a model whose ids are not known."""
+    if settings.mindie_shm is None:
+        return None
+    if builder.mindie is None or intake is None:
+        raise InvalidRequest(
+            "UNSUPPORTED_MODEL",
+            "--mindie-shm: MindIE-LLM's ids of pictures are known of Qwen-VL and WeMM alone",
+        )
+    shared = SharedPictures(builder.mindie, NameLists(settings.mindie_shm), intake)
+    resources.push_async_callback(shared.close)
+    resources.push_async_callback(tasks.end, tasks.begin(shared.release_old()))
+    return shared
 
 
 def _build(

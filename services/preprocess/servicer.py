@@ -9,12 +9,14 @@ import grpc.aio
 import structlog
 
 from services.preprocess.media.intake import MediaIntake, TakenMedia
+from services.preprocess.mindie.pictures import SharedPictures
 from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
 from services.preprocess.prompt.item_limits import ItemLimits
 from services.preprocess.prompt_stream import prepare_many
 from shared.artifacts.small_tensor import small_tensor
 from shared.errors import InvalidRequest, Precondition
+from shared.mindie_shm import NAMES_FIELD
 from shared.net import tasks
 from shared.telemetry import request_names
 from shared.telemetry.logs import Stopwatch
@@ -44,7 +46,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
-    """`intake` is None for a text-only model. Tokenizing runs in `executor`, never on the event loop."""
+    """`intake` is None for a text-only model, `shared_pictures` without --mindie-shm. Tokenizing runs in `executor`,
+    never on the event loop.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         model_name: str,
         limits: ItemLimits,
         max_frames: int,
+        shared_pictures: SharedPictures | None = None,
     ) -> None:
         self._builder = builder
         self._intake = intake
@@ -62,6 +67,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self._model_name = model_name
         self._limits = limits
         self._max_frames = max_frames
+        self._shared_pictures = shared_pictures
 
     async def Prepare(self, request: PrepareRequest, context: _Context) -> PrepareResponse:
         """Template, tokenizer and images side by side, then the placeholders. Raises InvalidRequest."""
@@ -70,6 +76,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
         work += [self._take(item, request.tenant) for item in media]
         (draft, tokenize_us), *images = await tasks.together(work)
+        images += await self._take_shared(draft, request.tenant)
         prompt = self._builder.expand(draft, [image.pixels.item for image in images])
         fetch_us = max((i.fetch_us for i in images), default=0)
         media_us = max((i.media_us for i in images), default=0)
@@ -90,6 +97,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             text=draft.text,
             times=PrepareTimes(fetch_us=fetch_us, media_us=media_us, tokenize_us=tokenize_us),
             cached_media=cached,
+            mindie_ids=await self._share(request, prompt, images),
         )
 
     async def PrepareMany(
@@ -109,6 +117,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
 
     def _media_of(self, request: PrepareRequest) -> list[Media | Video]:
         media = conversation.media(request.conversation)
+        self._check_shared(request)
         if media and self._intake is None:
             raise InvalidRequest(
                 "TEXT_ONLY_MODEL",
@@ -116,15 +125,47 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 field=media[0].field,
             )
         if media and request.keep_last_tokens:
-            field = "truncate_prompt_tokens"
-            raise InvalidRequest(
-                "BAD_TRUNCATION", f"{field} cannot be combined with media", field=field
-            )
+            raise _no_truncation("media")
         for item in media:
             if isinstance(item, Video):
                 self._check_video(item)
         self._limits.check(media)
         return media
+
+    def _check_shared(self, request: PrepareRequest) -> None:
+        coded = request.WhichOneof("input") == "mindie_ids"
+        if not coded and not request.shm_name_save_path:
+            return
+        field = "prompt" if coded else NAMES_FIELD
+        if self._shared_pictures is None:
+            raise InvalidRequest(
+                "SHARED_MEMORY_OFF",
+                f"{field}: pictures in shared memory are not taken here (--mindie-shm)",
+                field=field,
+            )
+        if request.keep_last_tokens:
+            raise _no_truncation("pictures in shared memory")
+        if request.shm_name_save_path:
+            self._shared_pictures.check_list(request.shm_name_save_path)
+
+    async def _take_shared(self, draft: Draft, tenant: str) -> list[TakenMedia]:
+        shared = self._shared_pictures
+        if shared is None or not draft.pictures:
+            return []
+        self._limits.check([Media(field=picture.field) for picture in draft.pictures])
+        return await tasks.together(shared.take(picture, tenant) for picture in draft.pictures)
+
+    async def _share(
+        self, request: PrepareRequest, prompt: Prompt, images: Sequence[TakenMedia]
+    ) -> bytes:
+        """The prompt's ids with its pictures written to shared memory, or what it was made of removed from there."""
+        shared, names = self._shared_pictures, request.shm_name_save_path
+        if shared is None or not names:
+            return b""
+        if request.WhichOneof("input") == "mindie_ids":
+            await shared.release(names)
+            return b""
+        return (await shared.write(prompt, images, names)).astype("<i8").tobytes()
 
     def _check_video(self, video: Video) -> None:
         field = video.field or "video"
@@ -158,6 +199,11 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         if isinstance(media, Video):
             return await self._intake.take_video(media, tenant)
         return await self._intake.take(media, tenant)
+
+
+def _no_truncation(what: str) -> InvalidRequest:
+    field = "truncate_prompt_tokens"
+    return InvalidRequest("BAD_TRUNCATION", f"{field} cannot be combined with {what}", field=field)
 
 
 def _items(prompt: Prompt, images: Sequence[TakenMedia], intake: MediaIntake) -> list[MediaItem]:

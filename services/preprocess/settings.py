@@ -33,6 +33,13 @@ class PreprocessOptions(ModelLengthSettings):
         False, description="Also fetches media from private networks and this machine. Dangerous."
     )
 
+    mindie_shm: Path | None = Field(
+        None,
+        description="Folder for lists of blocks of shared memory: prompts of token ids may name pictures in shared"
+        " memory as MindIE-LLM does, and /tokenize writes them (shm_name_save_path). For clients that are trusted:"
+        " they read and remove blocks psm_* of this user.",
+    )
+
     @field_validator("limit_mm_per_prompt")
     @classmethod
     def _is_limit(cls, text: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest
 from shared.mindie_shm import (
     Array,
     decode_name,
@@ -116,7 +116,7 @@ def test_a_tensor_is_read_by_its_two_ids(names: Path) -> None:
         assert np.array_equal(found, array)
     release_blocks(names)
     assert not names.exists()
-    with pytest.raises(NotFound, match=written[0]):
+    with pytest.raises(InvalidRequest, match=written[0]):
         read_block(encode_name(written[0]), encode_shape((1, 3, 4)), np.float32)
 
 

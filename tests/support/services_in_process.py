@@ -36,7 +36,9 @@ class Addresses:
 
 
 @contextlib.contextmanager
-def services_in_process(model: Path, redis_url: str) -> Iterator[Addresses]:
+def services_in_process(
+    model: Path, redis_url: str, mindie_shm: Path | None = None
+) -> Iterator[Addresses]:
     """One of each service that the model needs, ready, on a Redis that is emptied first. The model has the name that
     `serve` gives it.
 
@@ -48,19 +50,23 @@ def services_in_process(model: Path, redis_url: str) -> Iterator[Addresses]:
     with (
         tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as folder,
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(_running(model, redis_url, folder)) as addresses,
+        portal.wrap_async_context_manager(
+            _running(model, redis_url, folder, mindie_shm)
+        ) as addresses,
     ):
         yield addresses
 
 
 @contextlib.asynccontextmanager
-async def _running(model: Path, redis_url: str, folder: str) -> AsyncIterator[Addresses]:
+async def _running(
+    model: Path, redis_url: str, folder: str, mindie_shm: Path | None
+) -> AsyncIterator[Addresses]:
     stop = asyncio.Event()
     artifacts = Path(folder) / "artifacts"
     common: dict[str, Any] = {"model": model, "redis_url": redis_url, "artifact_dir": artifacts}
     settings = GatewaySettings(**common, port=0, grpc_port=0, shutdown_timeout=0.2)
     async with asyncio.TaskGroup() as group:
-        for service in _behind_the_gateway(common, folder, stop):
+        for service in _behind_the_gateway(common, folder, stop, mindie_shm):
             group.create_task(service)
         try:
             async with (
@@ -74,7 +80,7 @@ async def _running(model: Path, redis_url: str, folder: str) -> AsyncIterator[Ad
 
 
 def _behind_the_gateway(
-    common: dict[str, Any], folder: str, stop: asyncio.Event
+    common: dict[str, Any], folder: str, stop: asyncio.Event, mindie_shm: Path | None
 ) -> Iterator[Coroutine[Any, Any, object]]:
     """Every other service, each of which runs until `stop` is set."""
 
@@ -88,7 +94,8 @@ def _behind_the_gateway(
         stop,
         on_ready=decoder_ready.set,  # and not `gc.freeze`: what is freed later stays collectable
     )
-    yield preprocess.serve(PreprocessSettings(**options("preprocess", media_workers=1)), stop)
+    own = options("preprocess", media_workers=1, mindie_shm=mindie_shm)
+    yield preprocess.serve(PreprocessSettings(**own), stop)
     if registry.find(Checkpoint(common["model"])).takes_media:
         encoder = VisionEncoderSettings(**options("vision-encoder", threads=1))
         yield _serve_encoder(encoder, stop, decoder_ready)

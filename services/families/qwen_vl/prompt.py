@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from services.families.family import ItemSize
+from services.families.qwen_vl.mindie import QwenVLIds
 from services.families.qwen_vl.sizes import ROWS, VisualConfig
 from services.preprocess.prompt.prompt_rule import ImageProcessing, MediaSpan, PromptRule, Update
 from shared.checkpoint.folder import Checkpoint
@@ -17,6 +18,7 @@ class QwenVLRule(PromptRule):
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
         config = VisualConfig.read(checkpoint)
         self._start, self._row = config.start_token, config.start_token + 2
+        self.mindie = QwenVLIds(config, self._row)
 
     def updates(self) -> Sequence[Update]:
         """See `PromptRule.updates`."""

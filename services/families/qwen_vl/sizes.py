@@ -8,7 +8,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 
-_MARKS = 1  # beside the rows: the token that begins a picture
+MARKS = 1  # beside the rows: the token that begins a picture
 ROWS = 256  # of the resampler, and places of the tower before they are resized to its patches
 # Means and deviations of CLIP's pictures.
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -69,7 +69,7 @@ class VisualConfig:
 def largest(checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
     """See `Family.largest`."""
     config = VisualConfig.read(checkpoint)
-    return ItemSize(config.image_size, config.image_size, tokens=ROWS + _MARKS)
+    return ItemSize(config.image_size, config.image_size, tokens=ROWS + MARKS)
 
 
 def processor(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from services.families.family import ItemSize
+from services.families.wemm.mindie import WeMMIds
 from services.families.wemm.sizes import Resizing
 from services.preprocess.prompt.prompt_rule import ImageProcessing, MediaSpan, PromptRule, Update
 from shared.checkpoint.folder import Checkpoint
@@ -19,6 +20,7 @@ class WeMMRule(PromptRule):
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
         self._resizing = Resizing.of(checkpoint, processing.settings)
+        self.mindie = WeMMIds(self._resizing)
 
     def updates(self) -> Sequence[Update]:
         """See `PromptRule.updates`."""
@@ -26,5 +28,5 @@ class WeMMRule(PromptRule):
 
     def span(self, item: ItemSize) -> MediaSpan:
         """As many placeholders as there are rows."""
-        rows = self._resizing.rows(item.width, item.height)
+        rows = item.tokens or self._resizing.rows(item.width, item.height)
         return MediaSpan(token_ids=(_PLACEHOLDER,) * rows, rows=rows)

@@ -60,7 +60,10 @@ class Resizing:
 
     def rows(self, width: int, height: int) -> int:
         """Embedding rows of a picture of this size, a separator at each end among them."""
-        rows, columns = self.grid(*self.resized(width, height))
+        return self.rows_of(*self.grid(*self.resized(width, height)))
+
+    def rows_of(self, rows: int, columns: int) -> int:
+        """The same for one of so many rows and columns of patches."""
         return -(-rows // JOINED) * -(-columns // JOINED) + 2
 
 

@@ -29,6 +29,8 @@ _RENEW_S = 20.0
 
 def is_short(request: PrepareRequest) -> bool:
     """Whether a prompt goes with others: text alone, and not much of it."""
+    if request.mindie_ids or request.shm_name_save_path:
+        return False
     parts = (part for message in request.conversation.messages for part in message.content)
     return all(part.WhichOneof("part") == "text" for part in parts) and (
         request.ByteSize() <= _LONGEST_BYTES

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.gateway.admission.cache_salt import read_cache_salt
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest
@@ -53,6 +55,13 @@ def ids_prompt(ids: list[float] | list[int], model: ServedModel, field: str = "p
         len(checked),
         lambda: model.table.text(checked, skip_special_tokens=False),
     )
+
+
+def mindie_prompt(ids: list[float] | list[int], names: str, model: ServedModel) -> Prompt:
+    """A completion's prompt as ids of which some name pictures in shared memory. Raises InvalidRequest."""
+    checked = wholes("prompt", ids, -(1 << 63), model.vocab_size - 1)
+    data = np.asarray(checked, dtype="<i8").tobytes()
+    return Prompt(PrepareRequest(mindie_ids=data, shm_name_save_path=names), len(checked))
 
 
 def check_model(name: str | None, model: ServedModel) -> None:

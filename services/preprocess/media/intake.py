@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.preprocess.download.fetcher import MediaFetcher
-from services.preprocess.media import frames
+from services.preprocess.media import frames, packed_pixels
 from services.preprocess.media.data_url import decode_data_url, is_data_url
 from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.pixel_cache import PixelCache, Pixels
@@ -92,6 +92,11 @@ class MediaIntake:
                 data = frames.pack(files, pace)
             return await self._keep(data, tenant, watch.lap_us(), watch)
 
+    async def take_packed(self, data: bytes, tenant: str, field: str) -> TakenMedia:
+        """The same for pixel values that are made already (`packed_pixels`)."""
+        with _naming(field):
+            return await self._keep(data, tenant, 0, Stopwatch())
+
     async def _keep(self, data: bytes, tenant: str, fetch_us: int, watch: Stopwatch) -> TakenMedia:
         source_digest = await _digest(data)
         digest = self._cache.digest(source_digest)
@@ -132,7 +137,9 @@ class MediaIntake:
             raise InvalidRequest("MEDIA_EMPTY", "neither an address nor bytes are given")
         if not data:
             raise InvalidRequest("MEDIA_EMPTY", "the file is empty")
-        if frames.is_packed(data):  # the server's own format, never a client's
+        if frames.is_packed(data) or packed_pixels.is_packed(
+            data
+        ):  # our own formats, never a client's
             raise InvalidRequest("IMAGE_FORMAT", "this is not an image file")
         if len(data) > limit:
             raise InvalidRequest(

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from services.families.family import ItemSize
+from services.preprocess.mindie.layout import PLACE, CodedPicture, MindieLayout, read_ids
 from services.preprocess.prompt import conversation as conversations
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, refused
 from services.preprocess.prompt.prompt_rule import (
@@ -21,6 +23,8 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
 
+AnyIds = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+
 # What templates call media.
 _KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_VIDEO: "video"}
 # How many times the model's length a text may have that is cut.
@@ -31,11 +35,15 @@ _AT_START = -1
 
 @dataclass(frozen=True)
 class Draft:
-    """A prompt with one marker for each image. `field` is what the client calls it."""
+    """A prompt with one marker for each image. `field` is what the client calls it.
+
+    `pictures`: those that are named among a client's ids.
+    """
 
     ids: Ids
     text: str
     field: str
+    pictures: tuple[CodedPicture, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,11 @@ class PromptBuilder:
         """Whether the model takes videos."""
         return Modality.MODALITY_VIDEO in self.limits
 
+    @property
+    def mindie(self) -> MindieLayout | None:
+        """See `PromptRule.mindie`."""
+        return self._rule.mindie
+
     def draft(self, request: PrepareRequest) -> Draft:
         """Renders and tokenizes. Raises InvalidRequest naming the field."""
         keep = request.keep_last_tokens
@@ -108,6 +121,8 @@ class PromptBuilder:
                 draft = self._text(request.text, keep)
             case "token_ids":
                 draft = self._token_ids(request.token_ids)
+            case "mindie_ids":
+                draft = self._mindie_ids(request.mindie_ids)
             case _:
                 raise InvalidRequest("NO_PROMPT", "the request has no prompt", field="prompt")
         return replace(draft, ids=draft.ids[-keep:]) if keep else draft
@@ -229,6 +244,26 @@ class PromptBuilder:
         if not data or len(data) % 4:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: no whole token ids", field=field)
         ids: Ids = np.frombuffer(data, "<i4").astype(np.int32)
+        self._check_vocabulary(ids, field)
+        return Draft(ids, "", field)
+
+    def _mindie_ids(self, data: bytes) -> Draft:
+        layout, field = self._rule.mindie, "prompt"
+        if layout is None:
+            raise InvalidRequest(
+                "NO_MINDIE_IDS", f"{field}: MindIE-LLM's ids are not known of this model"
+            )
+        if not data or len(data) % 8:
+            raise InvalidRequest("EMPTY_PROMPT", f"{field}: no whole token ids", field=field)
+        self.check_length(len(data) // 8, 0, field)
+        coded = read_ids(np.frombuffer(data, "<i8").astype(np.int64), layout, field)
+        marked = coded.ids == PLACE
+        self._check_vocabulary(coded.ids[~marked], field)
+        ids = coded.ids.astype(np.int32)
+        ids[marked] = self._marker_ids[Modality.MODALITY_IMAGE]
+        return Draft(ids, "", field, coded.pictures)
+
+    def _check_vocabulary(self, ids: AnyIds, field: str) -> None:
         wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
         if len(wrong):
             raise InvalidRequest(
@@ -236,7 +271,6 @@ class PromptBuilder:
                 f"{field}: token id {wrong[0]} is outside the vocabulary of {self._vocab_size}",
                 field=field,
             )
-        return Draft(ids, "", field)
 
 
 def _modality(item: ItemSize) -> Modality.ValueType:

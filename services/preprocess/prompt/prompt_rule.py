@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from services.families.family import ItemSize
+from services.preprocess.mindie.layout import MindieLayout
 from services.preprocess.prompt.tokenizer import Ids
 from tessera.common.v1.media_pb2 import Modality
 
@@ -113,6 +114,10 @@ class PromptRule:
 
     # A prompt that has to come out so, else the model is refused at start.
     example: Example | None = None
+
+    # How MindIE-LLM writes a picture among token ids, where that is known. `span` is then also asked for items whose
+    # `tokens` are set.
+    mindie: MindieLayout | None = None
 
     def updates(self) -> Sequence[Update]:
         """Where spans go, one entry for each modality of `limits`."""

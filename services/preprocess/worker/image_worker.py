@@ -24,7 +24,7 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 
 import PIL.Image  # noqa: E402
 
-from services.preprocess.media import frames  # noqa: E402
+from services.preprocess.media import frames, packed_pixels  # noqa: E402
 from services.preprocess.media.image_decoder import decode  # noqa: E402
 from services.preprocess.media.image_limits import (  # noqa: E402
     ImageLimits,
@@ -88,6 +88,9 @@ def _work(
     try:
         if frames.is_packed(data):
             pixels, answer = _video(maker, limits, data)
+        elif packed_pixels.is_packed(data):
+            pixels, tokens = packed_pixels.unpack(data)
+            answer = {"width": pixels.shape[2], "height": pixels.shape[1], "tokens": tokens}
         else:
             image = decode(data, limits)
             pixels, made = maker.make(image)

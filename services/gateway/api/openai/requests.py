@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,7 @@ from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
     ids_prompt,
+    mindie_prompt,
     read_generation,
     text_prompt,
 )
@@ -28,12 +30,14 @@ from services.gateway.reading.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
 from services.gateway.reading.media import read_image_url, read_video_url
 from services.gateway.reading.unsupported import unsupported
+from shared.mindie_shm import LARGEST_CODE, NAMES_FIELD
 from tessera.preprocess.v1.preprocess_pb2 import Media, Message, Part, PrepareRequest, Video
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 _DETAILS = (None, "", "auto", "low", "high")
 _LONGEST_FRAME_S = 3600.0
 _LONGEST_NAME = 256
+_LONGEST_PATH = 4096
 
 
 def read_chat(body: ChatRequest, model: ServedModel) -> ValidRequest:
@@ -49,7 +53,7 @@ def read_completions(body: CompletionRequest, model: ServedModel) -> list[ValidR
     """POST /v1/completions: a request for each prompt. Raises InvalidRequest naming the field, or NotFound."""
     logprobs = completion_logprobs(body.logprobs, body.top_logprobs, model.max_logprobs)
     kind = ReplyKind.REPLY_KIND_COMPLETION
-    prompts = _prompts(body, model)
+    prompts = [mindie] if (mindie := _mindie(body, model)) else _prompts(body, model)
     return [read_generation(body, prompt, kind, logprobs, model) for prompt in prompts]
 
 
@@ -158,6 +162,32 @@ def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
     if len(prompt) == 1:
         return [_one_prompt(prompt[0], "prompt", model)]
     return [_one_prompt(one, f"prompt[{i}]", model) for i, one in enumerate(prompt)]
+
+
+def _mindie(body: CompletionRequest, model: ServedModel) -> Prompt | None:
+    """The prompt with pictures in shared memory, if it is one."""
+    names = text(NAMES_FIELD, body.shm_name_save_path, _LONGEST_PATH)
+    ids: Any = body.prompt
+    if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+        [ids] = ids
+    if not _holds_codes(ids):
+        if names:
+            raise wrong(
+                NAMES_FIELD, "is for one prompt of token ids with pictures in shared memory"
+            )
+        return None
+    if body.echo:
+        raise wrong("echo", "cannot be combined with pictures in shared memory")
+    return mindie_prompt(ids, names, model)
+
+
+def _holds_codes(ids: object) -> bool:
+    return (
+        isinstance(ids, list)
+        and bool(ids)
+        and {*map(type, ids)} == {int}
+        and min(ids) <= LARGEST_CODE
+    )
 
 
 def _one_prompt(prompt: object, field: str, model: ServedModel) -> Prompt:

@@ -65,6 +65,8 @@ class CompletionRequest(GenerationOptions, kw_only=True):
     prompt: str | list[str | Whole | list[Whole]] | None = None
     logprobs: Whole | None = None
     top_logprobs: Whole | None = None
+    # MindIE-LLM's: a list of blocks of shared memory, removed once the prompt that names them is prepared.
+    shm_name_save_path: str | None = None
 
 
 class TokenizeRequest(UnsupportedFields, kw_only=True):
@@ -75,6 +77,8 @@ class TokenizeRequest(UnsupportedFields, kw_only=True):
     messages: list[ChatMessage] | None = None
     chat_template_kwargs: msgspec.Raw = _NONE
     add_generation_prompt: bool | None = None
+    # MindIE-LLM's: pictures are written to shared memory, and the names of their blocks appended to this list.
+    shm_name_save_path: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
+
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
@@ -16,16 +18,18 @@ from services.gateway.api.openai.schema import (
     TokenizeRequest,
 )
 from services.gateway.http.exchange import BodyLimits, Exchange
-from services.gateway.reading.bounds import wholes, wrong
+from services.gateway.reading.bounds import text, wholes, wrong
 from services.gateway.reading.data_urls import decode_media
 from services.gateway.reading.decode import decode, off_loop
 from services.gateway.reading.generation import check_model
 from services.gateway.reading.unsupported import refuse_unsupported
+from shared.mindie_shm import NAMES_FIELD
 from shared.queue.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
 # May be turned into text at once, whatever the model's length.
 _LEAST_TOKENS = 65_536
+_LONGEST_PATH = 4096
 
 _T = TypeVar("_T")
 
@@ -47,6 +51,8 @@ class Tokenizing:
             await decode_media(prepare)
             prepared = await self._pool.prepare(prepare)
             tokens = decode_tokens(prepared.token_ids)
+            if prepared.mindie_ids:
+                tokens = np.frombuffer(prepared.mindie_ids, "<i8").tolist()
             limit = self._model.max_model_len
             await exchange.reply(
                 TokenizeReply(count=len(tokens), max_model_len=limit, tokens=tokens)
@@ -72,12 +78,15 @@ class Tokenizing:
     def _read_tokenize(self, body: bytes) -> PrepareRequest:
         content = decode(body, TokenizeRequest)
         check_model(content.model, self._model)
+        names = text(NAMES_FIELD, content.shm_name_save_path, _LONGEST_PATH)
         if content.messages is not None:
             refuse_unsupported(content)
-            return read_conversation(content)
+            prepare = read_conversation(content)
+            prepare.shm_name_save_path = names
+            return prepare
         if content.prompt is None:
             raise wrong("prompt", "is missing")
-        return PrepareRequest(text=content.prompt)
+        return PrepareRequest(text=content.prompt, shm_name_save_path=names)
 
     def _read_detokenize(self, body: bytes) -> list[int]:
         content = decode(body, DetokenizeRequest)
