@@ -159,7 +159,7 @@ LISTS: list[tuple[str, dict[str, Any], str, int]] = [
     (
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 9000}]},
-        "messages",
+        "messages[0].content[8192]",
         8192,
     ),
     (CHAT, {"messages": MESSAGES, "bad_token_ids": [1] * 70_000}, "bad_token_ids", 65536),
