@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import structlog
 
+from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.op_profile import profile_ops
 from services.decoder.loading.load import Loaded, load
 from services.decoder.servicer import DecoderServicer
@@ -56,7 +57,8 @@ async def serve(
         if not loading.done():
             os._exit(0)  # no other way to leave the compute thread inside a library's code
         loaded = await loading
-        servicer = DecoderServicer(hello(decoder_id, loaded), loaded.worker, compute)
+        collector = collecting_thread(loaded.device)
+        servicer = DecoderServicer(hello(decoder_id, loaded), loaded.worker, compute, collector)
         server.add(_SERVICE_NAME, decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
         await server.ready()
         redis = connect(settings.queue_url)
@@ -76,7 +78,14 @@ async def serve(
         await loaded.worker.embeddings.close()
         await redis.aclose()
         compute.stop()
+        if collector is not None:
+            collector.stop()
     return 0
+
+
+def collecting_thread(device: Device) -> Executor | None:
+    """Where the steps of a device that computes beside the host are collected."""
+    return Executor("collect", device.bind_thread) if device.asynchronous else None
 
 
 def hello(decoder_id: str, loaded: Loaded) -> Hello:

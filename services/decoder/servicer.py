@@ -26,10 +26,14 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
     """Binds the decoder to the scheduler with the largest lease seen; `hello` is what never
     changes about the decoder."""
 
-    def __init__(self, hello: Hello, worker: Worker, executor: Executor) -> None:
+    def __init__(
+        self, hello: Hello, worker: Worker, executor: Executor, collector: Executor | None = None
+    ) -> None:
+        """executor: where plans are launched; collector: see `Session`."""
         self._hello = hello
         self._worker = worker
         self._executor = executor
+        self._collector = collector
         self._largest_lease = 0
         self._session: Session | None = None
         self._handover = asyncio.Lock()
@@ -97,7 +101,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
                     f"lease {opening.lease} is not larger than {self._largest_lease}",
                 )
             self._largest_lease = opening.lease
-            session = Session(opening.lease, self._worker, self._executor)
+            session = Session(opening.lease, self._worker, self._executor, self._collector)
             older, self._session = self._session, session
             if older is not None:
                 older.end(Superseded("NEWER_LEASE", f"lease {opening.lease} took over"))

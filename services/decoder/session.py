@@ -1,11 +1,13 @@
 """One binding to one scheduler: its plans go to the compute thread, results come back."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import structlog
 
 from services.decoder.worker.executor import Executor
+from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plan import Plan, read_plan
 from services.decoder.worker.worker import Worker
 from shared.environment import monotonic
@@ -26,13 +28,18 @@ _SILENCE_S = 2.0
 
 
 class Session:
-    """Lives as long as its stream. Everything but `_run` is called on the event loop."""
+    """Lives as long as its stream. Everything but `_run` and `_collect` is called on the event loop."""
 
-    def __init__(self, lease: int, worker: Worker, executor: Executor) -> None:
+    def __init__(
+        self, lease: int, worker: Worker, executor: Executor, collector: Executor | None = None
+    ) -> None:
+        """collector: where steps are collected while the next one is launched; without one a step is launched and
+        collected in one go."""
         self.lease = lease
         self.draining = False
         self._worker = worker
         self._executor = executor
+        self._collector = collector
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[StepsResponse | ServingError] = asyncio.Queue()
         self._ended = False  # read by the compute thread: plans that wait are not run any more
@@ -111,9 +118,25 @@ class Session:
         """On the compute thread."""
         if self._ended:
             return
+        queued_us = int((monotonic() - arrived) * 1e6)
+        if self._collector is None:
+            with self._failing(plan):
+                self._worker.step(plan, self._deliver, queued_us)
+            return
+        with self._failing(plan):
+            step = self._worker.launch(plan, queued_us)
+            self._collector.submit(lambda: self._collect(step))
+
+    def _collect(self, step: LaunchedStep) -> None:
+        """On the thread that collects; also after the end, because histories are completed here."""
+        with self._failing(step.plan):
+            self._worker.collect(step, self._deliver)
+
+    @contextmanager
+    def _failing(self, plan: Plan) -> Iterator[None]:
+        """Ends the stream with what a step raises."""
         try:
-            queued_us = int((monotonic() - arrived) * 1e6)
-            self._worker.step(plan, self._deliver, queued_us)
+            yield
         except ServingError as error:
             self._fail(error)
         except Exception as error:

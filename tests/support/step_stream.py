@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from services.decoder.loading.load import Loaded, load
-from services.decoder.server import hello
+from services.decoder.server import collecting_thread, hello
 from services.decoder.servicer import DecoderServicer
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.executor import Executor
@@ -69,13 +69,19 @@ def _is_numbers(name: str) -> bool:
 
 
 @asynccontextmanager
-async def running_decoder(folder: Path, listen: Path, **settings: Any) -> AsyncIterator["Decoder"]:
-    """A real decoder server in this process, on a unix socket at `listen`."""
+async def running_decoder(
+    folder: Path,
+    listen: Path,
+    load: Any = load,
+    **settings: Any,
+) -> AsyncIterator["Decoder"]:
+    """A real decoder server in this process, on a unix socket at `listen`, of what `load` returns."""
     defaults = {"device": "cpu", "max_num_seqs": 32, "kv_cache_memory_bytes": 8 << 20, "threads": 1}
     chosen = DecoderSettings.model_validate({"model": folder, **defaults, **settings})
     loaded = load(chosen)
     executor = Executor()
-    servicer = DecoderServicer(hello(DECODER_ID, loaded), loaded.worker, executor)
+    collector = collecting_thread(loaded.device)
+    servicer = DecoderServicer(hello(DECODER_ID, loaded), loaded.worker, executor, collector)
     async with RpcServer(f"unix:{listen}", grace_s=0.1) as server:
         server.add(
             "tessera.decoder.v1.DecoderService",
@@ -86,6 +92,8 @@ async def running_decoder(folder: Path, listen: Path, **settings: Any) -> AsyncI
         yield Decoder(server.address, loaded, servicer)
     await loaded.worker.embeddings.close()
     executor.stop()
+    if collector is not None:
+        collector.stop()
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The compute thread: one, so that plans run strictly in order."""
+"""Threads on which steps run: one that computes, so that plans run strictly in order, and one that collects."""
 
 import asyncio
 import queue
@@ -19,10 +19,12 @@ _SWITCH_S = 2e-4  # the compute thread hands the interpreter to the event loop t
 class Executor:
     """Runs jobs one after the other, in the order of their submission."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "compute", begin: Callable[[], None] = lambda: None) -> None:
+        """Starts a thread of that name, which first calls `begin`."""
         sys.setswitchinterval(_SWITCH_S)
+        self._begin = begin
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
@@ -50,6 +52,7 @@ class Executor:
         self._jobs.put(None)
 
     def _work(self) -> None:
+        self._begin()
         while (job := self._jobs.get()) is not None:
             try:
                 job()

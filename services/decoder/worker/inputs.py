@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from services.decoder.devices.base.device import Device
+from services.decoder.devices.base.staging import Array
 from services.decoder.models.needs import AttentionKind
 from services.decoder.models.step import Step
 from services.decoder.worker.media_spans import MediaSpan, contiguous_runs
-from services.decoder.worker.slots import PENDING, SlotTable
+from services.decoder.worker.slots import SlotTable
 from services.decoder.worker.whole_spans import whole_spans
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -41,14 +43,6 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class SampledTokens:
-    """Tokens that were chosen on the device: `tokens` [samples], one of each of `slots`."""
-
-    slots: Longs
-    tokens: Tensor
-
-
-@dataclass(frozen=True)
 class Batch:
     """T tokens, padding included; `rows` in the order of the batch: those of one token first."""
 
@@ -59,6 +53,8 @@ class Batch:
     last: Longs  # each row's last token in the batch
     token_rows: Longs  # each token's row, without padding
     blocks: Longs  # each token's block, without padding
+    written: Longs  # each token's place in the cache
+    extra: Sequence[Tensor]  # what was sent along
 
 
 def order_rows(rows: Rows) -> Rows:
@@ -70,16 +66,21 @@ def order_rows(rows: Rows) -> Rows:
 
 def build_batch(
     rows: Rows,
+    ends: Longs,
     slots: SlotTable,
     device: Device,
     read: ReadRows,
-    sampled: SampledTokens | None = None,
+    extra: Sequence[Array] = (),
+    last_tokens: Tensor | None = None,
     levels: int = 0,
     attention: AttentionKind = AttentionKind.CAUSAL,
 ) -> Batch:
-    """Builds the batch of `order_rows(...)`; every row fits its history and its block table. Ids that are PENDING are
-    taken from `sampled`, what the step before this one chose. `levels`: see `DecoderModel.levels`."""
-    token_rows, places, ends = _lay_out(rows)
+    """Builds the batch of `order_rows(...)`; every row fits its history and its block table.
+
+    ends: where each row ends in the batch; extra: arrays that are sent in the same transfer; last_tokens: int32 [slots]
+    on the device, from which ids that are PENDING are taken; levels: see `DecoderModel.levels`.
+    """
+    token_rows, places = _lay_out(rows, ends)
     owners = rows.slot[token_rows]
     size = slots.block_size
     blocks = slots.table[owners, places // size].astype(np.int64)
@@ -95,18 +96,26 @@ def build_batch(
     deeper: list[Tensor] = []
     if levels and runs:
         embeds, deeper = _split_levels(embeds, runs, levels, padded)
-    flags = [_takes_embedding(padded, runs)] if runs else []
-    sent = device.upload(ids, positions, slots.table[rows.slot, :width], written, *flags)
+    optional: dict[str, Array] = {}
+    if runs:
+        optional["media"] = _takes_embedding(padded, runs)
+    if last_tokens is not None and (ids < 0).any():
+        optional["owners"] = _padded(owners, padded)
+    table: Array = slots.table[rows.slot, :width]
+    sent = device.upload(ids, positions, table, written, *extra, *optional.values())
+    found = dict(zip(optional, sent[4 + len(extra) :], strict=True))
+    if last_tokens is not None and "owners" in found:
+        sent[0] = _with_pending(sent[0], last_tokens, found["owners"])
     spans = whole_spans(attention, slots, slots_of_rows, starts, lengths)
     meta = device.ops.make_meta(rows.count.tolist(), lengths, sent[2], sent[3], spans)
     return Batch(
         rows=rows,
         step=Step(
-            ids=_with_pending(sent[0], ids, owners, device, sampled) if sampled else sent[0],
+            ids=sent[0],
             positions=sent[1],
             meta=meta,
             slots=slots_of_rows,
-            media=sent[4] if runs else None,
+            media=found.get("media"),
             levels=deeper,
         ),
         embeds=embeds,
@@ -114,19 +123,20 @@ def build_batch(
         last=ends - 1,
         token_rows=token_rows,
         blocks=blocks,
+        written=written,
+        extra=sent[4 : 4 + len(extra)],
     )
 
 
-def _lay_out(rows: Rows) -> tuple[Longs, Longs, Longs]:
-    """Each token's row and position, and where each row ends in the batch."""
+def _lay_out(rows: Rows, ends: Longs) -> tuple[Longs, Longs]:
+    """Each token's row and position."""
     counts = rows.count
-    ends = np.cumsum(counts)
     total = int(ends[-1])
     if total == len(counts):  # nothing but rows of one token
-        return ends - 1, rows.start, ends
+        return ends - 1, rows.start
     token_rows = np.repeat(np.arange(len(counts)), counts)
     places = rows.start[token_rows] + np.arange(total) - np.repeat(ends - counts, counts)
-    return token_rows, places, ends
+    return token_rows, places
 
 
 def _padded(values: Integers, width: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
@@ -139,17 +149,9 @@ def _padded(values: Integers, width: int) -> "np.ndarray[Any, np.dtype[np.int64]
     return result
 
 
-def _with_pending(
-    sent: Tensor, ids: Longs, owners: Longs, device: Device, sampled: SampledTokens
-) -> Tensor:
-    """The ids on the device, with those that the host does not know yet."""
-    pending = np.flatnonzero(ids == PENDING)
-    if not len(pending):
-        return sent
-    order = np.argsort(sampled.slots)
-    found = order[np.searchsorted(sampled.slots, owners[pending], sorter=order)]
-    places, samples = device.upload(pending, found)
-    return sent.index_copy(0, places, sampled.tokens.index_select(0, samples).long())
+def _with_pending(ids: Tensor, last_tokens: Tensor, owners: Tensor) -> Tensor:
+    """Ids with those that the host does not know yet: each owner's last token."""
+    return torch.where(ids < 0, last_tokens.index_select(0, owners).long(), ids)
 
 
 def _takes_embedding(tokens: int, runs: Sequence[tuple[int, int]]) -> Flags:

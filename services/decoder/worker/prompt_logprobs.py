@@ -5,6 +5,7 @@ from torch import Tensor
 
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.logprobs import log_softmax, top
+from services.decoder.worker.inputs import Rows
 from services.decoder.worker.slots import SlotTable
 from shared.errors import Precondition
 from shared.step_columns import RESULT_COLUMNS
@@ -35,9 +36,16 @@ class PromptLogprobs:
         self._wanted.pop(slot, None)
         self._carried.pop(slot, None)
 
-    def wants(self, slot: int, start: int) -> bool:
-        """Whether a row that begins here has something to report."""
-        return slot in self._wanted and start < self._slots.prompt_len[slot]
+    def reported(self, rows: Rows) -> list[int]:
+        """Which of the rows have something to report."""
+        if not self._wanted:
+            return []
+        told = zip(rows.slot.tolist(), rows.start.tolist(), strict=True)
+        return [
+            row
+            for row, (slot, start) in enumerate(told)
+            if slot in self._wanted and start < self._slots.prompt_len[slot]
+        ]
 
     def report(
         self, place: int, slot: int, start: int, hidden: Tensor

@@ -13,17 +13,11 @@ from services.decoder.devices.cpu.device import CpuDevice
 from shared.ascend import npu_fault
 from shared.devices import DEVICES, cuda_fault
 from shared.errors import InvalidRequest
-
-
-class StagedCpu(CpuDevice):
-    """Uploads as a device with memory of its own does."""
-
-    upload = Device.upload
-
+from tests.support.decoder.deferred_device import DeferredDevice
 
 DEVICE_KINDS = [
     CpuDevice,
-    StagedCpu,
+    DeferredDevice,
     pytest.param(
         "cuda", marks=pytest.mark.skipif(bool(cuda_fault()), reason="there is no CUDA device here")
     ),
@@ -70,6 +64,24 @@ def test_arrays_arrive_as_they_are(device: Device) -> None:
         assert tensor.device.type == device.ops.device.type
         assert tensor.shape == array.shape
         np.testing.assert_array_equal(tensor.cpu().numpy(), array, strict=True)
+
+
+def test_tensors_are_brought_to_the_host(device: Device) -> None:
+    here = [
+        torch.arange(5, dtype=torch.int32, device=device.ops.device),
+        torch.linspace(0, 1, 6, device=device.ops.device).view(2, 3),
+        torch.zeros((0, 4), device=device.ops.device),
+    ]
+    several = [device.download(*here) for _ in range(3)]
+    for download in several:
+        for tensor, array in zip(here, download.wait(), strict=True):
+            np.testing.assert_array_equal(tensor.cpu().numpy(), array, strict=True)
+
+
+def test_many_uploads_leave_those_before_them_alone(device: Device) -> None:
+    sent = [device.upload(np.full(1 << size, size))[0] for size in range(12)]
+    for size, tensor in enumerate(sent):
+        assert tensor.cpu().tolist() == [size] * (1 << size)
 
 
 def test_the_cpu_uploads_without_a_copy() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.checkpoints import load_reference
+from tests.support.decoder.deferred_device import LOADS
 from tests.support.decoder.plans import go_on, new_text, whole_prompt
 from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.step_stream import (
@@ -22,10 +23,16 @@ from tests.support.step_stream import (
 )
 
 
-@pytest.fixture(scope="module", params=[16, 128])
-def size(request: pytest.FixtureRequest) -> int:
-    """Tokens in a block."""
-    return int(request.param)
+@pytest.fixture(scope="module", params=[(16, "cpu"), (128, "cpu"), (16, "deferred")])
+def variant(request: pytest.FixtureRequest) -> tuple[int, str]:
+    """Tokens in a block, and on which device."""
+    size, device = request.param
+    return int(size), str(device)
+
+
+@pytest.fixture(scope="module")
+def size(variant: tuple[int, str]) -> int:
+    return variant[0]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +43,11 @@ def prompt(size: int) -> list[int]:
 
 
 @pytest.fixture
-async def stream(llama_folder: Path, short_tmp: Path, size: int) -> AsyncIterator[StepStream]:
-    options = {"num_host_blocks": 8, "block_size": size}
+async def stream(
+    llama_folder: Path, short_tmp: Path, variant: tuple[int, str]
+) -> AsyncIterator[StepStream]:
+    size, device = variant
+    options = {"num_host_blocks": 8, "block_size": size, "load": LOADS[device]}
     async with (
         running_decoder(llama_folder, short_tmp / "s", **options) as decoder,
         StepStream.open(decoder.address) as opened,

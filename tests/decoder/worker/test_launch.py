@@ -1,50 +1,72 @@
-"""Steps that are launched before the one before them is collected: ids that only the device knows."""
+"""Steps that are launched before the one before them is collected, on a device that computes beside the host."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from services.decoder.loading.load import load
+from services.decoder.loading.load import Loaded, load
 from services.decoder.settings import DecoderSettings
+from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plan import read_plan
-from services.decoder.worker.worker import LaunchedStep, Worker
+from services.decoder.worker.worker import Worker
 from tessera.decoder.v1.decoder_pb2 import StepResult
+from tests.support.decoder.deferred_device import DeferredDevice, load_deferred
 from tests.support.step_stream import Text, greedy, introduce, make_plan, read_ints
 
 PROMPTS = [np.random.default_rng(n).integers(0, 400, 9 + 7 * n).tolist() for n in range(3)]
+SLOTS = list(range(len(PROMPTS)))
+LENGTHS = [len(prompt) for prompt in PROMPTS]
 COUNT = 6
 
 
 @pytest.fixture
-def worker(llama_folder: Path) -> Worker:
-    told = {"model": llama_folder, "device": "cpu", "kv_cache_memory_bytes": 4 << 20, "threads": 1}
-    return load(DecoderSettings.model_validate(told)).worker
+def settings(llama_folder: Path) -> DecoderSettings:
+    chosen = {"model": llama_folder, "device": "cpu", "kv_cache_memory_bytes": 4 << 20}
+    return DecoderSettings.model_validate({**chosen, "threads": 1})
 
 
-def launch(worker: Worker, step: int) -> LaunchedStep:
+@pytest.fixture
+def loaded(settings: DecoderSettings) -> Loaded:
+    return load_deferred(settings)
+
+
+@pytest.fixture
+def device(loaded: Loaded) -> DeferredDevice:
+    assert isinstance(loaded.device, DeferredDevice)
+    return loaded.device
+
+
+@pytest.fixture
+def worker(loaded: Loaded) -> Worker:
+    return loaded.worker
+
+
+def opening(worker: Worker, **changes: Any) -> dict[str, Any]:
+    """Fields of a plan that makes the prompts known."""
+    blocks = -(-(max(LENGTHS) + COUNT) // worker.limits.block_size)
+    return {
+        "new": [introduce(Text(slot, PROMPTS[slot], greedy(**changes))) for slot in SLOTS],
+        "edit_slot": SLOTS,
+        "edit_index": [0] * len(SLOTS),
+        "edit_len": [blocks] * len(SLOTS),
+        "edit_blocks": list(range(1, 1 + blocks * len(SLOTS))),
+    }
+
+
+def launch(worker: Worker, step: int, **changes: Any) -> LaunchedStep:
     """The prompts in the first step, then one token of each."""
-    slots = list(range(len(PROMPTS)))
-    lengths = [len(prompt) for prompt in PROMPTS]
-    blocks = -(-(max(lengths) + COUNT) // worker.limits.block_size)
     plan = make_plan(
         step=step + 1,
-        row_slot=slots,
-        row_start=[length + step - 1 for length in lengths] if step else [0] * len(slots),
-        row_count=[1] * len(slots) if step else lengths,
-        sample_row=slots,
-        sample_slot=slots,
+        row_slot=SLOTS,
+        row_start=[length + step - 1 for length in LENGTHS] if step else [0] * len(SLOTS),
+        row_count=[1] * len(SLOTS) if step else LENGTHS,
+        sample_row=SLOTS,
+        sample_slot=SLOTS,
+        **({} if step else opening(worker, **changes)),
     )
-    if step == 0:
-        texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(PROMPTS)]
-        opening = make_plan(
-            new=[introduce(text) for text in texts],
-            edit_slot=slots,
-            edit_index=[0] * len(slots),
-            edit_len=[blocks] * len(slots),
-            edit_blocks=list(range(1, 1 + blocks * len(slots))),
-        )
-        plan.MergeFrom(opening)
     return worker.launch(read_plan(plan, worker.limits))
 
 
@@ -54,25 +76,83 @@ def collect(worker: Worker, step: LaunchedStep) -> StepResult:
     return results[0]
 
 
-def test_a_step_may_be_launched_before_the_one_before_it_is_collected(worker: Worker) -> None:
-    in_turn = [read_ints(collect(worker, launch(worker, n)).tokens) for n in range(COUNT)]
-    worker.reset()
-    ahead, launched = [], [launch(worker, 0)]
+def run_ahead(worker: Worker) -> list[list[int]]:
+    """Tokens of each step, every one launched before the one before it is collected."""
+    found, launched = [], [launch(worker, 0)]
     for step in range(1, COUNT):
         launched.append(launch(worker, step))
-        ahead.append(read_ints(collect(worker, launched.pop(0)).tokens))
-    ahead.append(read_ints(collect(worker, launched.pop()).tokens))
-    assert ahead == in_turn
+        found.append(read_ints(collect(worker, launched.pop(0)).tokens))
+    return [*found, read_ints(collect(worker, launched.pop()).tokens)]
+
+
+def test_a_step_may_be_launched_before_the_one_before_it_is_collected(
+    settings: DecoderSettings, worker: Worker, device: DeferredDevice
+) -> None:
+    on_cpu = load(settings).worker
+    in_turn = [read_ints(collect(on_cpu, launch(on_cpu, n)).tokens) for n in range(COUNT)]
+    assert run_ahead(worker) == in_turn
     for slot, prompt in enumerate(PROMPTS):
         expected = [*prompt, *(tokens[slot] for tokens in in_turn)]
         assert worker.slots.tokens[slot, : worker.slots.length[slot]].tolist() == expected
+    assert not device.faults
+
+
+def test_a_step_takes_one_copy_each_way_and_one_wait(
+    worker: Worker, device: DeferredDevice
+) -> None:
+    run_ahead(worker)
+    worker.reset()
+    device.counts.clear()
+    run_ahead(worker)
+    each_way = {"host to device": COUNT, "device to host": COUNT}
+    assert device.counts == {**each_way, "event waits": COUNT}
 
 
 def test_a_step_that_is_not_collected_has_changed_only_lengths(worker: Worker) -> None:
     """What an answer reports is decided when it is collected."""
     step = launch(worker, 0)
-    lengths = [len(prompt) for prompt in PROMPTS]
-    assert worker.slots.length[: len(PROMPTS)].tolist() == [length + 1 for length in lengths]
-    assert worker.slots.computed[: len(PROMPTS)].tolist() == lengths
+    assert worker.slots.length[: len(PROMPTS)].tolist() == [length + 1 for length in LENGTHS]
+    assert worker.slots.computed[: len(PROMPTS)].tolist() == LENGTHS
     result = collect(worker, step)
     assert not result.failed and len(read_ints(result.tokens)) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("asked", [{"logprobs": 1}, {"presence_penalty": 1.0}])
+def test_tokens_that_the_host_chooses_are_waited_for(
+    worker: Worker, asked: dict[str, float]
+) -> None:
+    first = launch(worker, 0, **asked)
+    launched: list[LaunchedStep] = []
+    thread = threading.Thread(target=lambda: launched.append(launch(worker, 1)))
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive() and not launched
+    before = read_ints(collect(worker, first).tokens)
+    thread.join()
+    collect(worker, launched[0])
+    tokens = [worker.slots.tokens[slot, LENGTHS[slot]] for slot in SLOTS]
+    assert before == tokens
+
+
+def test_a_sequence_that_is_dropped_meanwhile_leaves_its_slot_to_the_next(worker: Worker) -> None:
+    """The token that is on its way belongs to the one that is gone."""
+    first = launch(worker, 0)
+    plan = make_plan(
+        step=2,
+        drop=[0],
+        new=[introduce(Text(0, PROMPTS[2], greedy()))],
+        edit_slot=[0],
+        edit_index=[0],
+        edit_len=[4],
+        edit_blocks=[20, 21, 22, 23],
+        row_slot=[0],
+        row_start=[0],
+        row_count=[LENGTHS[2]],
+        sample_row=[0],
+        sample_slot=[0],
+    )
+    second = worker.launch(read_plan(plan, worker.limits))
+    tokens = read_ints(collect(worker, first).tokens)
+    assert min(tokens) >= 0
+    assert read_ints(collect(worker, second).tokens) == [tokens[2]]
+    assert worker.slots.tokens[0, : LENGTHS[2] + 1].tolist() == [*PROMPTS[2], tokens[2]]

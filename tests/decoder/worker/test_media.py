@@ -15,6 +15,7 @@ from shared.errors import Precondition
 from tessera.artifact.v1.artifact_pb2 import ArtifactLocation, ArtifactRef
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem
 from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.decoder.deferred_device import LOADS
 from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.step_stream import (
     Decoder,
@@ -36,9 +37,11 @@ def llava_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("llava"), "llava")
 
 
-@pytest.fixture
-async def decoder(llava_folder: Path, short_tmp: Path) -> AsyncIterator[Decoder]:
-    async with running_decoder(llava_folder, short_tmp / "s") as running:
+@pytest.fixture(params=["cpu", "deferred"])
+async def decoder(
+    llava_folder: Path, short_tmp: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Decoder]:
+    async with running_decoder(llava_folder, short_tmp / "s", LOADS[request.param]) as running:
         yield running
 
 

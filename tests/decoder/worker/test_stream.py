@@ -16,6 +16,7 @@ from shared.errors import (
     Unavailable,
 )
 from tessera.decoder.v1.decoder_pb2 import NewSequence
+from tests.support.decoder.deferred_device import LOADS
 from tests.support.step_stream import (
     Decoder,
     NaiveScheduler,
@@ -32,12 +33,13 @@ from tests.support.step_stream import (
 PROMPT = [5, 6, 7, 8, 9]
 
 
-@pytest.fixture(params=[0, 128])
+@pytest.fixture(params=[(0, "cpu"), (128, "cpu"), (0, "deferred")])
 async def decoder(
     llama_folder: Path, short_tmp: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[Decoder]:
     """Once with the device's own block size."""
-    options = {"num_host_blocks": 2, "block_size": request.param}
+    size, device = request.param
+    options = {"num_host_blocks": 2, "block_size": size, "load": LOADS[device]}
     async with running_decoder(llama_folder, short_tmp / "s", **options) as running:
         yield running
 

@@ -143,6 +143,7 @@ def loaded(worker: VirtualWorker, step_us: float, token_us: float) -> Any:
     """What `services.decoder.loading.load.load` returns, without the parts that need a real model."""
     return SimpleNamespace(
         worker=worker,
+        device=SimpleNamespace(asynchronous=False),
         fingerprint=b"arithmetic-model",
         row_invariant=True,
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),

@@ -3,21 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.staging import Array, Download, Event, Staging
 from services.decoder.sampling.sampler import Sampler
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 from shared.errors import InvalidRequest
-
-Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
-
-_ALIGNMENT = 64  # bytes: where each array begins in an upload
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ class Device(ABC):
     default_batched_tokens: ClassVar[int]
     # Whether the largest step is run whole at start; elsewhere one layer of it tells the rest.
     profile_in_full: ClassVar[bool] = True
+    # Whether it computes while the host goes on: a step is then launched before the one before it is collected.
+    asynchronous: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -101,27 +100,31 @@ class Device(ABC):
         They are views of one buffer, aligned to 64 bytes. Nothing waits for the transfer but what
         is computed later on the device.
         """
-        starts, size = [], 0
-        for array in arrays:
-            starts.append(size)
-            size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        staged = self._staging_buffer(size)
-        host = staged.numpy()
-        for start, array in zip(starts, arrays, strict=True):
-            host[start : start + array.nbytes] = (
-                np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            )
-        sent = staged.to(self.ops.device, non_blocking=True)
-        return [
-            sent[start : start + array.nbytes]
-            .view(torch.from_numpy(array[:0]).dtype)
-            .view(array.shape)
-            for start, array in zip(starts, arrays, strict=True)
-        ]
+        return self._staging.upload(arrays)
 
-    def _staging_buffer(self, size: int) -> Tensor:
-        """Host memory [size] of bytes that an upload is sent from; not used again before it is sent."""
+    def download(self, *tensors: Tensor) -> Download:
+        """Begins to bring tensors of 4-byte elements to the host, all in one transfer."""
+        return self._staging.download(tensors)
+
+    @cached_property
+    def _staging(self) -> Staging:
+        return Staging(self)
+
+    def pin(self, size: int) -> Tensor:
+        """Host memory [size] of bytes that the device copies from and to while the host goes on."""
         return torch.empty(size, dtype=torch.uint8)
+
+    def copy_to_device(self, host: Tensor) -> Tensor:
+        """Submits a copy of pinned bytes."""
+        return host.to(self.ops.device, non_blocking=True)
+
+    def copy_to_host(self, here: Tensor, host: Tensor) -> None:
+        """Submits a copy of bytes on the device into pinned memory of the same size."""
+        host.copy_(here, non_blocking=True)
+
+    def record_event(self) -> Event:
+        """A mark after everything that has been submitted to the device."""
+        raise NotImplementedError(f"{self.name} computes while the host waits")
 
     def copy_in(self, host: Tensor) -> Tensor:
         """A host tensor in the model's type on the device, complete when this returns. It does not wait for running
@@ -131,6 +134,9 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until everything submitted has been computed."""
+
+    def bind_thread(self) -> None:  # noqa: B027
+        """Called first by each thread that submits work or waits for it. Most devices need no more than their name."""
 
     # Sampling
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base import host_memory
-from services.decoder.devices.base.device import Array, Device, Memory
+from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.staging import Array, Download
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from shared import processors
@@ -34,6 +35,7 @@ class CpuDevice(Device):
     name = "cpu"
     default_batched_tokens: ClassVar[int] = 272
     profile_in_full: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
 
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
         found = processors.find()
@@ -75,6 +77,11 @@ class CpuDevice(Device):
     def upload(self, *arrays: Array) -> list[Tensor]:
         """Views of the arrays themselves."""
         return [torch.from_numpy(array) for array in arrays]
+
+    def download(self, *tensors: Tensor) -> Download:
+        """Views of the tensors themselves."""
+        found = [tensor.numpy() for tensor in tensors]
+        return Download(lambda: found)
 
     def synchronize(self) -> None:
         """Nothing to wait for: what a call returns has been computed."""

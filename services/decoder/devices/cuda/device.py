@@ -9,6 +9,7 @@ from torch import Tensor
 from services.decoder.devices.base import host_memory
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.staging import Event
 from services.decoder.devices.cuda.ops import CudaOps
 
 _SHARE = 0.9
@@ -50,9 +51,15 @@ class CudaDevice(Device):
         self.synchronize()
         return int(torch.cuda.max_memory_allocated(self.ops.device)) - before
 
-    def _staging_buffer(self, size: int) -> Tensor:
-        """Pinned. torch's allocator gives it out again when the copy on the stream is done."""
+    def pin(self, size: int) -> Tensor:
+        """Page-locked host memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def record_event(self) -> Event:
+        """On the current stream."""
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def copy_in(self, host: Tensor) -> Tensor:
         """On the stream of copies."""

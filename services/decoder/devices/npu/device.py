@@ -10,6 +10,7 @@ from torch import Tensor
 from services.decoder.devices.base import host_memory
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.staging import Event
 from services.decoder.devices.npu.ops import NpuOps
 
 _SHARE = 0.9
@@ -64,13 +65,24 @@ class NpuDevice(Device):
         self.synchronize()
         return int(torch_npu.npu.max_memory_allocated()) - before
 
-    def _staging_buffer(self, size: int) -> Tensor:
-        """Pinned. torch's allocator gives it out again when the copy on the stream is done."""
+    def pin(self, size: int) -> Tensor:
+        """Page-locked host memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def record_event(self) -> Event:
+        """On the current stream."""
+        event = torch_npu.npu.Event()
+        event.record()
+        mark: Event = event
+        return mark
+
+    def bind_thread(self) -> None:
+        """Each thread has a device of its own."""
+        torch_npu.npu.set_device(self.ops.device)
 
     def copy_in(self, host: Tensor) -> Tensor:
         """On the stream of copies."""
-        torch_npu.npu.set_device(self.ops.device)  # each thread has a device of its own
+        self.bind_thread()
         with torch_npu.npu.stream(self._copies):
             here = host.pin_memory().to(self.ops.device, non_blocking=True).to(self.ops.dtype)
         # Steps read it: its memory may not be used for the next copy while they do.

@@ -1,0 +1,168 @@
+"""What a step has computed becomes its result: failures, tokens, log-probabilities."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import structlog
+import torch
+
+from services.decoder.devices.base.attention_meta import PagedKV
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.staging import Array
+from services.decoder.sampling.sampler import Sampler, nan_logits
+from services.decoder.worker.embeddings import Embeddings
+from services.decoder.worker.inputs import Flags
+from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.prompt_logprobs import PromptLogprobs
+from services.decoder.worker.slots import SlotTable
+from shared.errors import ServingError
+from tessera.decoder.v1.decoder_pb2 import FailedRow, StepResult
+
+log = structlog.get_logger(__name__)
+
+Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
+Deliver = Callable[[StepResult], None]
+
+
+class Collecting:
+    """Makes results of what has arrived on the host, and completes the histories."""
+
+    def __init__(
+        self,
+        ops: BaseOps,
+        slots: SlotTable,
+        sampler: Sampler,
+        prompt_logprobs: PromptLogprobs,
+        embeddings: Embeddings,
+        kv: Sequence[PagedKV],
+    ) -> None:
+        """kv: the cache of every layer."""
+        self._ops, self._kv = ops, kv
+        self._slots, self._sampler = slots, sampler
+        self._prompt_logprobs, self._embeddings = prompt_logprobs, embeddings
+
+    def finish(
+        self,
+        step: LaunchedStep,
+        arrived: Sequence[Array],
+        later: Sequence[LaunchedStep],
+        deliver: Deliver,
+    ) -> None:
+        """Hands over the result of a step, and completes the histories of its sequences then, while the result is on
+        its way. arrived: content of the step's download; later: the steps that have been launched since."""
+        plan, result = step.plan, step.result
+        tokens = np.full(len(plan.sample_row), -1, np.int32)
+        if step.batch is not None:
+            self._fail_not_finite(step, np.isfinite(arrived[0]), later)
+            self._report_prompt(step)
+            self._sample(step, arrived[1:], tokens)
+        for row, error in sorted(step.failed.items()):
+            result.failed.append(FailedRow(row=row, failure=error.to_failure()))
+            who = self._slots.names.get(int(plan.row_slot[row]), {})
+            log.warning("row failed", **who, step=plan.step, reason=error.reason)
+        result.tokens = tokens.astype("<i4").tobytes()
+        ready, lost = self._embeddings.report()
+        result.artifacts_ready.extend(ready)
+        result.artifacts_lost.extend(lost)
+        step.times.sample_us = step.watch.lap_us()
+        result.times.CopyFrom(step.times)
+        deliver(result)
+        if len(step.samples):
+            self._complete(step, tokens[step.samples])
+
+    def _fail_not_finite(
+        self, step: LaunchedStep, finite: Flags, later: Sequence[LaunchedStep]
+    ) -> None:
+        """Ends the sequences in question and takes what they wrote out of the cache, where even a
+        masked NaN would spread to the next owner of the block."""
+        assert step.batch is not None
+        if finite.all():
+            return
+        batch = step.batch
+        bad_rows = np.unique(batch.token_rows[~finite[: len(batch.token_rows)]])
+        tainted = ~finite
+        tainted[: len(batch.token_rows)] |= np.isin(batch.token_rows, bad_rows)
+        for after in later:  # their sequences may have been given the blocks
+            tainted &= ~after.overwrites(batch.written, self._slots.block_size)
+        written = batch.step.meta.slots
+        index = torch.from_numpy(np.flatnonzero(tainted)).to(written.device)
+        for layer in self._kv:
+            self._ops.scrub(layer, written[index])
+        for row in bad_rows.tolist():
+            self._fail_row(step, int(batch.rows.place[row]), nan_logits(), later)
+
+    def _fail_row(
+        self,
+        step: LaunchedStep,
+        place: int,
+        error: ServingError,
+        later: Sequence[LaunchedStep] = (),
+    ) -> None:
+        """Ends a row's sequence; what later steps compute of it is ignored, and not reported again."""
+        slot = int(step.plan.row_slot[place])
+        if place in step.void:
+            return
+        step.failed[place] = error
+        if slot in step.dropped:
+            return
+        self._slots.failed[slot] = True
+        for after in later:
+            after.void.update(np.flatnonzero(after.plan.row_slot == slot).tolist())
+
+    def _report_prompt(self, step: LaunchedStep) -> None:
+        if not step.reported:
+            return
+        assert step.batch is not None and step.hidden is not None
+        rows, ends = step.batch.rows, step.batch.last + 1
+        for row in step.reported:
+            slot, place = int(rows.slot[row]), int(rows.place[row])
+            if place in step.failed:
+                continue
+            piece = step.hidden[ends[row] - rows.count[row] : ends[row]]
+            start = int(rows.start[row])
+            try:
+                report = self._prompt_logprobs.report(place, slot, start, piece)
+                step.result.prompt_logprobs.append(report)
+            except ServingError as error:
+                self._fail_row(step, place, error)
+
+    def _sample(self, step: LaunchedStep, arrived: Sequence[Array], tokens: Tokens) -> None:
+        """Fills in the tokens of the samples whose rows have not failed."""
+        plan, slots = step.plan, self._slots
+        failed = slots.failed[step.owners]
+        if step.dropped:  # their slots may belong to others by now
+            failed &= ~step.are_dropped(step.owners)
+        if step.failed or step.void:  # then a failed row's other samples have no token either
+            failed |= np.isin(plan.sample_row[step.samples], [*step.failed, *step.void])
+        kept = np.flatnonzero(~failed)
+        if not len(kept):
+            return
+        samples, owner = step.samples[kept], step.owners[kept]
+        if step.chosen_on_device:
+            best, values = arrived
+            chosen = self._sampler.take_largest(best[kept], values[kept])
+        else:
+            logits = arrived[0].reshape(len(step.samples), -1)
+            if len(kept) < len(step.samples):
+                logits = logits[kept]
+            # The token to choose is counted in the length already.
+            output = (slots.length[owner] - 1 - slots.prompt_len[owner]).astype(np.int64)
+            chosen = self._sampler.sample(logits, owner, output)
+        tokens[samples] = chosen.tokens
+        for sample, error in chosen.failed.items():
+            if int(owner[sample]) not in step.dropped:
+                slots.failed[owner[sample]] = True
+            step.failed[int(plan.sample_row[samples[sample]])] = error
+        packed = self._sampler.pack_logprobs(plan.sample_slot.astype(np.int64), samples, chosen)
+        step.result.logprobs, step.result.top_ids, step.result.top_logprobs = packed
+
+    def _complete(self, step: LaunchedStep, tokens: Tokens) -> None:
+        """Puts the tokens [computed samples] in the places that were kept for them; -1: there is none."""
+        plan, owners = step.plan, step.owners
+        row = plan.sample_row[step.samples]
+        places = plan.row_start[row] + plan.row_count[row]
+        if step.dropped:
+            here = np.flatnonzero(~step.are_dropped(owners))
+            owners, places, tokens = owners[here], places[here], tokens[here]
+        self._slots.fill_in(owners, places, tokens)
+        self._sampler.commit(owners, tokens)
