@@ -11,6 +11,7 @@ from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.generic.loading import load_model
 from services.families import generic, registry
 from services.families.family import load_part
+from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderCpu
 from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
 from shared.checkpoint.folder import Checkpoint
@@ -62,7 +63,7 @@ def names_read(folder: Path, load: Callable[[Checkpoint], object]) -> set[str]:
 @pytest.mark.parametrize("family", GENERIC)
 def test_halves_of_a_class_make_the_whole(family: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint(make_checkpoint(tmp_path, family))
-    encoder = load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+    encoder = load_encoder(checkpoint, EncoderCpu(torch.float32))
     assert isinstance(encoder, GenericEncoder)
     kind, config = model_class(checkpoint), read_config(checkpoint)
     decoder = load_model(checkpoint, kind, config, torch.float32)
@@ -85,7 +86,7 @@ def test_a_native_decoder_takes_what_the_class_leaves_it(family: str, tmp_path: 
     checkpoint = Checkpoint(make_checkpoint(tmp_path, family))
 
     decoders = names_read(checkpoint.folder, load_decoder)
-    encoder = load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+    encoder = load_encoder(checkpoint, EncoderCpu(torch.float32))
     assert isinstance(encoder, GenericEncoder)
     encoders = {name for name, _ in encoder._model.named_parameters()}
     assert not decoders & encoders and len(encoders) + len(decoders) == len(checkpoint.names())
@@ -122,7 +123,7 @@ def test_checkpoints_of_reference_models_are_shared_out(tmp_path: Path, family: 
 
 def _assert_shared_out(folder: Path) -> None:
     def encoder_of(checkpoint: Checkpoint) -> object:
-        return load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+        return load_encoder(checkpoint, EncoderCpu(torch.float32))
 
     decoders = names_read(folder, load_decoder)
     encoders = names_read(folder, encoder_of)

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.families import registry
-from services.families.family import ItemSize, load_part
-from services.vision_encoder import loading
+from services.families.family import ItemSize
+from services.vision_encoder.devices.base.ops import TowerOps
+from services.vision_encoder.devices.cpu.device import CpuDevice
+from services.vision_encoder.devices.cpu.ops import KernelOps
+from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import Encoder, Item, pixel_item
 from shared.checkpoint.folder import Checkpoint
 
-_CPU = torch.device("cpu")
 _SIDE = 336
 
 
@@ -35,10 +36,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     clock = time.perf_counter if options.wall else time.process_time
     dtype = getattr(torch, options.dtype)
-    ours = loading.load_encoder(Checkpoint(options.model), _CPU, dtype, options.threads)
-    theirs = by_torch(options.model, dtype)
-    if ours is None or not ours.on_kernels:
-        print("there are no kernels for this machine, or this model has no tower")
+    on_kernels = CpuDevice(dtype, options.threads)
+    ours = load_encoder(Checkpoint(options.model), on_kernels)
+    theirs = load_encoder(Checkpoint(options.model), _ByTorch(dtype, options.threads))
+    known = isinstance(on_kernels.ops, KernelOps)
+    if ours is None or theirs is None or not (ours.uses_ops and known):
+        print("there are no kernels for this machine, or this model has no tower of ours")
         return 1
     item = picture(ours)
     torch.set_num_threads(options.threads)
@@ -56,11 +59,11 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def by_torch(folder: Path, dtype: torch.dtype) -> Encoder:
-    """The tower as transformers' modules."""
-    checkpoint = Checkpoint(folder)
-    model: Encoder = load_part(registry.find(checkpoint).encoder)(checkpoint, _CPU, dtype)
-    return model
+class _ByTorch(CpuDevice):
+    """The CPU without our kernels."""
+
+    def _make_ops(self) -> TowerOps:
+        return TowerOps(self.where, self.dtype)
 
 
 def picture(model: Encoder) -> Item:

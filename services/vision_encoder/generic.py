@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.families import registry
 from services.families.family import ItemSize, load_part
-from services.vision_encoder.devices.cpu import TowerOps
+from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.towers.encoder import BadPixels, Item, PixelArray
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import (
@@ -46,18 +46,12 @@ class GenericEncoder:
     """
 
     stacked = False
-    on_kernels = False
+    uses_ops = False
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        ops: TowerOps | None = None,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, device: Device) -> None:
         """Raises InvalidRequest for a class that gives no such rows, or not one for each placeholder."""
         kind, config = model_class(checkpoint), read_config(checkpoint)
-        self.dtype = dtype
+        self.dtype = device.dtype
         self._device = device
         self._processor = build_processor(checkpoint)
         overrides = registry.find(checkpoint).overrides
@@ -67,7 +61,8 @@ class GenericEncoder:
         left_out = (
             other_than_encoder(kind, config, inside) if inside else decoder_paths(kind, config)
         )
-        self._model = load_without(checkpoint, kind, untied(config), left_out, dtype).to(device)
+        loaded = load_without(checkpoint, kind, untied(config), left_out, self.dtype)
+        self._model = loaded.to(device.where)
         self.hidden_size = self._try(checkpoint, config.get_text_config(decoder=True).hidden_size)
         log.info(
             "pictures are encoded by the code of transformers",
@@ -84,7 +79,7 @@ class GenericEncoder:
     @torch.inference_mode()
     def encode(self, items: Sequence[Item]) -> list[Tensor]:
         """Rows [rows, hidden_size] of each item by itself: its bits depend on nothing else."""
-        return [self._rows(item.tensors).cpu() for item in items]
+        return self._device.download([self._rows(item.tensors) for item in items])
 
     def sample(self, size: ItemSize) -> Item:
         """A black image."""
@@ -115,12 +110,17 @@ class GenericEncoder:
 
     @torch.inference_mode()
     def _rows(self, tensors: Mapping[str, PixelArray]) -> Tensor:
-        given = {name: torch.from_numpy(np.array(values)) for name, values in tensors.items()}
+        given = [torch.from_numpy(np.array(values)) for values in tensors.values()]
+        there = zip(tensors, self._device.upload(*given), strict=True)
+        return self._compute(dict(there))
+
+    def _compute(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The class's rows for tensors on the device."""
         rows: Tensor = self._features(
             self._model,
             {
-                name: value.to(self._device, self.dtype if value.is_floating_point() else None)
-                for name, value in given.items()
+                name: value.to(self.dtype) if value.is_floating_point() else value
+                for name, value in tensors.items()
             },
         )
         return rows.to(self.dtype)

@@ -3,13 +3,13 @@
 import asyncio
 
 import structlog
-import torch
 
 from services.families import registry
 from services.families.family import ItemSize
 from services.families.report import code_of
 from services.vision_encoder.cache import EmbeddingCache
-from services.vision_encoder.devices import load_tower_ops
+from services.vision_encoder.devices import device_class
+from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.devices.op_profile import profile_ops
 from services.vision_encoder.embedding_producer import EmbeddingProducer
 from services.vision_encoder.loading import load_encoder
@@ -22,11 +22,9 @@ from shared import processors, service_process
 from shared.artifacts.producer import Producer, open_producer
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import require_dtype
 from shared.net.registry import Directory
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
-from shared.telemetry.op_profile import OpProfile
 from shared.torch_device import torch_device
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 
@@ -40,8 +38,8 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
     """Runs until `stop` is set. Raises ServingError when the service cannot start."""
     watch = Stopwatch()
     async with open_producer(settings) as producer:
-        device = torch_device(settings.device)
-        model, profile = await asyncio.to_thread(_load, settings, device)
+        device, model = await asyncio.to_thread(_load, settings)
+        profile = profile_ops(device) if settings.profile_ops else None
         encoder = None
         if model is None:
             log.warning("the checkpoint has no vision part; every Encode is refused")
@@ -62,7 +60,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
                 "serving",
                 model=settings.model_name,
                 address=producer.server.address,
-                device=device,
+                device=device.name,
                 dtype=str(model.dtype).removeprefix("torch.") if model else "none",
                 threads=_threads(settings),
                 processors=str(processors.find()),
@@ -73,17 +71,15 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
             await stop.wait()
 
 
-def _load(settings: VisionEncoderSettings, device: str) -> tuple[Encoder | None, OpProfile | None]:
-    require_dtype(settings.dtype, device)
+def _load(settings: VisionEncoderSettings) -> tuple[Device, Encoder | None]:
     checkpoint = Checkpoint(settings.model)
-    name = checkpoint.default_dtype(device) if settings.dtype == "auto" else settings.dtype
-    where, dtype, threads = torch.device(device), getattr(torch, name), _threads(settings)
-    ops = load_tower_ops(where, dtype, threads) if settings.profile_ops else None
-    model = load_encoder(checkpoint, where, dtype, threads, ops)
+    kind = device_class(torch_device(settings.device))
+    device = kind(kind.choose_dtype(settings.dtype, checkpoint), _threads(settings))
+    model = load_encoder(checkpoint, device)
     checkpoint.close()
-    if settings.profile_ops and ops is None:
-        log.warning("the tower runs as torch modules here: it has no ops to profile")
-    return model, None if ops is None else profile_ops(ops)
+    if settings.profile_ops and model is not None and not model.uses_ops:
+        log.warning("pictures are encoded by modules of torch: there are no ops to profile")
+    return device, model
 
 
 def _threads(settings: VisionEncoderSettings) -> int:
@@ -91,15 +87,14 @@ def _threads(settings: VisionEncoderSettings) -> int:
 
 
 async def _encoder(
-    settings: VisionEncoderSettings, device: str, model: Encoder, producer: Producer
+    settings: VisionEncoderSettings, device: Device, model: Encoder, producer: Producer
 ) -> EmbeddingProducer:
     resources = producer.resources
-    queue = TowerQueue(model, settings.batch_patches(device))
+    queue = TowerQueue(model, settings.max_batch_patches or device.default_batch_patches)
     resources.callback(queue.close)
 
     def warm_up() -> None:
-        # Two thread pools would compete for the cores.
-        torch.set_num_threads(1 if model.on_kernels else _threads(settings))
+        device.enter_thread(model.uses_ops)
         model.encode([model.sample(_WARM_UP)])
 
     await queue.on_thread(warm_up)

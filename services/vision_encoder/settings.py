@@ -29,7 +29,3 @@ class VisionEncoderSettings(ComputeSettings, ProfileSettings, ServiceSettings):
         description="Patches that the tower takes at a time; 0 is 1024 on a CPU, 16384 elsewhere."
         " One image always runs, however large.",
     )
-
-    def batch_patches(self, device: str) -> int:
-        """Patches that the tower takes at a time on a device."""
-        return self.max_batch_patches or (1024 if device == "cpu" else 16384)

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import torch
 from torch import nn
 
+from services.vision_encoder.devices.base.device import Device
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
@@ -27,11 +27,10 @@ def load(
     module: nn.Module,
     checkpoint: Checkpoint,
     names: Iterable[tuple[str, str]],
-    unused: Callable[[str], bool],
-    device: torch.device,
-    dtype: torch.dtype,
+    device: Device,
+    unused: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Fills `module`, which was built on the meta device, and puts it on `device` in `dtype`.
+    """Fills `module`, which was built on the meta device, and puts it on a device in its element type.
 
     `names` are (name in the checkpoint, name in the module); `unused(name in the module)` tells which may be left
     out.
@@ -59,7 +58,7 @@ def load(
             )
         # A copy of its own: the mapped file may go away, and its pages would be read at the first
         # image.
-        state[inner] = tensor.to(device, dtype, copy=True)
+        state[inner] = tensor.to(device.where, device.dtype, copy=True)
     module.load_state_dict(state, strict=False, assign=True)
     reader.finish()
     module.eval().requires_grad_(False)

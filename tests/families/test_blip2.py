@@ -10,6 +10,7 @@ import torch
 from services.decoder.models.generic.loading import load_model
 from services.families.check import Parts, require_servable
 from services.families.family import ItemSize
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item, to_array
@@ -51,7 +52,7 @@ QUESTIONS = ["What?", "And what is beside it, and who is it that sees it from fa
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> GenericEncoder:
-    encoder = load_encoder(Checkpoint(folder), torch.device("cpu"), dtype)
+    encoder = load_encoder(Checkpoint(folder), CpuDevice(dtype))
     assert isinstance(encoder, GenericEncoder)
     return encoder
 

@@ -17,19 +17,19 @@ from services.families.deepseek_vl2.generic import load_text_model
 from services.families.family import ItemSize, load_part
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.preprocess.worker.pixel_maker import PixelMaker
-from services.vision_encoder import devices
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import BadPixels, Encoder, pixel_item
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_name
-from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import IMAGE, noise
 from tests.reference_models.deepseek_vl2 import DeepSeekVL2, write_checkpoint
+from tests.support import tower_engine
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
 from tests.support.services_in_process import services_in_process
@@ -72,23 +72,20 @@ def rule_of(folder: Path) -> PromptRule:
 
 
 def encoder_of(checkpoint: Checkpoint) -> Encoder:
-    encoder = load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+    encoder = load_encoder(checkpoint, CpuDevice(torch.float32))
     assert encoder is not None
     return encoder
 
 
-@pytest.mark.parametrize("engine", ["kernels", "torch"])
+@pytest.mark.parametrize("engine", tower_engine.ENGINES)
 def test_pixels_and_rows(folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if engine == "torch":
-        monkeypatch.setattr(devices, "load_kernels", lambda threads: None)
-    elif load_kernels(1) is None:
-        pytest.skip("there are no kernels for this machine")
+    tower_engine.choose(engine, monkeypatch)
     checkpoint, reference = Checkpoint(folder), DeepSeekVL2(folder)
     config = registry.find(checkpoint).processor_config(checkpoint)
     maker = PixelMaker(image_processor_name(config), config, None)
     assert maker.scaling is not None
     encoder = encoder_of(checkpoint)
-    assert encoder.on_kernels == (engine == "kernels") and not encoder.stacked
+    assert not encoder.stacked
     items = []
     for picture in PICTURES:
         pixels, _ = maker.make(picture)

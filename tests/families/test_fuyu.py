@@ -16,6 +16,7 @@ from services.families.fuyu.encoder import FuyuEncoder
 from services.families.fuyu.prompt import FuyuRule
 from services.preprocess.media.processor_config import read_processor_config
 from services.preprocess.prompt.prompt_rule import ImageProcessing
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import BadPixels, Item, PixelArray, pixel_item, to_array
 from shared.artifacts.pixel_scaling import PixelScaling
@@ -70,7 +71,7 @@ COLOURS: list[dict[str, Any]] = [
 
 
 def load(folder: Path) -> FuyuEncoder:
-    encoder = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    encoder = load_encoder(Checkpoint(folder), CpuDevice(torch.float32))
     assert isinstance(encoder, FuyuEncoder)
     return encoder
 
@@ -264,7 +265,7 @@ def test_decoder_and_encoder_share_a_checkpoint_out(tmp_path: Path, named_by_mod
 
 
 def load_named(checkpoint: Checkpoint) -> object:
-    return load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+    return load_encoder(checkpoint, CpuDevice(torch.float32))
 
 
 def test_a_flat_configuration_is_read(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from services.families.family import ItemSize, load_part
 from services.preprocess.media.processor_config import read_processor_config
 from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.prompt_rule import ImageProcessing
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import Item, pixel_item
 from shared.artifacts.store import ArtifactStore
@@ -64,7 +65,7 @@ def items_of(folder: Path, reference: InternVLChat) -> list[Item]:
 def test_pixels_and_rows(folder: Path) -> None:
     reference = InternVLChat(folder)
     items = items_of(folder, reference)
-    encoder = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    encoder = load_encoder(Checkpoint(folder), CpuDevice(torch.float32))
     assert encoder is not None
     for item, rows, picture in zip(items, encoder.encode(items), PICTURES, strict=True):
         assert encoder.cost(item) > 0

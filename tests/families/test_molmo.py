@@ -19,19 +19,19 @@ from services.families.family import ItemSize, load_part
 from services.preprocess.media.processor_config import read_processor_config
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
-from services.vision_encoder import devices
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import BadPixels, Encoder, pixel_item
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_class, image_processor_name
-from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.decoder.models.test_shapes import SharingScheduler
 from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.molmo import Molmo, write_checkpoint
+from tests.support import tower_engine
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.services_in_process import services_in_process
 from tests.support.step_stream import StepStream, Text, greedy, make_plan, running_decoder
@@ -65,7 +65,7 @@ def rule_of(folder: Path) -> PromptRule:
 
 
 def encoder_of(checkpoint: Checkpoint) -> Encoder:
-    encoder = load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+    encoder = load_encoder(checkpoint, CpuDevice(torch.float32))
     assert encoder is not None
     return encoder
 
@@ -79,14 +79,11 @@ def test_pixels_are_resized_as_by_torch(folder: Path, reference: Molmo) -> None:
         torch.testing.assert_close(made, reference.pixel_values(picture), rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("engine", ["kernels", "torch"])
+@pytest.mark.parametrize("engine", tower_engine.ENGINES)
 def test_rows(folder: Path, reference: Molmo, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if engine == "torch":
-        monkeypatch.setattr(devices, "load_kernels", lambda threads: None)
-    elif load_kernels(1) is None:
-        pytest.skip("there are no kernels for this machine")
+    tower_engine.choose(engine, monkeypatch)
     encoder = encoder_of(Checkpoint(folder))
-    assert encoder.on_kernels == (engine == "kernels") and not encoder.stacked
+    assert not encoder.stacked
     pictures = PICTURES[::2]
     items = [
         pixel_item(reference.pixel_values(picture).numpy(), height=picture.height, width=picture.width)

@@ -12,17 +12,17 @@ from services.families.family import ItemSize, load_part
 from services.preprocess.media.processor_config import read_processor_config
 from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
-from services.vision_encoder import devices
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import pixel_item
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_class, image_processor_name
-from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.reference_models.common import noise
 from tests.reference_models.qwen_vl import QwenVL, write_checkpoint
+from tests.support import tower_engine
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.step_stream import (
     NaiveScheduler,
@@ -53,14 +53,11 @@ def rule_of(folder: Path) -> PromptRule:
     return rule
 
 
-@pytest.mark.parametrize("engine", ["kernels", "torch"])
+@pytest.mark.parametrize("engine", tower_engine.ENGINES)
 def test_pixels_and_rows(
     folder: Path, reference: QwenVL, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if engine == "torch":
-        monkeypatch.setattr(devices, "load_kernels", lambda threads: None)
-    elif load_kernels(1) is None:
-        pytest.skip("there are no kernels for this machine")
+    tower_engine.choose(engine, monkeypatch)
     settings = read_processor_config(folder)
     processor = image_processor_class(image_processor_name(settings)).from_dict(settings)
     items = []
@@ -68,12 +65,15 @@ def test_pixels_and_rows(
         made = processor(images=picture, return_tensors="np")["pixel_values"][0]
         torch.testing.assert_close(torch.from_numpy(made), reference.pixel_values(picture))
         items.append(pixel_item(np.asarray(made, np.float32)))
-    encoder = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
-    assert encoder is not None and encoder.on_kernels == (engine == "kernels")
+    encoder = load_encoder(Checkpoint(folder), CpuDevice(torch.float32))
+    assert encoder is not None
     together = encoder.encode(items)
     for item, rows, picture in zip(items, together, PICTURES, strict=True):
-        torch.testing.assert_close(rows, reference.embed_image(picture), rtol=1e-4, atol=5e-5)
-        if encoder.on_kernels:
+        expected = reference.embed_image(picture)
+        # Sums of float32 in another order than the reference, whose patches are a convolution; rows reach 11.
+        close = 1e-5 * float(expected.abs().max())
+        torch.testing.assert_close(rows, expected, rtol=1e-4, atol=close)
+        if engine == "kernels":
             assert torch.equal(encoder.encode([item])[0], rows)
     size = registry.find(Checkpoint(folder)).largest(Checkpoint(folder), Modality.MODALITY_IMAGE)
     span = rule_of(folder).span(size)

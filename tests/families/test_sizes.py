@@ -12,6 +12,7 @@ from services.families import registry
 from services.families.family import ItemSize, load_part
 from services.preprocess.media.processor_config import read_processor_config, read_video_size
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_class, image_processor_name
@@ -61,7 +62,7 @@ def test_the_largest_item_takes_most_tokens_and_as_many_rows(
         width, height = np.exp(numbers.uniform(np.log(28), np.log(3000), 2)).astype(int).tolist()
         if max(width, height) <= 20 * min(width, height):
             assert len(rule.span(ItemSize(width, height)).token_ids) <= size.tokens
-    encoder = load_encoder(checkpoint, torch.device("cpu"), torch.float32)
+    encoder = load_encoder(checkpoint, CpuDevice(torch.float32))
     assert encoder is not None
     item = encoder.sample(size)
     assert encoder.cost(item) > 0 and item.grid == span.grid

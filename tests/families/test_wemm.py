@@ -13,6 +13,7 @@ from PIL import Image
 from services.families import registry
 from services.families.wemm.encoder import WeMMEncoder
 from services.preprocess.worker.pixel_maker import PixelMaker
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.towers.encoder import pixel_item
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
@@ -54,7 +55,7 @@ def test_rows_of_pictures_are_those_of_the_reference(folder: Path) -> None:
     config = registry.find(checkpoint).processor_config(checkpoint)
     maker = PixelMaker(image_processor_name(config), config, None)
     assert maker.scaling is not None
-    encoder = WeMMEncoder(checkpoint, torch.device("cpu"), torch.float32)
+    encoder = WeMMEncoder(checkpoint, CpuDevice(torch.float32))
     for number in range(len(SIZES)):
         pixels, _ = maker.make(picture(number))
         [rows] = encoder.encode([pixel_item(pixels, scaling=maker.scaling)])
@@ -162,7 +163,7 @@ def test_every_tensor_is_read_by_one_service(folder: Path) -> None:
 
 
 def load_tower(checkpoint: Checkpoint) -> object:
-    return WeMMEncoder(checkpoint, torch.device("cpu"), torch.float32)
+    return WeMMEncoder(checkpoint, CpuDevice(torch.float32))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from services.families.family import ItemSize
 from services.families.xcomposer2.encoder import XComposer2Encoder
 from services.families.xcomposer2.sizes import Tiling
 from services.preprocess.worker.pixel_maker import PixelMaker
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.towers.encoder import pixel_item
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_name
@@ -45,7 +46,7 @@ def test_rows_of_pictures_are_those_of_the_reference(folder: Path) -> None:
     config = registry.find(checkpoint).processor_config(checkpoint)
     maker = PixelMaker(image_processor_name(config), config, None)
     assert maker.scaling is not None
-    encoder = XComposer2Encoder(checkpoint, torch.device("cpu"), torch.float32)
+    encoder = XComposer2Encoder(checkpoint, CpuDevice(torch.float32))
     for number in range(len(SIZES)):
         pixels, _ = maker.make(picture(number))
         item = pixel_item(pixels, scaling=maker.scaling)
@@ -110,7 +111,7 @@ def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> Non
 
 def test_every_tensor_is_read_by_one_service(folder: Path) -> None:
     def load_tower(checkpoint: Checkpoint) -> object:
-        return XComposer2Encoder(checkpoint, torch.device("cpu"), torch.float32)
+        return XComposer2Encoder(checkpoint, CpuDevice(torch.float32))
 
     decoder, encoder = names_read(folder, load_decoder), names_read(folder, load_tower)
     assert not decoder & encoder

@@ -17,13 +17,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from services.families.family import ItemSize
 from services.preprocess.media.processor_config import read_processor_config
-from services.vision_encoder import devices
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import BadPixels, Encoder, Item, pixel_item
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.checkpoint.folder import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
+from tests.support import tower_engine
 from tests.support.checkpoints import load_reference, make_checkpoint
 
 SIZES = [(64, 48), (56, 56), (300, 20), (4, 800), (800, 4), (113, 400), (57, 112), (500, 375)]
@@ -38,18 +39,15 @@ TILED = ("internvl_chat", "llava_next")
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Encoder:
-    model = load_encoder(Checkpoint(folder), torch.device("cpu"), dtype)
+    model = load_encoder(Checkpoint(folder), CpuDevice(dtype))
     assert model is not None
     return model
 
 
-@pytest.fixture(params=["kernels", "torch"])
+@pytest.fixture(params=tower_engine.ENGINES)
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What computes: our kernels, or torch as where there is no compiler."""
-    if request.param == "torch":
-        monkeypatch.setattr(devices, "load_kernels", lambda threads: None)
-    elif load_kernels(1) is None:
-        pytest.skip("there are no kernels for this machine")
+    """What computes."""
+    tower_engine.choose(request.param, monkeypatch)
     return str(request.param)
 
 
@@ -137,7 +135,7 @@ def test_rows_are_those_of_transformers(
 ) -> None:
     folder = make_checkpoint(tmp_path, family, **options)
     model, items = load(folder), items_of(folder, family)
-    assert not model.stacked and model.on_kernels == (engine == "kernels")
+    assert not model.stacked and model.uses_ops
     if family not in TILED:  # and videos: 3 steps of time
         side = 2 * options.get("vision", {}).get("spatial_merge_size", 2)
         values = np.random.default_rng(0).normal(size=(3 * side**2, items[0].pixels.shape[1]))
@@ -162,7 +160,7 @@ def test_kernels_give_the_same_bits_alone_and_together(
 ) -> None:
     folder = make_checkpoint(tmp_path, family)
     model, items = load(folder, dtype), items_of(folder, family)
-    if not model.on_kernels:
+    if load_kernels(1) is None:
         pytest.skip("there are no kernels for this machine")
     expected = reference_rows(folder, items)
     for item, ours, theirs in zip(items, model.encode(items), expected, strict=True):
@@ -175,10 +173,11 @@ def test_an_activation_that_the_kernels_do_not_have_is_left_to_torch(
     tmp_path: Path, family: str
 ) -> None:
     folder = make_checkpoint(tmp_path, family, vision={"hidden_act": "relu"})
-    model, items = load(folder), items_of(folder, family)[:1]
-    assert not model.on_kernels
-    expected = reference_rows(folder, items)[0]
-    torch.testing.assert_close(model.encode(items)[0], expected, rtol=1e-4, atol=5e-5)
+    model, items = load(folder), items_of(folder, family)
+    together, expected = model.encode(items), reference_rows(folder, items)
+    for item, ours, theirs in zip(items, together, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=5e-5)
+        assert torch.equal(ours, model.encode([item])[0])
 
 
 def test_an_activation_that_nothing_here_has_is_named(tmp_path: Path) -> None:
@@ -220,10 +219,9 @@ def test_a_newline_of_another_width_is_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_norms_of_all_queries_and_keys_are_left_to_torch(tmp_path: Path) -> None:
+def test_norms_of_all_queries_and_keys(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "internvl_chat", vision={"use_qk_norm": True})
     model, items = load(folder), items_of(folder, "internvl_chat")[:2]
-    assert not model.on_kernels
     for ours, theirs in zip(model.encode(items), reference_rows(folder, items), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=5e-5)
 

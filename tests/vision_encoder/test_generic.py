@@ -9,6 +9,7 @@ import torch
 
 from services.families import registry
 from services.families.family import ItemSize
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import BadPixels, Item
@@ -25,7 +26,7 @@ LEVELS = {"qwen3_vl": 2}
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> GenericEncoder:
-    model = load_encoder(Checkpoint(folder), torch.device("cpu"), dtype)
+    model = load_encoder(Checkpoint(folder), CpuDevice(dtype))
     assert isinstance(model, GenericEncoder)
     return model
 

@@ -15,13 +15,14 @@ from safetensors.torch import load_file, save_file
 from transformers import LlavaConfig as TransformersConfig
 
 from services.families.family import ItemSize
-from services.vision_encoder import devices
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import pixel_item
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.llava import LlavaConfig, TowerConfig
 from shared.settings import child_environment
+from tests.support import tower_engine
 from tests.support.checkpoints import as_torch_files
 from tests.support.vision_checkpoints import llava_checkpoint
 
@@ -29,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def load(folder: Path) -> None:
-    load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    load_encoder(Checkpoint(folder), CpuDevice(torch.float32))
 
 
 def without(name: str) -> Callable[[Tensors], Tensors]:
@@ -70,8 +71,8 @@ def test_layers_that_are_not_used_may_be_missing(tmp_path: Path) -> None:
 
 def test_a_tower_of_pickled_weights_is_the_same(tmp_path: Path) -> None:
     folder = llava_checkpoint(tmp_path)
-    encoder = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
-    pickled = load_encoder(Checkpoint(as_torch_files(folder)), torch.device("cpu"), torch.float32)
+    encoder = load_encoder(Checkpoint(folder), CpuDevice(torch.float32))
+    pickled = load_encoder(Checkpoint(as_torch_files(folder)), CpuDevice(torch.float32))
     assert encoder and pickled
     expected = encoder.encode([encoder.sample(ItemSize(48, 48))])
     found = pickled.encode([pickled.sample(ItemSize(48, 48))])
@@ -119,9 +120,10 @@ def test_llava_is_loaded_without_transformers_and_compilers(tmp_path: Path) -> N
     # Their modules are more than half of what this service would import.
     script = (
         "import sys, torch; from pathlib import Path\n"
+        "from services.vision_encoder.devices.cpu.device import CpuDevice\n"
         "from services.vision_encoder.loading import load_encoder\n"
         "from shared.checkpoint.folder import Checkpoint\n"
-        "model = load_encoder(Checkpoint(Path(sys.argv[1])), torch.device('cpu'), torch.float32)\n"
+        "model = load_encoder(Checkpoint(Path(sys.argv[1])), CpuDevice(torch.float32))\n"
         "from services.families.family import ItemSize\n"
         "rows = model.encode([model.sample(ItemSize(224, 224))])\n"
         "print(len(rows), {'transformers', 'torch._dynamo', 'sympy'} & set(sys.modules))"
@@ -155,12 +157,11 @@ def test_a_tower_of_usual_size_is_row_invariant(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if engine == "torch":
-        monkeypatch.setattr(devices, "load_kernels", lambda threads: None)
+    tower_engine.choose(engine, monkeypatch)
     sizes = {"hidden_size": 192, "intermediate_size": 768, "num_attention_heads": 6}
     changes = {**sizes, "num_hidden_layers": 4, "image_size": side, "patch_size": patch}
     folder = llava_checkpoint(tmp_path, tower, vision_changes=changes)
-    model = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32, threads)
+    model = load_encoder(Checkpoint(folder), CpuDevice(torch.float32, threads))
     assert model is not None
     generator = np.random.default_rng(0)
     shape = (3, side, side)

@@ -9,7 +9,7 @@ import torch
 from services.families.blip2.sizes import PictureConfig
 from services.families.family import ItemSize
 from services.vision_encoder import pixel_values
-from services.vision_encoder.devices.cpu import TowerOps
+from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.towers.encoder import PIXEL_VALUES, BadPixels, Item, PixelArray
 from shared.checkpoint.folder import Checkpoint
@@ -19,16 +19,10 @@ from shared.checkpoint.processor import picture_tensors
 class Blip2Encoder(GenericEncoder):
     """Tower, Q-Former and projection of one checkpoint. Pixel values are [3, side, side]."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        ops: TowerOps | None = None,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, device: Device) -> None:
         """Raises as `GenericEncoder` does."""
         self._config = PictureConfig.read(checkpoint)
-        super().__init__(checkpoint, device, dtype, ops)
+        super().__init__(checkpoint, device)
 
     def cost(self, item: Item) -> int:
         """See `GenericEncoder.cost`. Raises BadPixels for a square of another size."""
@@ -41,9 +35,8 @@ class Blip2Encoder(GenericEncoder):
     @torch.inference_mode()
     def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
         """Rows [rows, hidden_size] of each item by itself: its bits depend on nothing else."""
-        cpu = torch.device("cpu")
-        squares = [pixel_values.squares([item], cpu, torch.float32).numpy() for item in items]
-        return [self._rows({PIXEL_VALUES: pixels}).cpu() for pixels in squares]
+        squares = (pixel_values.squares([item], self._device) for item in items)
+        return self._device.download([self._compute({PIXEL_VALUES: one}) for one in squares])
 
     def _make(self, size: ItemSize) -> tuple[PixelArray, Mapping[str, PixelArray]]:
         # The processor itself does not say which ids are the picture's.

@@ -4,80 +4,48 @@ Pixel values are [tiles, 3, side, side]: the tiles row by row, then the whole pi
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
-from services.families.family import ItemSize
-from services.families.internvl_chat.network import InternViT, InternViTConfig
 from services.families.internvl_chat.sizes import Tiling
-from services.families.internvl_chat.tower import InternViTTower
+from services.families.internvl_chat.tower import InternViTTower, internvl_modules
+from services.families.internvl_chat.vision_config import InternViTConfig
 from services.vision_encoder import pixel_values, weights
-from services.vision_encoder.devices.cpu import TowerOps
-from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
+from services.vision_encoder.towers.encoder import Item
+from services.vision_encoder.towers.native_encoder import SizedEncoder
 from shared.checkpoint.folder import Checkpoint
 
 _NAME = re.compile(r"(vision_model|mlp1)\.(.+)")
 _LAYER = re.compile(r"vision_model\.encoder\.layers\.(\d+)\.")
 
 
-class InternVLEncoder:
+class InternVLEncoder(SizedEncoder):
     """Tower and projector of one checkpoint. All tiles are of one size: any may run together."""
 
-    stacked = False
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        ops: TowerOps | None = None,
-    ) -> None:
-        """ops: the kernels that do the work instead of torch, where they know how."""
+    def _load(self, checkpoint: Checkpoint) -> None:
         config = InternViTConfig.read(checkpoint)
         self._tiling = Tiling.read(checkpoint)
-        self._shape = (3, config.image_size, config.image_size)
+        self._tile = (3, config.image_size, config.image_size)
         self._patches = (config.image_size // config.patch_size) ** 2
         self.hidden_size = config.text_size
-        self.dtype, self._device = dtype, device
         with torch.device("meta"):
-            network = InternViT(config)
+            modules = internvl_modules(config)
 
         def unused(name: str) -> bool:
             layer = _LAYER.match(name)
             return bool(layer and int(layer[1]) >= config.layers)
 
-        weights.load(network, checkpoint, _names(checkpoint), unused, device, dtype)
-        self._tower: Callable[[torch.Tensor], torch.Tensor] = network
-        self.on_kernels = ops is not None and InternViTTower.knows(config)
-        if ops is not None and self.on_kernels:
-            self._tower = InternViTTower(network, config, ops)
+        weights.load(modules, checkpoint, _names(checkpoint), self._device, unused)
+        self._tower = InternViTTower(modules, config, self._device.ops)
 
-    def cost(self, item: Item) -> int:
-        """Of all tiles. Raises BadPixels if there are not as many as the picture's size asks for."""
-        if item.width < 1 or item.height < 1:
-            raise BadPixels("the item does not say how large its picture was")
-        tiles = self._tiling.tiles(item.width, item.height)
-        if item.pixels.shape != (tiles, *self._shape):
-            raise BadPixels(
-                f"pixel values are {list(item.pixels.shape)}; a picture of {item.width}x{item.height}"
-                f" has {tiles} tiles of {list(self._shape)}"
-            )
-        return tiles * self._patches
+    def _shape(self, width: int, height: int) -> tuple[int, ...]:
+        return self._tiling.tiles(width, height), *self._tile
 
-    @torch.inference_mode()
-    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Rows [tiles * rows, hidden_size] of each picture."""
-        rows = self._tower(pixel_values.squares(items, self._device, self.dtype)).cpu()
+    def _rows(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        rows = self._tower(pixel_values.squares(items, self._device))
         apart = torch.split(rows, [len(item.pixels) for item in items])
-        return [tiles.flatten(0, 1).clone() for tiles in apart]
-
-    def sample(self, size: ItemSize) -> Item:
-        """A black picture."""
-        tiles = self._tiling.tiles(size.width, size.height)
-        pixels = np.zeros((tiles, *self._shape), np.float32)
-        return pixel_item(pixels, height=size.height, width=size.width)
+        return [tiles.flatten(0, 1) for tiles in apart]
 
 
 def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

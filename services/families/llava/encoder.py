@@ -8,14 +8,12 @@ Layers above the last hidden state that is taken are neither loaded nor run.
 """
 
 import re
-from typing import ClassVar
 
 import torch
+from torch import nn
 
 from services.vision_encoder import weights
-from services.vision_encoder.devices.cpu import TowerOps
-from services.vision_encoder.towers.llava_network import LlavaNetwork
-from services.vision_encoder.towers.llava_tower import LlavaTower
+from services.vision_encoder.towers.llava_tower import LlavaTower, llava_modules
 from services.vision_encoder.towers.square_encoder import SquareEncoder
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import LlavaConfig
@@ -34,35 +32,27 @@ _UNUSED = re.compile(r"tower\.(?:post_layernorm\.|head\.)|.*\.position_ids$")
 class LlavaEncoder(SquareEncoder):
     """Tower and projector of one checkpoint."""
 
-    network_class: ClassVar[type[LlavaNetwork]] = LlavaNetwork
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        ops: TowerOps | None = None,
-    ) -> None:
-        """ops: the kernels that do the work instead of torch, where they know how."""
+    def _load(self, checkpoint: Checkpoint) -> None:
         config = LlavaConfig.read(checkpoint)
         tower = config.tower
-        self._side, self._patch = tower.image_size, tower.patch_size
-        self._image_shape = (tower.num_channels, self._side, self._side)
+        self._patch = tower.patch_size
+        self._image_shape = (tower.num_channels, tower.image_size, tower.image_size)
         self.hidden_size = config.text_size
-        self.dtype = dtype
-        self._device = device
         kept = max(config.layers)
         with torch.device("meta"):
-            self._network = self.network_class(config)
+            modules = self._make_modules(config)
 
         def unused(name: str) -> bool:
             layer = _LAYER.match(name)
             return bool((layer and int(layer[1]) >= kept) or _UNUSED.match(name))
 
-        weights.load(
-            self._network, checkpoint, weights.renamed(checkpoint, _PARTS), unused, device, dtype
-        )
-        self._tower = self._network
-        self.on_kernels = ops is not None and LlavaTower.knows(config)
-        if ops is not None and self.on_kernels:
-            self._tower = LlavaTower(self._network, config, ops)
+        names = weights.renamed(checkpoint, _PARTS)
+        weights.load(modules, checkpoint, names, self._device, unused)
+        self._take(modules, config)
+
+    def _make_modules(self, config: LlavaConfig) -> nn.Module:
+        return llava_modules(config)
+
+    def _take(self, modules: nn.Module, config: LlavaConfig) -> None:
+        """What computes, out of loaded weights."""
+        self._tower = LlavaTower(modules, config, self._device.ops)

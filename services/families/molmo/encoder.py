@@ -1,18 +1,17 @@
 """Molmo's encoder: a tower over a picture's views, each square of patches pooled to one row."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
-from services.families.family import ItemSize
-from services.families.molmo.network import PREFIX, MolmoNetwork, MolmoVisionConfig
 from services.families.molmo.sizes import Cropping, Fitting
-from services.families.molmo.tower import MolmoTower
+from services.families.molmo.tower import MolmoTower, molmo_modules
+from services.families.molmo.vision_config import PREFIX, MolmoVisionConfig
 from services.vision_encoder import weights
-from services.vision_encoder.devices.cpu import TowerOps
-from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
+from services.vision_encoder.towers.encoder import Item
+from services.vision_encoder.towers.native_encoder import SizedEncoder
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
@@ -20,75 +19,46 @@ _LAYER = re.compile(r"image_vit\.transformer\.resblocks\.(\d+)\.")
 _CHANNELS = 3
 
 
-class MolmoEncoder:
+class MolmoEncoder(SizedEncoder):
     """Tower, pooling and projector of one checkpoint. Each picture runs by itself: it has up to 13 views."""
 
-    stacked = False
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        ops: TowerOps | None = None,
-    ) -> None:
-        """ops: the kernels that do the work instead of torch. Raises InvalidRequest for a tower and an image processor
-        that do not fit each other."""
+    def _load(self, checkpoint: Checkpoint) -> None:
         config = MolmoVisionConfig.read(checkpoint)
         self._cropping = Cropping.read(checkpoint)
-        self._shape = (self._cropping.patches**2, _CHANNELS * self._cropping.patch**2)
-        if (config.places - 1, config.values) != self._shape:
+        self._patches = self._cropping.patches**2
+        self._view = (self._patches, _CHANNELS * self._cropping.patch**2)
+        if (config.places - 1, config.values) != self._view:
             raise InvalidRequest(
                 "BAD_CHECKPOINT",
                 f"{checkpoint.folder}: the tower sees {config.places - 1} patches of {config.values} values,"
-                f" the image processor makes {self._shape[0]} of {self._shape[1]}",
+                f" the image processor makes {self._view[0]} of {self._view[1]}",
                 field="model",
             )
         self.hidden_size = config.text_size
-        self.dtype, self._device = dtype, device
         with torch.device("meta"):
-            network = MolmoNetwork(config)
+            modules = molmo_modules(config)
 
         def unused(name: str) -> bool:
             layer = _LAYER.match(name)
             return bool(layer and int(layer[1]) >= config.layers)
 
-        weights.load(network, checkpoint, _names(checkpoint), unused, device, dtype)
-        self.on_kernels = ops is not None
-        self._tower: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-        self._tower = network if ops is None else MolmoTower(network, config, ops)
+        weights.load(modules, checkpoint, _names(checkpoint), self._device, unused)
+        self._tower = MolmoTower(modules, config, self._device.ops)
 
-    def cost(self, item: Item) -> int:
-        """Of all views. Raises BadPixels if there are not as many as the picture's size asks for."""
-        if item.width < 1 or item.height < 1:
-            raise BadPixels("the item does not say how large its picture was")
-        rows, columns = self._cropping.tiling(item.width, item.height)
-        wanted = (1 + rows * columns, *self._shape)
-        if item.pixels.shape != wanted:
-            raise BadPixels(
-                f"pixel values are {list(item.pixels.shape)}; a picture of {item.width}x{item.height}"
-                f" has {list(wanted)}"
-            )
-        return wanted[0] * wanted[1]
+    def _shape(self, width: int, height: int) -> tuple[int, ...]:
+        rows, columns = self._cropping.tiling(width, height)
+        return 1 + rows * columns, *self._view
 
-    @torch.inference_mode()
-    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Rows [cells, hidden_size] of each picture: those of the whole one, then those of all crops, line by line."""
-        return [self._rows(item).cpu() for item in items]
+    def _rows(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        return [self._picture_rows(item) for item in items]
 
-    def sample(self, size: ItemSize) -> Item:
-        """A black picture."""
-        rows, columns = self._cropping.tiling(size.width, size.height)
-        pixels = np.zeros((1 + rows * columns, *self._shape), np.float32)
-        return pixel_item(pixels, height=size.height, width=size.width)
-
-    def _rows(self, item: Item) -> torch.Tensor:
-        pixels = torch.from_numpy(np.array(item.pixels)).to(self._device, self.dtype)
-        masks = (torch.from_numpy(mask).to(self._device) for mask in self._masks(item))
-        found = self._tower(pixels, *masks)
+    def _picture_rows(self, item: Item) -> torch.Tensor:
+        """[cells, hidden_size]: those of the whole picture, then those of all crops, line by line."""
         places = self._cropping.places(self._cropping.tiling(item.width, item.height))
-        crops = found[1:].flatten(0, 1)[torch.from_numpy(places).to(self._device)]
-        return torch.cat([found[0], crops])
+        host = (np.array(item.pixels), *self._masks(item), places.astype(np.int32))
+        pixels, *masks, order = self._device.upload(*map(torch.from_numpy, host))
+        found = self._tower(pixels.to(self.dtype), *masks)
+        return torch.cat([found[0], found[1:].flatten(0, 1).index_select(0, order)])
 
     def _masks(
         self, item: Item

@@ -7,7 +7,7 @@ time; version 2.5 has windows in most layers.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -19,8 +19,8 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 from services.families.family import ItemSize
 from services.families.qwen2_vl.sizes import DEFAULTS, Resizing, pixel_bounds
 from services.vision_encoder import pixel_values, weights
-from services.vision_encoder.devices.cpu import TowerOps
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
+from services.vision_encoder.towers.native_encoder import NativeEncoder
 from services.vision_encoder.towers.qwen_tower import QwenTower
 from shared.checkpoint.folder import Checkpoint
 
@@ -28,21 +28,13 @@ from shared.checkpoint.folder import Checkpoint
 _PARTS = ((re.compile(r"(?:model\.)?visual\.(.+)"), ""),)
 
 
-class Qwen2VLEncoder:
+class Qwen2VLEncoder(NativeEncoder):
     """Tower and merger of one checkpoint."""
 
-    stacked = False
     config_class: ClassVar[Any] = Qwen2VLConfig
     tower_class: ClassVar[Any] = Qwen2VisionTransformerPretrainedModel
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        ops: TowerOps | None = None,
-    ) -> None:
-        """ops: the kernels that do the work instead of torch, where they know how."""
+    def _load(self, checkpoint: Checkpoint) -> None:
         config: Any = self.config_class.from_dict(checkpoint.config)
         vision = config.vision_config
         self._merge = int(vision.spatial_merge_size)
@@ -53,26 +45,12 @@ class Qwen2VLEncoder:
         settings = {**DEFAULTS, **checkpoint.image_processor_config}
         self._resizing = Resizing.read(settings, pixel_bounds(settings))
         self.hidden_size = int(config.text_config.hidden_size)
-        self.dtype = dtype
-        self._device = device
         with torch.device("meta"):
             tower = self.tower_class._from_config(vision)
         # Frequencies are computed, not stored: these have to be real.
-        tower.rotary_pos_emb = type(tower.rotary_pos_emb)(vision).to(device)
-        weights.load(
-            tower,
-            checkpoint,
-            weights.renamed(checkpoint, _PARTS),
-            lambda name: False,
-            device,
-            dtype,
-        )
-        self.on_kernels = ops is not None and QwenTower.knows(vision)
-        self._network = tower
-        self._tower: Callable[[torch.Tensor, Sequence[tuple[int, int, int]]], torch.Tensor]
-        self._tower = self._run_network
-        if ops is not None and self.on_kernels:
-            self._tower = QwenTower(tower, ops)
+        tower.rotary_pos_emb = type(tower.rotary_pos_emb)(vision)
+        weights.load(tower, checkpoint, weights.renamed(checkpoint, _PARTS), self._device)
+        self._tower = QwenTower(tower, self._device)
 
     def cost(self, item: Item) -> int:
         """As the grid says. Raises BadPixels if pixel values and grid differ."""
@@ -89,21 +67,10 @@ class Qwen2VLEncoder:
             )
         return count
 
-    @torch.inference_mode()
-    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Rows [patches / merge^2, hidden_size] of each item."""
-        packed = pixel_values.patches(items, self._patch_values, self._device, self.dtype)
+    def _rows(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        packed = pixel_values.patches(items, self._patch_values, self._device)
         made = self._tower(packed, [item.grid for item in items])
-        counts = [prod(item.grid) // self._merge**2 for item in items]
-        return [rows.clone() for rows in torch.split(made.cpu(), counts)]
-
-    def _run_network(
-        self, packed: torch.Tensor, grids: Sequence[tuple[int, int, int]]
-    ) -> torch.Tensor:
-        made: torch.Tensor = self._network(
-            packed, grid_thw=torch.tensor(grids, device=self._device), return_dict=True
-        ).pooler_output
-        return made
+        return list(torch.split(made, [prod(item.grid) // self._merge**2 for item in items]))
 
     def sample(self, size: ItemSize) -> Item:
         """A black image or video."""

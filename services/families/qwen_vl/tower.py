@@ -1,57 +1,90 @@
-"""Qwen-VL's tower on the kernels; its resampler, a layer of few rows, stays in torch, one picture at a time."""
+"""Qwen-VL's tower (after OpenCLIP's ViT-bigG); its resampler, a layer of few rows, stays in torch, one picture at a
+time."""
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from services.families.qwen_vl.resampler import places
-from services.families.qwen_vl.sizes import VisualConfig
-from services.vision_encoder.devices.cpu import ACTIVATIONS, TowerOps
-from services.vision_encoder.towers.blocks import Block, patch_rows, run_blocks
-from services.vision_encoder.towers.llava_tower import norm_of
+from services.families.qwen_vl.resampler import Resampler, places, resampler_modules
+from services.families.qwen_vl.sizes import ROWS, VisualConfig
+from services.vision_encoder.devices.base.ops import TowerOps
+from services.vision_encoder.towers.blocks import Block, norm_of, patch_rows
+from services.vision_encoder.towers.square_tower import SquareTower
+
+_EPS = 1e-6
+_HEAD = 128  # elements of a head of the resampler
+
+
+def qwen_vl_modules(config: VisualConfig) -> nn.Module:
+    """The weights, by the names of checkpoints."""
+    width, output, patch = config.width, config.output, config.patch_size
+    layers = nn.ModuleList(_layer_modules(config) for _ in range(config.layers))
+    made = nn.ModuleDict(
+        {
+            "conv1": nn.Conv2d(3, width, patch, patch, bias=False),
+            "ln_pre": nn.LayerNorm(width, _EPS),
+            "transformer": nn.ModuleDict({"resblocks": layers}),
+            "attn_pool": resampler_modules(ROWS, width, output, _EPS),
+            "ln_post": nn.LayerNorm(output, _EPS),
+        }
+    )
+    made.register_parameter("positional_embedding", nn.Parameter(torch.empty(ROWS, width)))
+    made.register_parameter("proj", nn.Parameter(torch.empty(output, output)))
+    return made
 
 
 class QwenVLTower:
-    """Pictures to rows. Takes the weights away from the network it is made of."""
+    """Pictures to rows. Takes the tower's weights away from the modules it is made of."""
 
-    def __init__(self, network: Any, config: VisualConfig, ops: TowerOps) -> None:
-        """network: that of the checkpoint, with its weights."""
-        self._network, self._ops, self._config = network, ops, config
-        self._patches = ops.pack(network.conv1)
+    def __init__(self, modules: Any, config: VisualConfig, ops: TowerOps) -> None:
+        """modules: those of `qwen_vl_modules`, with the checkpoint's weights."""
+        self._config = config
         count = (config.image_size // config.patch_size) ** 2
-        self._positions = places(network.positional_embedding, count)
-        self._first = norm_of(network.ln_pre)
-        blocks = network.transformer.resblocks
-        self._blocks = [_block(ops, block, config.heads) for block in blocks]
+        self._tower = SquareTower(
+            ops,
+            ops.pack(modules.conv1),
+            places(modules.positional_embedding, count),
+            [_block(ops, block, config.heads) for block in modules.transformer.resblocks],
+            config.heads,
+            norm=norm_of(modules.ln_pre),
+        )
+        self._pool = Resampler(modules.attn_pool, max(1, config.output // _HEAD))
+        self._after, self._projection = modules.ln_post, modules.proj
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """[n, 3, side, side] to [n, rows, hidden size of the language model]."""
-        ops, config, count = self._ops, self._config, len(pixels)
-        x = ops.linear(patch_rows(pixels, config.patch_size), self._patches)
-        x += self._positions.repeat(count, 1)
-        x = ops.add_norm(None, x, self._first)
-        places_each = len(self._positions)
-        size = config.width // config.heads
-        segments = ops.segments([places_each] * count, config.heads, size)
-        shared = [segments] * len(self._blocks)
-        states = run_blocks(ops, self._blocks, x, config.heads, shared)
-        apart = states[len(self._blocks)].view(count, 1, places_each, -1)
-        return torch.cat([self._network.pool(picture) for picture in apart])
+        states = self._tower(patch_rows(pixels, self._config.patch_size))
+        pictures = states[self._config.layers].split(1)
+        return torch.cat([self._after(self._pool(one)) @ self._projection for one in pictures])
+
+
+def _layer_modules(config: VisualConfig) -> nn.Module:
+    width, inner = config.width, config.inner
+    attention = {"in_proj": nn.Linear(width, 3 * width), "out_proj": nn.Linear(width, width)}
+    mlp = {"c_fc": nn.Linear(width, inner), "c_proj": nn.Linear(inner, width)}
+    return nn.ModuleDict(
+        {
+            "ln_1": nn.LayerNorm(width, _EPS),
+            "attn": nn.ModuleDict(attention),
+            "ln_2": nn.LayerNorm(width, _EPS),
+            "mlp": nn.ModuleDict(mlp),
+        }
+    )
 
 
 def _block(ops: TowerOps, block: Any, heads: int) -> Block:
-    # The kernels want all queries first, then all keys and all values.
+    # Each head's queries, keys and values lie together; all queries come first here, then all keys and all values.
     merged = block.attn.in_proj
     for name in ("weight", "bias"):
         stored = getattr(merged, name).data
         apart = stored.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-        setattr(merged, name, torch.nn.Parameter(apart.contiguous(), requires_grad=False))
+        setattr(merged, name, nn.Parameter(apart.contiguous(), requires_grad=False))
     return Block(
         norm1=norm_of(block.ln_1),
-        qkv=ops.pack(merged),
-        output=ops.pack(block.attn.out_proj),
+        qkv=ops.pack_qkv(merged, heads=heads),
+        output=ops.pack_output(block.attn.out_proj, heads),
         norm2=norm_of(block.ln_2),
-        up=ops.pack(block.mlp["c_fc"], epilogue=ACTIVATIONS["gelu"]),
-        down=ops.pack(block.mlp["c_proj"]),
+        up=ops.pack(block.mlp.c_fc, activation="gelu"),
+        down=ops.pack(block.mlp.c_proj),
     )

@@ -1,4 +1,4 @@
-"""XComposer2's encoder: one picture after the other."""
+"""XComposer2's encoder: pictures of one square or of tiles, several at once."""
 
 import re
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from services.families.family import ItemSize
-from services.families.xcomposer2.network import XComposer2Network
 from services.families.xcomposer2.sizes import TILE, TOWER, Tiling, tiles
+from services.families.xcomposer2.tower import XComposer2Tower, xcomposer2_modules
 from services.vision_encoder import pixel_values, weights
-from services.vision_encoder.devices.cpu import TowerOps
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
+from services.vision_encoder.towers.native_encoder import NativeEncoder
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import TowerConfig
 
@@ -26,35 +26,22 @@ _LAYER = re.compile(re.escape(TOWER) + r"encoder\.layers\.(\d+)\.")
 _CHANNELS, _HEADS = 3, 16  # of CLIP-L
 
 
-class XComposer2Encoder:
+class XComposer2Encoder(NativeEncoder):
     """Tower and projector of one checkpoint."""
 
-    stacked = False
-    on_kernels = False
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        device: torch.device,
-        dtype: torch.dtype,
-        ops: TowerOps | None = None,
-    ) -> None:
-        """ops: not used, torch does the work."""
+    def _load(self, checkpoint: Checkpoint) -> None:
         self._tiling = Tiling.read(checkpoint)
         self.hidden_size = int(checkpoint.config["hidden_size"])
-        self.dtype = dtype
-        self._device = device
+        config = _tower(checkpoint, self._tiling)
         with torch.device("meta"):
-            self._network = XComposer2Network(
-                _tower(checkpoint, self._tiling), self.hidden_size, tiled=bool(self._tiling.most)
-            )
+            modules = xcomposer2_modules(config, self.hidden_size, tiled=bool(self._tiling.most))
 
         def unused(name: str) -> bool:
             return bool(_UNUSED.match(name))
 
-        weights.load(
-            self._network, checkpoint, weights.renamed(checkpoint, _PARTS), unused, device, dtype
-        )
+        names = weights.renamed(checkpoint, _PARTS)
+        weights.load(modules, checkpoint, names, self._device, unused)
+        self._tower = XComposer2Tower(modules, config, self._device.ops)
 
     def cost(self, item: Item) -> int:
         """Patches. Raises BadPixels for what is no picture of squares."""
@@ -69,12 +56,6 @@ class XComposer2Encoder:
         each = (side // self._tiling.patch) ** 2
         return int(squares + bool(self._tiling.most)) * each
 
-    @torch.inference_mode()
-    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Rows [rows, hidden_size] of each picture of pixel values [3, height, width]."""
-        pictures = (pixel_values.squares([item], self._device, self.dtype)[0] for item in items)
-        return [self._network(picture).cpu() for picture in pictures]
-
     def sample(self, size: ItemSize) -> Item:
         """A black picture."""
         columns, rows = (
@@ -82,6 +63,9 @@ class XComposer2Encoder:
         )
         side = TILE if self._tiling.most else self._tiling.side
         return pixel_item(np.zeros((_CHANNELS, rows * side, columns * side), np.float32))
+
+    def _rows(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        return self._tower(pixel_values.pictures(items, self._device))
 
 
 def _tower(checkpoint: Checkpoint, tiling: Tiling) -> TowerConfig:

@@ -1,15 +1,18 @@
-"""The operations of vision towers, for each device."""
+"""Devices that towers compute on, by the names of `shared.devices`."""
 
-import torch
+import importlib
 
-from services.vision_encoder.devices.cpu import TowerOps
-from shared.cpu_kernels.binding import load_kernels
-from shared.cpu_kernels.packed_linear import TYPES
+from services.vision_encoder.devices.base.device import Device
+
+# Module and class; a device's libraries are imported only where it is used.
+_DEVICES = {
+    "cpu": ("services.vision_encoder.devices.cpu.device", "CpuDevice"),
+    "cuda": ("services.vision_encoder.devices.cuda.device", "CudaDevice"),
+}
 
 
-def load_tower_ops(device: torch.device, dtype: torch.dtype, threads: int) -> TowerOps | None:
-    """The operations for a device and an element type; None where towers run as plain torch modules."""
-    if device.type != "cpu" or dtype not in TYPES:
-        return None
-    kernels = load_kernels(threads)
-    return TowerOps(kernels, dtype) if kernels is not None else None
+def device_class(name: str) -> type[Device]:
+    """The class of a resolved device (`shared.torch_device`)."""
+    module, attribute = _DEVICES[name]
+    found: type[Device] = getattr(importlib.import_module(module), attribute)
+    return found

@@ -4,15 +4,15 @@ from typing import Any
 
 from torch import Tensor
 
-from services.vision_encoder.devices.cpu import TowerOps
+from services.vision_encoder.devices.base.device import Device
 from shared.telemetry.op_profile import OpProfile
 
 _OPS = ("linear", "add_norm", "attention")
 
 
-def profile_ops(ops: TowerOps) -> OpProfile:
-    """Measures them from now on."""
-    return OpProfile(ops, _OPS, _count_bytes)
+def profile_ops(device: Device) -> OpProfile:
+    """Measures those of a device from now on."""
+    return OpProfile(device.ops, _OPS, _count_bytes, device.synchronize)
 
 
 def _count_bytes(name: str, given: tuple[Any, ...], result: Any) -> int:

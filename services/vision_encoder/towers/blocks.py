@@ -2,33 +2,41 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from services.vision_encoder.devices.cpu import Norm, Rotation, Segments, TowerOps
-from shared.cpu_kernels.packed_linear import PackedLinear
+from services.vision_encoder.devices.base.ops import Norm, Packed, Rotation, Segments, TowerOps
 
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. `up` holds its activation, or the gate, too."""
+    """One layer. `up` holds its activation, or the gate, too; `head_norms` are those of all queries and of all keys of
+    a row, where the layer has such."""
 
     norm1: Norm
-    qkv: PackedLinear
-    output: PackedLinear
+    qkv: Packed
+    output: Packed
     norm2: Norm
-    up: PackedLinear
-    down: PackedLinear
+    up: Packed
+    down: Packed
+    head_norms: tuple[Norm, Norm] | None = None
+
+
+def norm_of(layer: Any) -> Norm:
+    """What a norm of torch or of transformers does."""
+    eps = getattr(layer, "eps", None) or layer.variance_epsilon
+    return Norm(layer.weight, getattr(layer, "bias", None), float(eps))
 
 
 def patch_rows(pixels: Tensor, patch: int) -> Tensor:
-    """Whole patches of squares [n, channels, side, side], one a row, as a convolution without overlap sees them;
-    `patch` is their edge."""
-    count, side = len(pixels), pixels.shape[-1] // patch
-    whole = pixels[..., : side * patch, : side * patch]
-    apart = whole.reshape(count, -1, side, patch, side, patch).permute(0, 2, 4, 1, 3, 5)
-    return apart.reshape(count * side * side, -1)
+    """Whole patches of pictures [n, channels, height, width] of one size, one a row [n, patches, values], as a
+    convolution without overlap sees them; `patch` is their edge."""
+    count, (height, width) = len(pixels), (size // patch for size in pixels.shape[-2:])
+    whole = pixels[..., : height * patch, : width * patch]
+    apart = whole.reshape(count, -1, height, patch, width, patch).permute(0, 2, 4, 1, 3, 5)
+    return apart.reshape(count, height * width, -1)
 
 
 def run_blocks(
@@ -49,9 +57,18 @@ def run_blocks(
     for number, (block, seen) in enumerate(zip(blocks, segments, strict=True)):
         if number in keep:
             states[number] = x.clone() if added is None else x + added
-        rows = ops.add_norm(added, x, block.norm1)
-        mixed = ops.attention(ops.linear(rows, block.qkv), heads, seen, rotation)
+        rows = ops.linear(ops.add_norm(added, x, block.norm1), block.qkv)
+        if block.head_norms is not None:
+            rows = _with_head_norms(ops, rows, block.head_norms)
+        mixed = ops.attention(rows, heads, seen, rotation)
         rows = ops.add_norm(ops.linear(mixed, block.output), x, block.norm2)
         added = ops.linear(ops.linear(rows, block.up), block.down)
     states[len(blocks)] = x if added is None else torch.add(x, added)
     return states
+
+
+def _with_head_norms(ops: TowerOps, qkv: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
+    queries, keys, values = qkv.chunk(3, dim=1)
+    apart = zip((queries, keys), norms, strict=True)
+    normed = [ops.add_norm(None, rows.contiguous(), norm) for rows, norm in apart]
+    return torch.cat([*normed, values], dim=1)

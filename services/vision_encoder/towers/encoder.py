@@ -50,20 +50,20 @@ def pixel_item(
 class Encoder(Protocol):
     """Tensors of items in, embedding rows out. Used by one thread at a time.
 
-    A family's class is made of (checkpoint, device, dtype, ops): the kernels `ops` do the work in torch's stead where
-    they know how. `stacked` families run items of equal shape together; the others, packed, run any together.
+    A family's class is made of (checkpoint, device). `stacked` families run items of equal shape together; the others,
+    packed, run any together.
     """
 
     stacked: bool
     hidden_size: int
-    on_kernels: bool  # whose own threads compute; torch needs but one then
+    uses_ops: bool  # the device's operations do the work, not modules of torch
     dtype: torch.dtype
 
     def cost(self, item: Item) -> int:
         """Patches that the tower looks at. Raises BadPixels for what is no item of this model."""
 
     def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Embedding rows [rows, hidden_size] of each item, in order, on the CPU."""
+        """Embedding rows [rows, hidden_size] of each item, in order, on the host."""
 
     def sample(self, size: ItemSize) -> Item:
         """A black item of this size, as preprocess would send it."""

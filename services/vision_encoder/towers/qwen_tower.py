@@ -1,17 +1,18 @@
-"""The towers of Qwen2-VL (Wang et al., 2024) and Qwen2.5-VL (Bai et al., 2025) on the kernels."""
+"""The towers of Qwen2-VL (Wang et al., 2024) and Qwen2.5-VL (Bai et al., 2025)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from services.vision_encoder.devices.cpu import ACTIVATIONS, Rotation, TowerOps
-from services.vision_encoder.towers.blocks import Block, run_blocks
-from services.vision_encoder.towers.llava_tower import norm_of
-from shared.cpu_kernels import binding
+from services.vision_encoder.devices.base.device import Device
+from services.vision_encoder.devices.base.ops import Rotation, TowerOps
+from services.vision_encoder.towers.blocks import Block, norm_of, run_blocks
 
 Grid = tuple[int, int, int]
 
@@ -19,11 +20,12 @@ _KNOWN_GRIDS = 16
 
 
 class QwenTower:
-    """Packed patches to merged rows. Takes the weights away from the network it is made of."""
+    """Packed patches to merged rows. Takes the weights away from the module it is made of."""
 
-    def __init__(self, tower: Any, ops: TowerOps) -> None:
-        config = tower.config
-        self._ops = ops
+    def __init__(self, tower: Any, device: Device) -> None:
+        """tower: transformers' class, with the checkpoint's weights; its rotary frequencies are on the host."""
+        config, ops = tower.config, device.ops
+        self._device, self._ops = device, ops
         self._heads = int(config.num_heads)
         self._merge = int(config.spatial_merge_size)
         self._rotary = tower.rotary_pos_emb
@@ -32,30 +34,22 @@ class QwenTower:
         self._window = (int(config.window_size), int(config.patch_size)) if windowed else None
         everywhere = range(len(tower.blocks))
         self._sees_all = set(tower.fullatt_block_indexes if windowed else everywhere)
-        self._blocks = [_block(ops, layer, config.hidden_act) for layer in tower.blocks]
+        self._blocks = [
+            _block(ops, layer, self._heads, config.hidden_act) for layer in tower.blocks
+        ]
         self._norm = norm_of(tower.merger.ln_q)
-        self._up = ops.pack(tower.merger.mlp[0], epilogue=binding.GELU)
+        self._up = ops.pack(tower.merger.mlp[0], activation="gelu")
         self._down = ops.pack(tower.merger.mlp[2])
         self._plan = lru_cache(_KNOWN_GRIDS)(self._make_plan)
-
-    @staticmethod
-    def knows(config: Any) -> bool:
-        """Whether the kernels have the activation that the checkpoint asks for."""
-        gated = hasattr(config, "fullatt_block_indexes")
-        return config.hidden_act == "silu" if gated else config.hidden_act in ACTIVATIONS
 
     def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         """[patches, values] of items one after the other to [patches / merge^2, hidden size]."""
         plans = [self._plan(grid) for grid in grids]
-        starts = _starts([len(plan.order) for plan in plans])
-        order = torch.cat([plan.order + start for plan, start in zip(plans, starts, strict=True)])
-        rotation = Rotation(
-            torch.cat([plan.cos for plan in plans]), torch.cat([plan.sin for plan in plans])
-        )
+        cos, sin, order, back = self._upload(plans)
         unit = self._merge**2
         x = self._ops.linear(patches, self._patches)
         if self._window:
-            x = x.view(len(order), -1)[order].view(len(order) * unit, -1)
+            x = x.view(len(order), -1).index_select(0, order).view(len(order) * unit, -1)
         size = x.shape[1] // self._heads
         steps, windows = (
             self._ops.segments(lengths, self._heads, size) if lengths else None
@@ -67,11 +61,23 @@ class QwenTower:
         segments = [
             steps if number in self._sees_all else windows for number in range(len(self._blocks))
         ]
+        rotation = Rotation(cos, sin)
         states = run_blocks(self._ops, self._blocks, x, self._heads, segments, rotation)  # type: ignore[arg-type]
         rows = self._ops.add_norm(None, states[len(self._blocks)], self._norm)
-        rows = self._ops.linear(rows.view(len(order), -1), self._up)
+        rows = self._ops.linear(rows.view(len(rows) // unit, -1), self._up)
         rows = self._ops.linear(rows, self._down)
-        return rows[torch.argsort(order)] if self._window else rows
+        return rows.index_select(0, back) if self._window else rows
+
+    def _upload(self, plans: Sequence["_Plan"]) -> list[Tensor]:
+        """Cosines and sines of all items; with windows, the order of their merged patches and the way back."""
+        tables = [torch.cat([plan.cos for plan in plans]), torch.cat([plan.sin for plan in plans])]
+        if not self._window:
+            return [*self._device.upload(*tables), *(torch.empty(0, dtype=torch.int32),) * 2]
+        starts = [0, *accumulate(len(plan.order) for plan in plans)]
+        orders = zip(plans, starts, strict=False)
+        order = torch.cat([plan.order + start for plan, start in orders])
+        back = torch.argsort(order)
+        return self._device.upload(*tables, order.to(torch.int32), back.to(torch.int32))
 
     def _make_plan(self, grid: Grid) -> "_Plan":
         grids = torch.tensor([grid])
@@ -89,42 +95,33 @@ class QwenTower:
             cos, sin = (
                 table.view(len(order), unit, -1)[order].view(tokens, -1) for table in (cos, sin)
             )
-        half = sin.shape[1] // 2
-        sin = torch.cat([-sin[:, :half], sin[:, half:]], dim=1)
-        return _Plan(order, cos.contiguous(), sin, [grid[1] * grid[2]] * grid[0], windows)
+        cos, sin = self._ops.rotary_table(cos, sin)
+        return _Plan(order, cos, sin, [grid[1] * grid[2]] * grid[0], windows)
 
 
+@dataclass(frozen=True)
 class _Plan:
-    """What follows from an item's grid alone: the order of its merged patches, their rotation, and
-    the lengths of the stretches that see each other in all and in windowed layers."""
+    """What follows from an item's grid alone, on the host: the order of its merged patches, their rotation, and the
+    lengths of the stretches that see each other in all and in windowed layers."""
 
-    def __init__(
-        self, order: Tensor, cos: Tensor, sin: Tensor, steps: list[int], windows: list[int]
-    ) -> None:
-        self.order, self.cos, self.sin = order, cos, sin
-        self.steps, self.windows = steps, windows
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    starts, total = [], 0
-    for count in counts:
-        starts.append(total)
-        total += count
-    return starts
+    order: Tensor
+    cos: Tensor
+    sin: Tensor
+    steps: list[int]
+    windows: list[int]
 
 
-def _block(ops: TowerOps, layer: Any, activation: str) -> Block:
+def _block(ops: TowerOps, layer: Any, heads: int, activation: str) -> Block:
     mlp = layer.mlp
     if hasattr(mlp, "gate_proj"):
-        up = ops.pack(mlp.gate_proj, mlp.up_proj, epilogue=binding.SWIGLU)
+        up = ops.pack(mlp.gate_proj, mlp.up_proj, activation=activation, gated=True)
         down = ops.pack(mlp.down_proj)
     else:
-        up = ops.pack(mlp.fc1, epilogue=ACTIVATIONS[activation])
-        down = ops.pack(mlp.fc2)
+        up, down = ops.pack(mlp.fc1, activation=activation), ops.pack(mlp.fc2)
     return Block(
         norm1=norm_of(layer.norm1),
-        qkv=ops.pack(layer.attn.qkv),
-        output=ops.pack(layer.attn.proj),
+        qkv=ops.pack_qkv(layer.attn.qkv, heads=heads),
+        output=ops.pack_output(layer.attn.proj, heads),
         norm2=norm_of(layer.norm2),
         up=up,
         down=down,

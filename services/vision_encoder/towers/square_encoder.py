@@ -8,20 +8,18 @@ import torch
 from services.families.family import ItemSize
 from services.vision_encoder import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
+from services.vision_encoder.towers.native_encoder import NativeEncoder
 
 
-class SquareEncoder:
+class SquareEncoder(NativeEncoder):
     """Squares [channels, side, side] to rows, several at once. A family's class loads `_tower`."""
 
     stacked = True
-    hidden_size: int
-    on_kernels: bool
-    dtype: torch.dtype
-    _device: torch.device
-    _side: int  # of a square, in pixels
     _patch: int  # edge in pixels
     _image_shape: tuple[int, int, int]
-    _tower: Callable[[torch.Tensor], torch.Tensor]
+    _tower: Callable[
+        [torch.Tensor], torch.Tensor
+    ]  # squares to projected rows [n, rows, hidden_size]
 
     def cost(self, item: Item) -> int:
         """All images have one size. Raises BadPixels for another."""
@@ -30,17 +28,11 @@ class SquareEncoder:
                 f"pixel values are {list(item.pixels.shape)}, the tower takes"
                 f" {list(self._image_shape)}"
             )
-        return (self._side // self._patch) ** 2
-
-    @torch.inference_mode()
-    def encode(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Rows [rows, hidden_size] of each image of pixel values [channels, side, side]."""
-        return list(self._features(items).cpu())
+        return (self._image_shape[1] // self._patch) ** 2
 
     def sample(self, size: ItemSize) -> Item:
         """A black image; all have one size."""
         return pixel_item(np.zeros(self._image_shape, np.float32))
 
-    def _features(self, items: Sequence[Item]) -> torch.Tensor:
-        """Projected rows [n, rows, hidden_size] of all squares of the items."""
-        return self._tower(pixel_values.squares(items, self._device, self.dtype))
+    def _rows(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        return list(self._tower(pixel_values.squares(items, self._device)))

@@ -11,6 +11,7 @@ from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.generic.decoder import GenericDecoder
 from services.decoder.worker.media_spans import contiguous_runs
 from services.families import registry
+from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderCpu
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import Item, to_array
 from shared.artifacts.small_tensor import small_tensor
@@ -42,7 +43,7 @@ class Prepared:
     def __init__(self, folder: Path, store: ArtifactStore) -> None:
         self._folder = folder
         self._processor: Any = generic.processor(folder)
-        self._encoder = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
+        self._encoder = load_encoder(Checkpoint(folder), EncoderCpu(torch.float32))
         self._model: Any = load_reference(folder)
         self._store = store
         self.refs: list[ArtifactRef] = []

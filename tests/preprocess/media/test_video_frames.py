@@ -11,6 +11,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from services.preprocess.media import frames
 from services.preprocess.media.processor_config import read_processor_config
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import pixel_item
 from shared.artifacts.store import ArtifactStore
@@ -81,7 +82,7 @@ async def test_five_frames_and_an_image(
     grids = [(item.grid_t, item.grid_h, item.grid_w) for item in (first, second)]
     assert [len(values) for values in pixels] == [int(np.prod(grid)) for grid in grids]
 
-    model = load_encoder(Checkpoint(folder), torch.device("cpu"), torch.float32)
+    model = load_encoder(Checkpoint(folder), CpuDevice(torch.float32))
     assert model is not None
     rows = model.encode([pixel_item(*pair) for pair in zip(pixels, grids, strict=True)])
     prompt = ids_of(prepared)

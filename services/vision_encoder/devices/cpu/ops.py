@@ -8,6 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from services.vision_encoder.devices.base.ops import (
+    Norm,
+    Packed,
+    Rotation,
+    Segments,
+    TowerOps,
+    activated,
+    take,
+)
 from shared.cpu_kernels import binding, packed_linear
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
@@ -16,34 +25,26 @@ from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 # tiles of rows come of them.
 _TASK_QUERIES = 108
 
-# transformers' names of what may follow a linear layer.
-ACTIVATIONS = {
-    "gelu": binding.GELU,
-    "gelu_pytorch_tanh": binding.GELU_TANH,
-    "gelu_new": binding.GELU_TANH,
-    "quick_gelu": binding.QUICK_GELU,
+# What the kernels do as part of a linear layer: by transformers' names, and whether it is gated.
+_EPILOGUES = {
+    ("", False): binding.PLAIN,
+    ("gelu", False): binding.GELU,
+    ("gelu_pytorch_tanh", False): binding.GELU_TANH,
+    ("gelu_new", False): binding.GELU_TANH,
+    ("quick_gelu", False): binding.QUICK_GELU,
+    ("silu", True): binding.SWIGLU,
 }
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A layer norm, or without a bias an RMS norm: weights [size]."""
+class _PackedPanels(Packed):
+    """`weight` and `bias` are those of `layer`; activation and gate are what it does not do itself."""
 
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
+    layer: PackedLinear | None = None
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """Cosines and sines [tokens, head size] in float32; the first half of the sines carries the minus sign."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-class Segments:
-    """Segments of a packed batch that attend to themselves alone, and buffers for their keys.
+class _CachedSegments(Segments):
+    """Segments, and buffers for their keys.
 
     One object serves all layers of a call: each overwrites the buffers of the one before. The padding behind a
     segment stays zero.
@@ -53,6 +54,7 @@ class Segments:
         self, kernels: Kernels, lengths: Sequence[int], heads: int, size: int, dtype: torch.dtype
     ) -> None:
         """lengths: tokens of each; size: elements of a head."""
+        super().__init__(lengths, size)
         page, lanes = kernels.page, kernels.lanes
         sizes = np.asarray(lengths, np.int64)
         blocks = -(-sizes // page)
@@ -76,34 +78,39 @@ class Segments:
         self.cache = ctypes.byref(binding.Cache(self._memory.data_ptr(), 1, heads, padded, size))
 
 
-class TowerOps:
+class KernelOps(TowerOps):
     """The kernels for one element type. Rows are contiguous [tokens, size]; results are new memory."""
 
-    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, kernels: Kernels) -> None:
+        super().__init__(device, dtype)
         self._kernels = kernels
         self._type = TYPES[dtype]
-        self.dtype = dtype
 
-    def pack(self, *layers: nn.Module, epilogue: int = binding.PLAIN) -> PackedLinear:
-        """Linear or patch layers that see the same rows as one; takes their weights away from them."""
-        weight = torch.cat([layer.get_parameter("weight").flatten(1) for layer in layers])
-        biases = [layer.bias for layer in layers]
-        bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
-        for layer in layers:
-            del layer.weight
-        return packed_linear.pack(self._kernels, weight, bias, epilogue)
+    def pack(self, *layers: nn.Module, activation: str = "", gated: bool = False) -> Packed:
+        """Packs the weights in panels; an activation that the kernels know is done with the product."""
+        weight, bias = take(layers)
+        epilogue = _EPILOGUES.get((activation, gated))
+        if epilogue is not None:
+            activation, gated = "", False
+        made = packed_linear.pack(self._kernels, weight, bias, epilogue or binding.PLAIN)
+        return _PackedPanels(made.panels, made.bias, activation, gated, made)
 
     def segments(self, lengths: Sequence[int], heads: int, size: int) -> Segments:
-        """For a packed batch of stretches of so many tokens; size: elements of a head."""
-        return Segments(self._kernels, lengths, heads, size, self.dtype)
+        """With memory for the keys and values of a layer."""
+        return _CachedSegments(self._kernels, lengths, heads, size, self.dtype)
 
-    def linear(self, x: Tensor, layer: PackedLinear) -> Tensor:
-        """[tokens, in] to [tokens, out]."""
-        out = torch.empty((x.shape[0], layer.outputs), dtype=self.dtype)
-        return packed_linear.linear(self._kernels, x, layer, out)
+    def linear(self, x: Tensor, layer: Packed) -> Tensor:
+        """[tokens, in] to [tokens, out], or half of it for a gated layer."""
+        assert isinstance(layer, _PackedPanels) and layer.layer is not None
+        out = torch.empty((x.shape[0], layer.layer.outputs), dtype=self.dtype)
+        packed_linear.linear(self._kernels, x, layer.layer, out)
+        if not layer.activation:
+            return out
+        # Row by row: where torch's vectors begin must not depend on how many rows there are.
+        return torch.stack([activated(row, layer.activation, layer.gated) for row in out])
 
     def add_norm(self, x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
-        """Adds `x` to `residual`, in place, and returns the sum's norm."""
+        """See `TowerOps.add_norm`: one pass over the rows."""
         tokens, size = residual.shape
         out = torch.empty_like(residual)
         if norm.bias is None:
@@ -128,6 +135,7 @@ class TowerOps:
         self, qkv: Tensor, heads: int, segments: Segments, rotation: Rotation | None
     ) -> Tensor:
         """[tokens, 3 * heads * size] to [tokens, heads * size]; rotates the queries in place."""
+        assert isinstance(segments, _CachedSegments)
         tokens, width = qkv.shape[0], qkv.shape[1] // 3
         out = torch.empty((tokens, width), dtype=qkv.dtype)
         write = binding.RopeWrite(

@@ -1,0 +1,1 @@
+"""What every device of the encoder offers, and the operations of towers in plain torch."""

@@ -1,0 +1,41 @@
+"""The CPU as the encoder's device: what is uploaded is there already."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.vision_encoder.devices.base.device import Device
+from services.vision_encoder.devices.base.ops import TowerOps
+from services.vision_encoder.devices.cpu.ops import KernelOps
+from shared.cpu_kernels.binding import load_kernels
+from shared.cpu_kernels.packed_linear import TYPES
+
+
+class CpuDevice(Device):
+    """Our own kernels, or torch's where those cannot be had or do not know the element type."""
+
+    name = "cpu"
+    default_batch_patches = 1024
+
+    def _make_ops(self) -> TowerOps:
+        kernels = load_kernels(self.threads) if self.dtype in TYPES else None
+        if kernels is None:
+            return super()._make_ops()
+        return KernelOps(self.where, self.dtype, kernels)
+
+    def enter_thread(self, uses_ops: bool) -> None:
+        """Two thread pools would compete for the cores: where the kernels compute, torch has one thread."""
+        on_kernels = uses_ops and isinstance(self.ops, KernelOps)
+        torch.set_num_threads(1 if on_kernels else self.threads)
+
+    def upload(self, *tensors: Tensor) -> list[Tensor]:
+        """The tensors themselves."""
+        return list(tensors)
+
+    def download(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The rows themselves."""
+        return list(parts)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: what a call returns has been computed."""

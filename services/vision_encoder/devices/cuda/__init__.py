@@ -1,0 +1,1 @@
+"""CUDA devices: torch's own kernels, transfers by pinned memory."""
