@@ -49,9 +49,15 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
         None,
         gt=0,
         le=1,
-        description="Largest share of a CUDA device's memory for the weights, steps and caches of all decoders, 0.9"
-        " unless given; on the CPU of the host memory that is free after loading, for steps and caches, 0.4 unless"
-        " given.",
+        description="Largest share of a device's memory for the weights, steps and caches of all decoders, 0.9 unless"
+        " given, and 0.75 where a vision encoder is started on the same NPU; on the CPU of the host memory that is free"
+        " after loading, for steps and caches, 0.4 unless given.",
+    )
+    npu_reserved_memory: int | None = Field(
+        None,
+        ge=0,
+        description="Bytes of an NPU's memory that each decoder leaves to workspaces of operators, graphs and"
+        " communication; unless given 3 percent of all, 1 GiB at least.",
     )
 
     @property

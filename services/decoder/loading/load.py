@@ -61,6 +61,8 @@ def load(settings: DecoderSettings) -> Loaded:
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
     )
+    if not settings.kv_cache_memory_bytes:
+        device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
     log.info(
         "found model",
@@ -133,17 +135,20 @@ def _limits(
     block_size, sharers = device.block_size, settings.memory_sharers
     block_bytes = sum(device.ops.block_bytes(layer) for layer in paged_layers(model.layers))
     useful = (settings.max_num_seqs * -(-longest // block_size) + 1) * block_bytes
-    budget = device.cache_bytes(settings.gpu_memory_utilization, sharers, measured.step_bytes)
-    total = kv_bytes(settings.kv_cache_memory_bytes or 0, budget, useful)
-    blocks = count_blocks(total, block_bytes, longest, block_size)
+    budget = device.cache_budget(
+        settings.gpu_memory_utilization, sharers, measured.step_bytes, settings.npu_reserved_memory
+    )
+    asked = settings.kv_cache_memory_bytes or 0
+    total = kv_bytes(asked, budget.nbytes, useful)
+    reason = "" if asked else str(budget)
+    blocks = count_blocks(total, block_bytes, longest, block_size, reason)
     host_blocks = count_host_blocks(
         settings.num_host_blocks, blocks, device.swap_bytes(sharers), block_bytes
     )
     held = (blocks - 1) * block_size
     log.info(
         "allocating cache",
-        step_mb=measured.step_bytes >> 20,
-        budget_mb=budget >> 20,
+        budget=str(budget),
         kv_mb=blocks * block_bytes >> 20,
         blocks=blocks,
         tokens=held,

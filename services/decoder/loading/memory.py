@@ -4,15 +4,18 @@ from shared.errors import InvalidRequest
 
 
 def kv_bytes(asked: int, budget: int, most_useful: int) -> int:
-    """Bytes for the cache: what was asked for, or what the device allows (`Device.cache_bytes`).
+    """Bytes for the cache: what was asked for, or what the device allows (`Device.cache_budget`).
 
     `most_useful`: what every slot at its longest would fill.
     """
     return asked or min(budget, most_useful)
 
 
-def count_blocks(total_bytes: int, block_bytes: int, max_model_len: int, block_size: int) -> int:
-    """Blocks that fit. Raises InvalidRequest if one sequence of `max_model_len` would not."""
+def count_blocks(
+    total_bytes: int, block_bytes: int, max_model_len: int, block_size: int, budget: str = ""
+) -> int:
+    """Blocks that fit. Raises InvalidRequest if one sequence of `max_model_len` would not. budget: how `total_bytes`
+    came about, for that."""
     blocks = total_bytes // block_bytes
     needed = -(-max_model_len // block_size) + 1  # block 0 is padding
     if blocks < needed:
@@ -20,7 +23,7 @@ def count_blocks(total_bytes: int, block_bytes: int, max_model_len: int, block_s
             "KV_CACHE_TOO_SMALL",
             f"a cache of {total_bytes} bytes holds {blocks} blocks, but one sequence of"
             f" --max-model-len {max_model_len} needs {needed} ({needed * block_bytes} bytes):"
-            " raise --kv-cache-memory-bytes or lower --max-model-len",
+            f" raise --kv-cache-memory-bytes or lower --max-model-len{budget and f' ({budget})'}",
             field="kv_cache_memory_bytes",
         )
     return blocks

@@ -113,5 +113,5 @@ def _storage_bytes(tensor: torch.Tensor) -> int:
 def test_memory_is_seen(device: Device) -> None:
     found = device.memory()
     assert 0 < found.free <= found.total
-    assert 0 < device.cache_bytes(None, 1, 0) <= found.total
-    assert device.cache_bytes(None, 1, 1 << 60) == 0
+    assert 0 < device.cache_budget(None, 1, 0).nbytes <= found.total
+    assert device.cache_budget(None, 1, 1 << 60).nbytes == 0

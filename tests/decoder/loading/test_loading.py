@@ -196,19 +196,19 @@ def test_the_cache_takes_the_least_of_its_bounds() -> None:
 
 
 def test_the_cpu_bounds_the_cache_by_the_size_of_the_model() -> None:
-    assert Host(torch.float32).cache_bytes(None, 1, 0) == 4 * GIGA
-    assert Host(torch.float32, small_model=True).cache_bytes(None, 1, 0) == GIGA // 2
-    assert Host(torch.float32).cache_bytes(0.004, 1, GIGA) == GIGA
+    assert Host(torch.float32).cache_budget(None, 1, 0).nbytes == 4 * GIGA
+    assert Host(torch.float32, small_model=True).cache_budget(None, 1, 0).nbytes == GIGA // 2
+    assert Host(torch.float32).cache_budget(0.004, 1, GIGA).nbytes == GIGA
     assert Host(torch.float32).swap_bytes(2) == 25 * GIGA
 
 
 def test_several_decoders_divide_the_memory_and_leave_some_for_a_step() -> None:
     device = Host(torch.float32)
-    whole = device.cache_bytes(0.006, 1, 0)
-    quarter = device.cache_bytes(0.006, 4, 0)
+    whole = device.cache_budget(0.006, 1, 0).nbytes
+    quarter = device.cache_budget(0.006, 4, 0).nbytes
     assert quarter == whole // 4
-    assert device.cache_bytes(0.006, 4, quarter // 2) == quarter - quarter // 2
-    assert device.cache_bytes(0.006, 4, 1 << 50) == 0
+    assert device.cache_budget(0.006, 4, quarter // 2).nbytes == quarter - quarter // 2
+    assert device.cache_budget(0.006, 4, 1 << 50).nbytes == 0
 
 
 def test_the_memory_of_the_host_is_seen() -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
 from services.decoder.sampling.sampler import Sampler
@@ -79,10 +80,18 @@ class Device(ABC):
     def memory(self) -> Memory:
         """What there is now."""
 
+    def require_free(self, share: float | None, sharers: int) -> None:
+        """Called before weights are loaded. Raises Unavailable where others have of the device's memory what
+        `cache_budget` would give out."""
+        return None
+
     @abstractmethod
-    def cache_bytes(self, share: float | None, sharers: int, step_bytes: int) -> int:
-        """Bytes that the caches of one of `sharers` decoders may take, once the weights are loaded: of `share` of the
-        device's memory (the device's own unless given) what `step_bytes`, the largest step, leaves."""
+    def cache_budget(
+        self, share: float | None, sharers: int, step_bytes: int, reserved: int | None = None
+    ) -> CacheBudget:
+        """What the caches of one of `sharers` decoders may take, once the weights are loaded: of `share` of the
+        device's memory (the device's own unless given) what `step_bytes`, the largest step, leaves. reserved: bytes
+        for what the device's libraries take later, their own estimate unless given."""
 
     @abstractmethod
     def swap_bytes(self, sharers: int) -> int:

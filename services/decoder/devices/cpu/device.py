@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base import host_memory
+from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download
@@ -53,12 +54,16 @@ class CpuDevice(Device):
         """The host's, as far as our control group allows."""
         return Memory(host_memory.available_bytes(), host_memory.total_bytes())
 
-    def cache_bytes(self, share: float | None, sharers: int, step_bytes: int) -> int:
+    def cache_budget(
+        self, share: float | None, sharers: int, step_bytes: int, reserved: int | None = None
+    ) -> CacheBudget:
         """`share` of what is free (0.4 unless given), 4 GiB at most, or 512 MiB for a small model: it is not the
         decoder's alone, and the cache touches all of it."""
         most = _MOST_CACHE_BYTES_SMALL if self.small_model else _MOST_CACHE_BYTES
-        allowed = int(self.memory().free * (share or _SHARE) / sharers) - step_bytes
-        return max(0, min(most, allowed))
+        allowed = int(self.memory().free * (share or _SHARE) / sharers)
+        return CacheBudget(
+            ("the free memory of the host", allowed), (("the largest step", step_bytes),), most
+        )
 
     def swap_bytes(self, sharers: int) -> int:
         """A tenth of what is free; it costs nothing before it is used."""

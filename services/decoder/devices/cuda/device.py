@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base import host_memory
+from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
@@ -31,13 +32,19 @@ class CudaDevice(Device):
         """As the driver says, for all processes."""
         return Memory(*torch.cuda.mem_get_info(self.ops.device))
 
-    def cache_bytes(self, share: float | None, sharers: int, step_bytes: int) -> int:
+    def cache_budget(
+        self, share: float | None, sharers: int, step_bytes: int, reserved: int | None = None
+    ) -> CacheBudget:
         """`share` of all memory (0.9 unless given), less what is taken."""
         memory = self.memory()
         taken = memory.total - memory.free
         if sharers > 1:  # each counts its own
             taken = torch.cuda.memory_reserved(self.ops.device)
-        return max(0, int(memory.total * (share or _SHARE) / sharers) - taken - step_bytes)
+        allowed = int(memory.total * (share or _SHARE) / sharers)
+        return CacheBudget(
+            ("the device's memory", allowed),
+            (("what is taken already", taken), ("the largest step", step_bytes)),
+        )
 
     def swap_bytes(self, sharers: int) -> int:
         """A tenth of what is free on the host, 4 GiB at most: it is pinned from the start."""

@@ -1,6 +1,8 @@
 """The first Ascend NPU that the process sees."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -8,11 +10,15 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base import host_memory
+from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
 from services.decoder.devices.npu.ops import NpuOps
+from shared.ascend import is_310p
+from shared.errors import Unavailable
 
+_GIB = 1 << 30
 _SHARE = 0.9
 _SWAP_SHARE = 0.1
 _MOST_PINNED_BYTES = 4 << 30
@@ -41,17 +47,47 @@ class NpuDevice(Device):
         """As the driver says, for all processes."""
         return Memory(*torch_npu.npu.mem_get_info())
 
-    def cache_bytes(self, share: float | None, sharers: int, step_bytes: int) -> int:
-        """`share` of all memory (0.9 unless given), less weights, the largest step, what CANN has taken for itself, and
-        a reserve for what it will take."""
+    def require_free(self, share: float | None, sharers: int) -> None:
+        """Raises Unavailable naming what is free."""
+        memory = self.memory()
+        wanted = self._allowed(memory, share, sharers)
+        if memory.free < wanted:
+            raise Unavailable(
+                "DEVICE_MEMORY_TAKEN",
+                f"{memory.free / _GIB:.1f} of {memory.total / _GIB:.1f} GiB of the NPU's memory are free, but"
+                f" --gpu-memory-utilization asks for {wanted / _GIB:.1f} GiB: end what holds the rest (npu-smi info"
+                f" lists it), or give at most --gpu-memory-utilization {self._largest_share(memory, sharers)}",
+            )
+
+    def cache_budget(
+        self, share: float | None, sharers: int, step_bytes: int, reserved: int | None = None
+    ) -> CacheBudget:
+        """`share` of all memory (0.9 unless given), less weights, the largest step, what CANN has taken for itself
+        since the process began, and a reserve for what it will take; of that on a 310P half, whose attention needs
+        as much again."""
         torch_npu.npu.empty_cache()  # what the profile has freed would count twice
         memory = self.memory()
-        reserved = int(torch_npu.npu.memory_reserved())
-        outside = max(0, self._free_at_start - memory.free - reserved)
-        spare = max(_LEAST_RESERVED_BYTES, int(memory.total * _RESERVED_SHARE))
-        allowed = int(memory.total * (share or _SHARE) / sharers)
-        taken = int(torch_npu.npu.memory_allocated()) + outside + spare
-        return max(0, allowed - taken - step_bytes)
+        outside = self._free_at_start - memory.free - int(torch_npu.npu.memory_reserved())
+        if reserved is None:
+            reserved = max(_LEAST_RESERVED_BYTES, int(memory.total * _RESERVED_SHARE))
+        budget = CacheBudget(
+            ("the NPU's memory (--gpu-memory-utilization)", self._allowed(memory, share, sharers)),
+            (
+                ("weights", int(torch_npu.npu.memory_allocated())),
+                ("the largest step (--max-num-batched-tokens, --max-num-seqs)", step_bytes),
+                ("CANN", max(0, outside)),
+                ("what it takes later (--npu-reserved-memory)", reserved),
+            ),
+        )
+        return replace(budget, most=budget.nbytes // 2) if is_310p() else budget
+
+    @staticmethod
+    def _allowed(memory: Memory, share: float | None, sharers: int) -> int:
+        return int(memory.total * (share or _SHARE) / sharers)
+
+    @staticmethod
+    def _largest_share(memory: Memory, sharers: int) -> float:
+        return math.floor(100 * min(1.0, sharers * memory.free / memory.total)) / 100
 
     def swap_bytes(self, sharers: int) -> int:
         """A tenth of what is free on the host, 4 GiB at most: it is pinned from the start."""
