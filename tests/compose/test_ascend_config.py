@@ -12,9 +12,9 @@ FILES = ("compose.yaml", "compose.ascend.yaml")
 COMPUTING = ("decoder", "vision-encoder")
 
 
-def services(**variables: str) -> dict[str, Any]:
-    """The services of both files together."""
-    files = [part for name in FILES for part in ("-f", name)]
+def services(*more: str, **variables: str) -> dict[str, Any]:
+    """The services of all files together."""
+    files = [part for name in (*FILES, *more) for part in ("-f", name)]
     try:
         done = subprocess.run(
             ["docker", "compose", *files, "config", "--format", "json"],
@@ -89,3 +89,19 @@ def test_device_group_and_versions_can_be_chosen() -> None:
     assert sources(decoder)["/usr/local/sbin/npu-smi"]["target"] == "/usr/local/bin/npu-smi"
     assert decoder["build"]["args"]["TORCH"] == "2.10.0"
     assert decoder["build"]["args"]["TORCH_INDEX"] == ""
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_the_simulated_device_takes_the_place_of_device_and_driver_alone(name: str) -> None:
+    real, simulated = services()[name], services("tests/ascend/compose.ci.yaml")[name]
+    assert "/dev/davinci" not in json.dumps(simulated)
+    assert "/usr/local" not in json.dumps(simulated)
+    changed = {"build", "devices", "environment", "group_add", "ulimits", "volumes"}
+    assert {key: value for key, value in simulated.items() if key not in changed} == {
+        key: value for key, value in real.items() if key not in changed
+    }
+    assert real["environment"].items() <= simulated["environment"].items()
+    assert simulated["build"]["dockerfile"] == real["build"]["dockerfile"]
+    kept = {"/model", "/artifacts", "/secrets"}
+    for mount in real["volumes"]:
+        assert (mount in simulated["volumes"]) == (mount["target"] in kept)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,13 @@ _ROOT = Path(__file__).parents[2]
 class Stack:
     """`with Stack() as stack:` builds, starts, waits until all are healthy; at the end removes all."""
 
-    def __init__(self, project: str = "tessera-check", served_model: str = "tessera-demo") -> None:
+    def __init__(
+        self,
+        project: str = "tessera-check",
+        served_model: str = "tessera-demo",
+        files: Sequence[str] = ("compose.yaml",),
+    ) -> None:
+        self._files = [part for name in files for part in ("--file", name)]
         self.port, self.grpc_port = free_ports(2)
         self.project = project
         self.served_model = served_model
@@ -39,7 +46,7 @@ class Stack:
         """Runs `docker compose`; what it printed. Fails with all it said."""
         ports = {"PORT": str(self.port), "GRPC_PORT": str(self.grpc_port)}
         result = subprocess.run(
-            ["docker", "compose", "--project-name", self.project, *arguments],
+            ["docker", "compose", *self._files, "--project-name", self.project, *arguments],
             cwd=_ROOT,
             env={**os.environ, **ports},
             capture_output=True,

@@ -18,6 +18,7 @@ from typing import Self
 import psutil
 
 from services.launcher.state.folders import Folders
+from shared.settings import python_path
 from tests.support.network.ports import free_ports
 
 _ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ class System:
         command += [str(self._model)] if self._model else []
         command += ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
         command += ["--state-dir", str(self.folder / "state"), *self._flags]
-        path = os.pathsep.join([str(_ROOT), str(_ROOT / "protos")])
+        path = python_path(_ROOT, _ROOT / "protos")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
