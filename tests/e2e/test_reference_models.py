@@ -1,19 +1,18 @@
 """Models whose chat format and class transformers does not have, through the whole system: prompt ids and tokens are
 those of the reference implementations."""
 
-import asyncio
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
 from PIL import Image
 
 from tests.reference_models import qwen_vl
 from tests.reference_models.common import IMAGE, Turn, write_json
 from tests.reference_models.text_models import chatglm_6b
+from tests.support.answers import ask_all
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
 from tests.support.services_in_process import services_in_process
@@ -52,21 +51,6 @@ def messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     return found
 
 
-async def ask_all(url: str, chats: Sequence[Sequence[Turn]]) -> list[Any]:
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        asked = [
-            client.chat.completions.create(
-                model="under-test",
-                messages=messages(chat),  # type: ignore[arg-type]
-                max_tokens=TOKENS,
-                temperature=0,
-                extra_body={"ignore_eos": True, "return_token_ids": True},
-            )
-            for chat in chats
-        ]
-        return list(await asyncio.gather(*asked))
-
-
 def assert_answers(
     folder: Path,
     redis_url: str,
@@ -76,16 +60,17 @@ def assert_answers(
 ) -> None:
     """Of all chats at once, and once more with their prompts in the cache."""
     with services_in_process(folder, redis_url) as system:
-        answers = asyncio.run(ask_all(system.base_url, chats))
-        again = asyncio.run(ask_all(system.base_url, chats))
-    for chat, first, second in zip(chats, answers, again, strict=True):
+        asked = [messages(chat) for chat in chats]
+        answers = ask_all(system.base_url, asked, TOKENS)
+        again = ask_all(system.base_url, asked, TOKENS)
+    assert again == answers
+    for chat, (prompt, tokens) in zip(chats, answers, strict=True):
         count = sum(text.count(IMAGE) for _, text in chat)
         shown = [Image.open(io.BytesIO(picture(number))).convert("RGB") for number in range(count)]
         ids = prompt_ids(chat, [image.size for image in shown])
-        assert first.prompt_token_ids == ids
+        assert prompt == ids
         expected = generate(ids, shown)
-        assert_same_up_to_ties(first.choices[0].token_ids, expected.tokens, expected.logits)
-        assert second.choices[0].token_ids == first.choices[0].token_ids
+        assert_same_up_to_ties(tokens, expected.tokens, expected.logits)
 
 
 @pytest.mark.timeout(300)

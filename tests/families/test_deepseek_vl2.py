@@ -1,6 +1,5 @@
 """DeepSeek-VL2, whole: pictures, prompts and answers are those of a reference written from the model's description."""
 
-import asyncio
 import io
 import json
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from openai import AsyncOpenAI, BadRequestError
+from openai import BadRequestError
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -30,6 +29,7 @@ from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import IMAGE, noise
 from tests.reference_models.deepseek_vl2 import DeepSeekVL2, write_checkpoint
 from tests.support import tower_engine
+from tests.support.answers import ask_all
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
 from tests.support.services_in_process import services_in_process
@@ -140,32 +140,14 @@ def messages(number: int) -> list[dict[str, Any]]:
     ]
 
 
-async def ask(
-    client: AsyncOpenAI, conversation: list[dict[str, Any]]
-) -> tuple[list[int], list[int]]:
-    answer: Any = await client.chat.completions.create(
-        model="under-test",
-        messages=conversation,  # type: ignore[arg-type]
-        max_tokens=TOKENS,
-        temperature=0,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
-    )
-    return answer.prompt_token_ids, answer.choices[0].token_ids
-
-
 @pytest.mark.timeout(300)
 def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> None:
     reference = DeepSeekVL2(folder)
-
-    async def ask_all(url: str) -> list[tuple[list[int], list[int]]]:
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            with pytest.raises(BadRequestError, match="2 images"):
-                await ask(client, messages(1) + messages(1)[:1])
-            asked = (ask(client, messages(number)) for number in range(len(SIZES)))
-            return await asyncio.gather(*asked)
-
+    chats = [messages(number) for number in range(len(SIZES))]
     with services_in_process(folder, redis_url) as system:
-        answers = asyncio.run(ask_all(system.base_url))
+        with pytest.raises(BadRequestError, match="2 images"):
+            ask_all(system.base_url, [messages(1) + messages(1)[:1]], TOKENS)
+        answers = ask_all(system.base_url, chats, TOKENS)
     for number, (prompt, tokens) in enumerate(answers):
         shown = sum(text.count(IMAGE) for _, text in turns(number))
         assert prompt == reference.prompt_ids(turns(number), [SIZES[number]] * shown)

@@ -1,6 +1,5 @@
 """Molmo against the reference implementation: pixel values, rows, prompts and tokens; what is refused by name."""
 
-import asyncio
 import base64
 import io
 import json
@@ -12,7 +11,6 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from openai import AsyncOpenAI
 
 from services.families import registry
 from services.families.family import ItemSize, load_part
@@ -32,6 +30,7 @@ from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.molmo import Molmo, write_checkpoint
 from tests.support import tower_engine
+from tests.support.answers import Chat, ask_all
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.services_in_process import services_in_process
 from tests.support.step_stream import StepStream, Text, greedy, make_plan, running_decoder
@@ -181,12 +180,10 @@ async def test_tokens(variant: str, chunk: int, tmp_path: Path, short_tmp: Path)
         assert_same_up_to_ties(text.output, chosen_from.argmax(-1).tolist(), chosen_from)
 
 
-async def ask(
-    client: AsyncOpenAI, turns: Sequence[tuple[str, str]], pictures: list[PIL.Image.Image]
-) -> Any:
+def messages(turns: Sequence[tuple[str, str]], pictures: list[PIL.Image.Image]) -> Chat:
     """The turns with pictures in the places of their marks."""
     left = iter(pictures)
-    messages: list[Any] = []
+    found: list[dict[str, Any]] = []
     for role, text in turns:
         parts: list[dict[str, Any]] = []
         for piece in text.split("<image>")[:-1]:
@@ -196,17 +193,13 @@ async def ask(
             parts += [{"type": "text", "text": piece}] if piece else []
             parts.append({"type": "image_url", "image_url": {"url": url}})
         parts.append({"type": "text", "text": text.split("<image>")[-1]})
-        messages.append({"role": role, "content": parts})
-    answer: Any = await client.chat.completions.create(
-        model="molmo", messages=messages, max_tokens=6, temperature=0,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
-    )  # fmt: skip
-    return answer.prompt_token_ids, answer.choices[0].token_ids
+        found.append({"role": role, "content": parts})
+    return found
 
 
 def test_the_whole_system(tmp_path: Path, redis_url: str) -> None:
     """Four requests at once, and again with cached prefixes."""
-    folder = write_checkpoint(tmp_path / "molmo")
+    folder = write_checkpoint(tmp_path / "under-test")
     # A template as released: it writes neither the first token nor pictures.
     own = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
     (folder / "chat_template.jinja").write_text(own)
@@ -217,14 +210,10 @@ def test_the_whole_system(tmp_path: Path, redis_url: str) -> None:
         ([("user", "<image>What is in <image>this?")], [PICTURES[2], PICTURES[0]]),
         ([("user", "What?")], []),
     ]
-
-    async def ask_all(url: str) -> list[Any]:
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(ask(client, *chat) for chat in chats))
-
+    asked = [messages(*chat) for chat in chats]
     with services_in_process(folder, redis_url) as system:
-        answers = asyncio.run(ask_all(system.base_url))
-        again = asyncio.run(ask_all(system.base_url))
+        answers = ask_all(system.base_url, asked, 6)
+        again = ask_all(system.base_url, asked, 6)
     assert again == answers
     for (turns, pictures), (prompt, tokens) in zip(chats, answers, strict=True):
         assert prompt == reference.prompt_ids(turns, [picture.size for picture in pictures])

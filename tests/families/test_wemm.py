@@ -1,13 +1,12 @@
 """WeMM, whole: pictures, prompts and answers equal those of a reference written from the model's description alone."""
 
-import asyncio
 import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from openai import AsyncOpenAI, BadRequestError
+from openai import BadRequestError
 from PIL import Image
 
 from services.families import registry
@@ -22,6 +21,7 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 from tests.reference_models import wemm
 from tests.reference_models.common import IMAGE, read_json, write_json
+from tests.support.answers import ask_all
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
 from tests.support.services_in_process import services_in_process
@@ -81,34 +81,19 @@ def messages(number: int) -> list[dict[str, Any]]:
     return found
 
 
-async def ask(client: AsyncOpenAI, chat: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    answer: Any = await client.chat.completions.create(
-        model="under-test",
-        messages=chat,  # type: ignore[arg-type]
-        max_tokens=TOKENS,
-        temperature=0,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
-    )
-    return answer.prompt_token_ids, answer.choices[0].token_ids
-
-
 @pytest.mark.timeout(300)
 def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> None:
     """Six at once, with and without a picture, then the same with all prefixes in the cache."""
     reference = wemm.Wemm(folder)
 
-    async def ask_all(url: str) -> list[tuple[list[int], list[int]]]:
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            chats = [messages(number) for number in range(len(SIZES))]
-            found = await asyncio.gather(*(ask(client, chat) for chat in chats))
-            chats[1][0]["content"] += chats[1][0]["content"][:1]
-            with pytest.raises(BadRequestError, match="may have 1 images"):
-                await ask(client, chats[1])
-            return found
-
+    chats = [messages(number) for number in range(len(SIZES))]
+    two = messages(1)
+    two[0]["content"] += two[0]["content"][:1]
     with services_in_process(folder, redis_url) as system:
-        answers = asyncio.run(ask_all(system.base_url))
-        assert asyncio.run(ask_all(system.base_url)) == answers
+        answers = ask_all(system.base_url, chats, TOKENS)
+        assert ask_all(system.base_url, chats, TOKENS) == answers
+        with pytest.raises(BadRequestError, match="may have 1 images"):
+            ask_all(system.base_url, [two], TOKENS)
     for number, (prompt, tokens) in enumerate(answers):
         has_picture = IMAGE in turns(number)[0][1]
         ids = reference.prompt_ids(turns(number), [SIZES[number]] if has_picture else [])

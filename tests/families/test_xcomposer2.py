@@ -1,13 +1,11 @@
 """XComposer2, whole: pictures, prompts and answers equal those of a reference written from the models' description."""
 
-import asyncio
 import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from openai import AsyncOpenAI
 from PIL import Image
 
 from services.families import registry
@@ -22,6 +20,7 @@ from shared.checkpoint.processor import image_processor_name
 from tessera.common.v1.media_pb2 import Modality
 from tests.reference_models import xcomposer2
 from tests.reference_models.common import IMAGE
+from tests.support.answers import ask_all
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
 from tests.support.services_in_process import services_in_process
@@ -80,27 +79,12 @@ def messages(number: int) -> list[dict[str, Any]]:
     return found
 
 
-async def ask(client: AsyncOpenAI, number: int) -> tuple[list[int], list[int]]:
-    answer: Any = await client.chat.completions.create(
-        model="under-test",
-        messages=messages(number),  # type: ignore[arg-type]
-        max_tokens=TOKENS,
-        temperature=0,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
-    )
-    return answer.prompt_token_ids, answer.choices[0].token_ids
-
-
 @pytest.mark.timeout(300)
 def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> None:
     reference = xcomposer2.XComposer2(folder)
-
-    async def ask_all(url: str) -> list[tuple[list[int], list[int]]]:
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(len(SIZES))))
-
+    chats = [messages(number) for number in range(len(SIZES))]
     with services_in_process(folder, redis_url) as system:
-        answers = asyncio.run(ask_all(system.base_url))
+        answers = ask_all(system.base_url, chats, TOKENS)
     for number, (prompt, tokens) in enumerate(answers):
         shown = sum(text.count(IMAGE) for _, text in turns(number))
         ids = reference.prompt_ids(turns(number), [SIZES[number]] * shown)

@@ -1,0 +1,31 @@
+"""Greedy answers of a whole system, with their token ids."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openai import AsyncOpenAI
+
+Chat = Sequence[Mapping[str, Any]]  # messages
+Answer = tuple[list[int], list[int]]  # ids of the prompt, and of the answer
+
+
+def ask_all(url: str, chats: Sequence[Chat], max_tokens: int) -> list[Answer]:
+    """Of several chats at once; each has `max_tokens` tokens. Raises what the client raises for one that is refused."""
+    return asyncio.run(_ask_all(url, chats, max_tokens))
+
+
+async def _ask_all(url: str, chats: Sequence[Chat], max_tokens: int) -> list[Answer]:
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        return await asyncio.gather(*(_ask(client, chat, max_tokens) for chat in chats))
+
+
+async def _ask(client: AsyncOpenAI, chat: Chat, max_tokens: int) -> Answer:
+    answer: Any = await client.chat.completions.create(
+        model="under-test",
+        messages=chat,  # type: ignore[arg-type]
+        max_tokens=max_tokens,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
+    return answer.prompt_token_ids, answer.choices[0].token_ids
