@@ -1,5 +1,6 @@
 """Memory, streams and copies of the simulated device, as torch_npu sees them."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ MIB = 1 << 20
 
 
 def test_memory_is_counted_and_comes_back() -> None:
+    gc.collect()
     npu.empty_cache()
     free, total = npu.mem_get_info()
     assert total == int(os.environ["FAKE_NPU_BYTES"])

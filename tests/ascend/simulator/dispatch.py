@@ -10,6 +10,10 @@ from tests.ascend.simulator import counters, faults, graphs, limits, runtime
 from tests.ascend.simulator.memory import host_view, on_device, to_device
 
 Kernel = Callable[..., Any]
+Arguments = tuple[Any, ...]
+Options = dict[str, Any]
+InPlaceResult = Callable[[Arguments, Options], Any]
+
 _libraries: dict[str, torch.library.Library] = {}
 _registered: set[tuple[str, str]] = set()
 _CPU = torch.device("cpu")
@@ -28,14 +32,46 @@ def is_registered(namespace: str, name: str) -> bool:
     return (namespace, name) in _registered
 
 
-def kernel(namespace: str, name: str) -> Callable[[Kernel], Kernel]:
-    """Decorates what computes an op on tensors of the CPU."""
+def kernel(
+    namespace: str, name: str, in_place: InPlaceResult | None = None
+) -> Callable[[Kernel], Kernel]:
+    """Decorates what computes an op on tensors of the CPU; `in_place` as for `over_device_memory`."""
 
     def decorate(function: Kernel) -> Kernel:
-        register(namespace, name, over_device_memory(name.split(".")[0], function))
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+        register(
+            namespace, name, over_device_memory(base, function, in_place or in_place_result(op))
+        )
         return function
 
     return decorate
+
+
+def in_place_result(op: Any) -> InPlaceResult | None:
+    """For an op that only writes into its arguments: what a call of it returns. None for all others."""
+    schema = op._schema
+    written = {
+        _alias(argument): index
+        for index, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    returned = [_alias(result) for result in schema.returns]
+    if not written or not written.keys() >= set(returned) or "" in returned:
+        return None
+    places = [written[alias] for alias in returned]
+    names = [argument.name for argument in schema.arguments]
+
+    def result(arguments: Arguments, options: Options) -> Any:
+        found = [arguments[i] if i < len(arguments) else options[names[i]] for i in places]
+        return found[0] if len(found) == 1 else tuple(found) or None
+
+    return result
+
+
+def _alias(value: Any) -> str:
+    """The letter by which a schema says that a result is an argument; "" for none."""
+    return "" if value.alias_info is None else next(iter(value.alias_info.before_set), "")
 
 
 def tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
@@ -47,27 +83,37 @@ def tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from tensors_in(value)
 
 
-def launch(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+def launch(name: str, arguments: Arguments, options: Options) -> None:
     """Counts a call, refuses what the device would, and fails where a test has planted a fault."""
     counters.kernels[name] += 1
     runtime.add("kernel")
+    graphs.before_kernel()
     limits.check(name, tensors_in((*arguments, *options.values())))
     faults.before_kernel(name)
 
 
-def over_device_memory(name: str, function: Kernel) -> Kernel:
+def over_device_memory(
+    name: str, function: Kernel, in_place: InPlaceResult | None = None
+) -> Kernel:
     """`function`, of tensors of the CPU, as a kernel of the device.
 
-    What it returns that is one of its arguments is that argument; every other tensor goes to the device.
+    What it returns that is one of its arguments is that argument; every other tensor goes to the device. `in_place` is
+    given for a kernel that only writes into its arguments, and says what such a call returns: while a graph is captured
+    it does not run.
     """
 
     def run(*arguments: Any, **options: Any) -> Any:
         launch(name, arguments, options)
         call = _Call(function, arguments, options)
-        results = call()
+        if in_place is not None and graphs.is_deferred():
+            call.forget_originals()
+            graphs.note(call, [])
+            return in_place(arguments, options)
         outputs: list[Tensor] = []
-        made = _map(results, lambda value: call.returned(value, outputs))
-        graphs.note(lambda: call.repeat(outputs), outputs)
+        made = _map(call(), lambda value: call.returned(value, outputs))
+        if graphs.is_deferred():
+            call.forget_originals()
+            graphs.note(lambda: call.repeat(outputs), outputs)
         return made
 
     return run
@@ -76,11 +122,9 @@ def over_device_memory(name: str, function: Kernel) -> Kernel:
 class _Call:
     """One call, with its arguments as tensors of the CPU."""
 
-    def __init__(
-        self, function: Kernel, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> None:
+    def __init__(self, function: Kernel, arguments: Arguments, options: Options) -> None:
         self._function = function
-        self._originals: dict[int, Tensor] = {}
+        self._originals: dict[int, Tensor | None] = {}
         self._arguments = [_map(value, self._lowered) for value in arguments]
         self._options = {name: _map(value, self._lowered) for name, value in options.items()}
 
@@ -105,6 +149,10 @@ class _Call:
         made = to_device(value)
         outputs.append(host_view(made))
         return made
+
+    def forget_originals(self) -> None:
+        """A graph does not keep tensors from being freed: its memory pool does, where it is asked to."""
+        self._originals = dict.fromkeys(self._originals)
 
     def repeat(self, outputs: list[Tensor]) -> None:
         """Computes again, into the memory of the first results."""

@@ -76,7 +76,7 @@ def _is_view(op: Any) -> bool:
 
 
 def _kernel(name: str, op: Any) -> dispatch.Kernel:
-    plain = dispatch.over_device_memory(name, op)
+    plain = dispatch.over_device_memory(name, op, dispatch.in_place_result(op))
     if name in _WAIT_FOR_RESULT:
         return _waiting(name, plain, lambda arguments: True)
     if name in {"index", "index_put", "index_put_", "_index_put_impl_"}:
@@ -128,8 +128,10 @@ def _same_layout(to: Tensor, source: Tensor) -> bool:
 
 def _copy_on_device(to: Tensor, source: Tensor) -> None:
     target, values = host_view(to), host_view(source)
-    target.copy_(values)
-    graphs.note(lambda: target.copy_(values), [target])
+    if graphs.is_deferred():
+        graphs.note(lambda: target.copy_(values), [])
+    else:
+        target.copy_(values)
 
 
 def install_fallbacks() -> None:
