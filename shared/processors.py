@@ -63,6 +63,26 @@ def threads() -> int:
     return find().threads
 
 
+def shares(
+    count: int, root: Path = Path("/"), allowed: Collection[int] | None = None
+) -> list[tuple[int, ...]]:
+    """The CPUs of each of `count` processes that compute at the same time: equal numbers of cores, those of a socket
+    together. Empty if there are fewer than two cores for each; `root` and `allowed` as for `find`.
+    """
+    cpus = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
+    cores: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for number in cpus:
+        topology = root / _CPUS / f"cpu{number}" / "topology"
+        socket = _read(topology / "physical_package_id")
+        cores.setdefault((socket, _core(topology, number)), []).append(number)
+    each = len(cores) // count
+    if each < 2:
+        return []
+    ordered = sorted(cores.items(), key=lambda item: (item[0][0], item[1]))
+    parts = [ordered[first : first + each] for first in range(0, each * count, each)]
+    return [tuple(number for _, found in part for number in found) for part in parts]
+
+
 def _core(topology: Path, number: int) -> tuple[str, ...]:
     """The name of a CPU's core; without a file that gives it, each CPU is its own core."""
     for name in _SIBLINGS:

@@ -245,6 +245,12 @@ def child_environment(*without: str, **changes: str) -> dict[str, str]:
     return {**kept, **changes}
 
 
+def listed_in_environment(name: str, place: int) -> str:
+    """What stands at a place, from 0, of a variable that lists things with commas; empty if it lists fewer."""
+    listed = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+    return listed[place] if place < len(listed) else ""
+
+
 def bare_environment(**changes: str) -> dict[str, str]:
     """The part of this process's environment that programs need to start, with changes: for one that is not to know
     our settings, keys and passwords.

@@ -14,7 +14,6 @@ import structlog
 from services.decoder.devices.base.op_profile import profile_ops
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
 from services.decoder.worker.worker import Worker
 from shared.devices import DTYPES
 from shared.errors import ServingError
@@ -88,7 +87,7 @@ def _run(worker: Worker, plans: Sequence[StepPlan]) -> float:
     results: list[StepResult] = []
     began = time.perf_counter()
     for plan in plans:
-        worker.step(read_plan(plan, worker.limits), results.append)
+        worker.step(worker.accept(plan), results.append)
     seconds = time.perf_counter() - began
     for result in results:
         for failed in result.failed:

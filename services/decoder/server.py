@@ -76,6 +76,7 @@ async def serve(
                 await announcement.withdraw()
                 await servicer.drain(settings.shutdown_timeout)
         await loaded.worker.embeddings.close()
+        await compute.run(loaded.close)
         await redis.aclose()
         compute.stop()
         if collector is not None:

@@ -8,7 +8,7 @@ import structlog
 
 from services.decoder.worker.executor import Executor
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.plan import Plan, read_plan
+from services.decoder.worker.plan import Plan
 from services.decoder.worker.worker import Worker
 from shared.environment import monotonic
 from shared.errors import Internal, InvalidRequest, Precondition, ServingError, Unavailable
@@ -108,9 +108,7 @@ class Session:
             )
         self._last_step += 1
         self._unanswered += 1
-        plan = read_plan(message, self._worker.limits)
-        for ref in plan.fetch:
-            self._worker.embeddings.start(ref)
+        plan = self._worker.accept(message)
         arrived = monotonic()
         self._executor.submit(lambda: self._run(plan, arrived))
 

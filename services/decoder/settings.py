@@ -20,6 +20,13 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
         description="Tokens that one decoder computes in a step, a seventeenth less while others generate; 272 on the"
         " CPU, 2176 on cuda and npu unless given.",
     )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes, the ranks, that compute one decoder's model together, each its part of every layer: on"
+        " accelerators each on one of its own, on the CPU each with its share of the cores.",
+    )
     model_backend: ModelBackend = Field(
         ModelBackend.AUTO,
         description="Whose code runs the model's layers: native, ours for the families that we have; transformers, its"

@@ -78,8 +78,8 @@ async def running_decoder(
     """A real decoder server in this process, on a unix socket at `listen`, of what `load` returns."""
     defaults = {"device": "cpu", "max_num_seqs": 32, "kv_cache_memory_bytes": 8 << 20, "threads": 1}
     chosen = DecoderSettings.model_validate({"model": folder, **defaults, **settings})
-    loaded = load(chosen)
     executor = Executor()
+    loaded = await executor.run(lambda: load(chosen))
     collector = collecting_thread(loaded.device)
     servicer = DecoderServicer(hello(DECODER_ID, loaded), loaded.worker, executor, collector)
     async with RpcServer(f"unix:{listen}", grace_s=0.1) as server:
@@ -91,6 +91,7 @@ async def running_decoder(
         await server.ready()
         yield Decoder(server.address, loaded, servicer)
     await loaded.worker.embeddings.close()
+    await executor.run(loaded.close)
     executor.stop()
     if collector is not None:
         collector.stop()

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 import torch
@@ -20,6 +22,12 @@ from services.decoder.loading.warm_up import warm_up
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
 from services.decoder.models.needs import Needs
+from services.decoder.parallel.embeddings import LeadingEmbeddings
+from services.decoder.parallel.leader import Leader
+from services.decoder.parallel.leading_worker import LeadingWorker
+from services.decoder.parallel.place import Place
+from services.decoder.parallel.rank_group import connect
+from services.decoder.parallel.refusal import require_divisible
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
@@ -46,11 +54,53 @@ class Loaded:
     profile: Profile
     needs: Needs
     part: ServedPart
+    # Ends the other ranks, where there are any, after all steps.
+    close: Callable[[], None] = lambda: None
 
 
 def load(settings: DecoderSettings) -> Loaded:
-    """Loads and warms up; takes seconds to minutes. Raises ServingError for what cannot be served."""
+    """Loads and warms up; takes seconds to minutes. Of several ranks this process becomes the first, and starts the
+    others. Raises ServingError for what cannot be served."""
     began = time.perf_counter()
+    loaded = _lead(settings) if settings.tensor_parallel_size > 1 else load_rank(Place(settings))
+    warm_up(loaded.worker)
+    log.info(
+        "warmed up",
+        seconds=round(time.perf_counter() - began, 2),
+        step_ms=round(loaded.profile.step_us / 1000, 2),
+        token_ms=round(loaded.profile.token_us / 1000, 3),
+    )
+    return loaded
+
+
+def _lead(settings: DecoderSettings) -> Loaded:
+    ranks, checkpoint = settings.tensor_parallel_size, Checkpoint(settings.model)
+    require_divisible(checkpoint, ranks, settings.model_backend)
+    leader = Leader.start(settings, torch_device(settings.device), checkpoint.is_small)
+    try:
+        loaded = load_rank(
+            leader.place,
+            partial(LeadingEmbeddings, leader=leader),
+            partial(LeadingWorker, leader=leader),
+        )
+        return replace(loaded, close=leader.close)
+    except BaseException:
+        leader.close()
+        raise
+
+
+def load_rank(
+    place: Place,
+    make_embeddings: Callable[..., Embeddings] = Embeddings,
+    make_worker: Callable[..., Worker] = Worker,
+) -> Loaded:
+    """What `place` has of the model; waits for the other ranks, where there are any. The functions take the arguments
+    of the classes. Raises ServingError as `load` does."""
+    settings, share = place.settings, place.share
+    if place.cpus:
+        os.sched_setaffinity(
+            0, place.cpus
+        )  # of this thread, and those that it starts: the ones that compute
     checkpoint = Checkpoint(settings.model)
     sizes = registry.text_sizes(checkpoint, settings.model_backend)
     kind = device_class(torch_device(settings.device))
@@ -71,7 +121,11 @@ def load(settings: DecoderSettings) -> Loaded:
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),
     )
+    device.ops.share = share
     model = _load_model(settings, checkpoint, device.ops, longest)
+    if place.meeting is not None:
+        ops = device.ops
+        ops.ranks = connect(share, device.rank_backend, ops.device, place.meeting)
     model.needs.require_served()
     checkpoint.close()
     slots = settings.max_num_seqs
@@ -79,17 +133,10 @@ def load(settings: DecoderSettings) -> Loaded:
     steps = step_size(model.needs, checkpoint, tokens, slots, longest)
     measured = profile(model, device, steps.largest, slots, longest)
     limits = _limits(settings, model, device, longest, steps, measured)
-    embeddings = Embeddings(ArtifactReader(), device.copy_in, settings.embedding_cache_bytes)
-    worker = Worker(model, device, limits, embeddings)
-    warm_up(worker)
-    log.info(
-        "warmed up",
-        seconds=round(time.perf_counter() - began, 2),
-        step_ms=round(measured.step_us / 1000, 2),
-        token_ms=round(measured.token_us / 1000, 3),
-    )
+    embeddings = make_embeddings(ArtifactReader(), device.copy_in, settings.embedding_cache_bytes)
+    worker = make_worker(model, device, limits, embeddings)
     equal = model.equal_rows and _promises_equal_rows(device.ops)
-    name = fingerprint(checkpoint, dtype, model.code)
+    name = fingerprint(checkpoint, dtype, model.code, share.size)
     off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
     part = ServedPart(model.code, off, model.largest_difference)
     return Loaded(worker, device, name, equal, measured, model.needs, part)
@@ -107,10 +154,11 @@ def _load_model(
     return read(checkpoint, ops, longest, trust_remote_code=trusted, check=checked)
 
 
-def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype, code: str) -> bytes:
-    """16 bytes over configuration, names of weights, element type and whose code runs the layers."""
+def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1) -> bytes:
+    """16 bytes over configuration, names of weights, element type, whose code runs the layers, and in how many summands
+    their results are computed."""
     canonical = json.dumps(
-        [checkpoint.config, list(checkpoint.names()), str(dtype), code], sort_keys=True
+        [checkpoint.config, list(checkpoint.names()), str(dtype), code, ranks], sort_keys=True
     )
     return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
 
@@ -132,19 +180,23 @@ def _limits(
     steps: StepSize,
     measured: Profile,
 ) -> Limits:
-    block_size, sharers = device.block_size, settings.memory_sharers
-    block_bytes = sum(device.ops.block_bytes(layer) for layer in paged_layers(model.layers))
+    block_size, ops = device.block_size, device.ops
+    host_sharers = settings.memory_sharers * ops.share.size
+    sharers = host_sharers if device.is_host else settings.memory_sharers
+    block_bytes = sum(ops.block_bytes(layer) for layer in paged_layers(model.layers))
     useful = (settings.max_num_seqs * -(-longest // block_size) + 1) * block_bytes
     budget = device.cache_budget(
         settings.gpu_memory_utilization, sharers, measured.step_bytes, settings.npu_reserved_memory
     )
     asked = settings.kv_cache_memory_bytes or 0
     total = kv_bytes(asked, budget.nbytes, useful)
+    swap = device.swap_bytes(host_sharers)
+    if ops.ranks is not None:  # every rank has all sequences
+        least = ops.ranks.least(total // block_bytes, swap // block_bytes)
+        total, swap = (blocks * block_bytes for blocks in least)
     reason = "" if asked else str(budget)
     blocks = count_blocks(total, block_bytes, longest, block_size, reason)
-    host_blocks = count_host_blocks(
-        settings.num_host_blocks, blocks, device.swap_bytes(sharers), block_bytes
-    )
+    host_blocks = count_host_blocks(settings.num_host_blocks, blocks, swap, block_bytes)
     held = (blocks - 1) * block_size
     log.info(
         "allocating cache",

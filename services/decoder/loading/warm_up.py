@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.decoder.worker.plan import Limits, read_plan
+from services.decoder.worker.plan import Limits
 from services.decoder.worker.worker import Worker
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
@@ -17,7 +17,7 @@ def warm_up(worker: Worker) -> None:
     results: list[StepResult] = []
     for step, plan in enumerate(_plans(prompt, limits), 1):
         plan.step = step
-        worker.step(read_plan(plan, limits), results.append)
+        worker.step(worker.accept(plan), results.append)
     for result in results:
         for failed in result.failed:
             raise RuntimeError(f"warm-up failed: {failed.failure.message}")

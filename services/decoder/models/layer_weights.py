@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import HeadNorms, Heads
+from services.decoder.devices.base.attention_meta import HeadNorms
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.linear_weight import LinearWeight, StackedWeight
@@ -20,11 +20,12 @@ def load_layer(
     config: DecoderConfig,
     ops: BaseOps,
 ) -> DecoderLayer:
-    """Layer number `i`; after_norm: the norm behind it. Queries, keys and values may be stored as one matrix, and gate
-    and up as another. Raises InvalidRequest as `LanguageWeights.take` does."""
+    """Layer number `i`, of several ranks this one's share; after_norm: the norm behind it. Queries, keys and values may
+    be stored as one matrix, and gate and up as another. Raises InvalidRequest as `LanguageWeights.take` does."""
     layer = f"layers.{i}"
     hidden, inner = config.hidden_size, config.intermediate_size
     attention = f"{layer}.self_attn"
+    share = ops.share
 
     def norm(name: str) -> Tensor:
         return ops.vector(weights.take(f"{layer}.{name}_layernorm.weight", hidden))
@@ -43,13 +44,13 @@ def load_layer(
         gate_up = gate_up.reordered([*range(inner, 2 * inner), *range(inner)])
     down = weights.take_linear(f"{layer}.mlp.down_proj", hidden, inner, config.mlp_bias)
     return DecoderLayer(
-        qkv=ops.pack(_qkv(weights, attention, config)),
-        output=ops.pack(output),
+        qkv=ops.pack(share.fused(_qkv(weights, attention, config), config)),
+        output=ops.pack(share.inputs(output)),
         post_norm=norm("post_attention") if config.pre_norms else None,
-        gate_up=ops.pack_gate_up(gate_up),
-        down=ops.pack(down),
+        gate_up=ops.pack_gate_up(share.halves(gate_up)),
+        down=ops.pack(share.inputs(down)),
         after_norm=after_norm,
-        heads=Heads(config.num_heads, config.num_kv_heads, config.head_size),
+        heads=share.heads(config),
         norms=_head_norms(weights, attention, config, ops) if config.head_norms else None,
         scale=config.head_size**-0.5,
         window=config.windows[i],

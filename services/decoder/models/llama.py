@@ -47,7 +47,7 @@ class Llama(DecoderModel):
 
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         self.config = config
-        heads, size = config.num_kv_heads, config.head_size
+        heads, size = ops.share.heads(config).num_kv, config.head_size
         self.layers = [Paged(heads, size, size, ops.dtype, window) for window in config.windows]
         self._ops = ops
         cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype)
@@ -55,7 +55,8 @@ class Llama(DecoderModel):
         self._layers: list[DecoderLayer] = []
         self._embedding: Tensor
         self._first_norm: Tensor | None
-        self._head: Packed
+        self._head: Packed  # of several ranks this one's share
+        self._outputs: int  # of all ranks together
         self._additions: Sequence[LayerAddition] = ()
 
     @staticmethod
@@ -87,7 +88,8 @@ class Llama(DecoderModel):
         first, *after = norms if config.pre_norms else [None] * config.num_layers + norms
         model._first_norm = first
         model._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
-        model._head = ops.pack_head(head)
+        model._head = ops.pack_head(ops.share.outputs(head))
+        model._outputs = head.out
         model._embedding = ops.embedding_table(table)
         model._additions = model.load_additions(weights, checkpoint)
         weights.finish()
@@ -140,11 +142,13 @@ class Llama(DecoderModel):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DecoderModel.logits`."""
-        return self._ops.linear_float32(hidden, self._head)
+        ranks, own = self._ops.ranks, self._ops.linear_float32(hidden, self._head)
+        return own if ranks is None else ranks.join(own, self._outputs)
 
     def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `DecoderModel.largest`."""
-        return self._ops.largest(hidden, self._head)
+        ranks, own = self._ops.ranks, self._ops.largest(hidden, self._head)
+        return own if ranks is None else ranks.largest(*own, self._outputs)
 
 
 def embedding_and_head(

@@ -5,13 +5,12 @@ alone that take an embedding row. A checkpoint has them as `Plora_A` [rank, inpu
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from services.decoder.devices.base.adapters import LayerSegments, Segment
 from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.loading.linear_weight import LinearWeight, in_memory
 from services.decoder.loading.weights import LanguageWeights
 from services.decoder.models.layer_weights import qkv_order
 from shared.checkpoint.folder import Checkpoint
@@ -21,6 +20,9 @@ from shared.model_config.files import read_json
 
 # The factor of the additions to a linear layer, by its canonical name in a decoder layer.
 Scale = Callable[[str], float]
+
+# From a layer's inputs to a few numbers, and from those to its outputs.
+Pair = tuple[LinearWeight, LinearWeight]
 
 _QKV = "self_attn.qkv_proj"
 
@@ -61,26 +63,34 @@ class LayerAddition:
 def load_addition(
     weights: LanguageWeights, i: int, config: DecoderConfig, ops: BaseOps, scale: Scale
 ) -> LayerAddition:
-    """That of layer number `i`. Raises InvalidRequest as `LanguageWeights.take` does."""
+    """That of layer number `i`, of several ranks this one's share. Raises as `LanguageWeights.take` does."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = (heads * config.head_size for heads in (config.num_heads, config.num_kv_heads))
 
-    def pair(
-        name: str, out: int, inputs: int, order: list[int] | None = None
-    ) -> tuple[Packed, Packed]:
+    share = ops.share
+
+    def pair(name: str, out: int, inputs: int) -> Pair:
         factor = scale(name)
         name = f"layers.{i}.{name}"
         rank = weights.shape(f"{name}.Plora_A.weight")[0]
         down = weights.take_linear(f"{name}.Plora_A", rank, inputs)
         up = weights.take(f"{name}.Plora_B.weight", out, rank)
-        if order is not None:
-            up = up[torch.tensor(order)]
-        return ops.pack(down), ops.pack(in_memory(up if factor == 1 else up * factor))
+        return down, in_memory(up if factor == 1 else up * factor)
 
+    def by_outputs(pair: Pair) -> tuple[Packed, Packed]:
+        down, up = pair
+        return ops.pack(down), ops.pack(share.outputs(up))
+
+    def by_inputs(pair: Pair) -> tuple[Packed, Packed]:
+        down, up = pair
+        return ops.pack(share.inputs(down)), ops.pack(up)
+
+    qkv_down, qkv_up = pair(_QKV, queries + 2 * keys, hidden)
+    fused = share.fused(qkv_up.reordered(qkv_order(config)), config)
     return LayerAddition(
-        qkv=pair(_QKV, queries + 2 * keys, hidden, qkv_order(config)),
-        output=pair("self_attn.o_proj", hidden, queries),
-        gate=pair("mlp.gate_proj", inner, hidden),
-        up=pair("mlp.up_proj", inner, hidden),
-        down=pair("mlp.down_proj", hidden, inner),
+        qkv=(ops.pack(qkv_down), ops.pack(fused)),
+        output=by_inputs(pair("self_attn.o_proj", hidden, queries)),
+        gate=by_outputs(pair("mlp.gate_proj", inner, hidden)),
+        up=by_outputs(pair("mlp.up_proj", inner, hidden)),
+        down=by_inputs(pair("mlp.down_proj", hidden, inner)),
     )

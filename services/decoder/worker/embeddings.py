@@ -59,7 +59,7 @@ class Embeddings:
             self._coming[digest] += 1
             if digest in self._tensors:
                 self._tensors.move_to_end(digest)
-                self._ready.append(digest)
+                self._settle(digest)
                 return
             if digest not in self._pulling:
                 self._pulling[digest] = asyncio.get_running_loop().create_task(self._pull(ref))
@@ -152,22 +152,26 @@ class Embeddings:
         except Precondition as error:  # whole, but not what was promised: sequences say so
             with self._lock:
                 self._unusable[digest] = error
-                self._ready.append(digest)
+                self._settle(digest)
         except Exception as error:
             log.warning("embedding is lost", digest=digest.hex(), error=str(error))
             with self._lock:
                 self._held.discard(digest)
-                self._lost.append(digest)
+                self._settle(digest, lost=True)
         else:
             with self._lock:
                 self._unusable.pop(digest, None)
                 self._tensors[digest] = tensor
                 self._bytes += tensor.nbytes
-                self._ready.append(digest)
+                self._settle(digest)
                 self._evict()
         finally:
             self._pulling.pop(digest, None)
         self._on_news()
+
+    def _settle(self, digest: bytes, lost: bool = False) -> None:
+        """Something that was fetched is here, or could not be had; called with the lock held."""
+        (self._lost if lost else self._ready).append(digest)
 
     def _take_over(
         self, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]", ref: ArtifactRef

@@ -10,21 +10,23 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.device import Device
+from services.decoder.devices.base.staging import Array
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
+from services.decoder.parallel.rank_group import RankGroup
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.inputs import Batch, Longs, Rows, build_batch, order_rows
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.media_spans import MediaSpan
-from services.decoder.worker.plan import Limits, Plan
+from services.decoder.worker.plan import Limits, Plan, read_plan
 from services.decoder.worker.plan_changes import PlanChanges
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.row_checks import RowChecks
 from services.decoder.worker.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots import PENDING, SlotTable
 from shared.telemetry.logs import Stopwatch
-from tessera.decoder.v1.decoder_pb2 import StepResult, StepTimes
+from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult, StepTimes
 
 
 class Worker:
@@ -88,6 +90,19 @@ class Worker:
             self.slots.clear()
             self.embeddings.forget_sequences()
 
+    def accept(self, message: StepPlan) -> Plan:
+        """A plan that is to be launched later, checked for its form. What it fetches is pulled from now on: called on
+        the event loop. Raises as `read_plan` does."""
+        plan = read_plan(message, self.limits)
+        for ref in plan.fetch:
+            self.embeddings.start(ref)
+        return plan
+
+    @property
+    def ranks(self) -> RankGroup | None:
+        """The ranks that compute the model together; None where this process does alone."""
+        return self._device.ops.ranks
+
     def step(self, plan: Plan, deliver: Deliver, queue_us: int = 0) -> None:
         """Launches a plan, collects it and hands over its result."""
         self.collect(self.launch(plan, queue_us), deliver)
@@ -111,7 +126,7 @@ class Worker:
                     self._collected.wait_for(lambda: not self._must_wait(plan))
                     for earlier in self._in_flight:
                         earlier.dropped.update(plan.drop.tolist())
-                self._changes.apply(plan)
+                self._apply(plan)
                 rows = self._checks.runnable(step)
                 if len(rows.slot):
                     step.batch = self._prepare(step, rows)
@@ -133,11 +148,7 @@ class Worker:
         try:
             arrived = step.download.wait() if step.download is not None else []
             with self._collected, torch.inference_mode():
-                later = list(self._in_flight)[1:]
-                self._collecting.finish(step, arrived, later, deliver)
-                if step.failed:
-                    self._has_failed = True
-                    self._is_draining = bool(later)
+                self._finish(step, arrived, deliver)
         except BaseException:
             self._has_failed = True
             raise
@@ -146,6 +157,17 @@ class Worker:
                 self._in_flight.remove(step)
                 self._is_draining = self._is_draining and bool(self._in_flight)
                 self._collected.notify_all()
+
+    def _apply(self, plan: Plan) -> None:
+        """Called with the lock held, in the order of all plans and collected steps, as `_finish` is."""
+        self._changes.apply(plan)
+
+    def _finish(self, step: LaunchedStep, arrived: Sequence[Array], deliver: Deliver) -> None:
+        later = list(self._in_flight)[1:]
+        self._collecting.finish(step, arrived, later, deliver)
+        if step.failed:
+            self._has_failed = True
+            self._is_draining = bool(later)
 
     def _must_wait(self, plan: Plan) -> bool:
         """Whether a step in flight has to be collected before a plan is applied."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from services.launcher.supervise.die_with_parent import die_with_parent
 from services.launcher.supervise.prewarmed_process import PREWARMED
 from services.launcher.supervise.probe import Probe
+from shared.die_with_parent import die_with_parent
 
 _LONGEST_LINE = 1 << 20
 

@@ -40,6 +40,10 @@ class Device(ABC):
     # Whether it computes while the host goes on: a step is then launched before the one before it is collected.
     asynchronous: ClassVar[bool] = True
 
+    # Whether several ranks on one machine share its memory; by which calls of torch.distributed they reach each other.
+    is_host: ClassVar[bool] = False
+    rank_backend: ClassVar[str]
+
     def __init__(
         self,
         dtype: torch.dtype,

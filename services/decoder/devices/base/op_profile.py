@@ -22,6 +22,7 @@ _OPS = (
     "swiglu",
     "gate_up_swiglu",
     "linear_gelu",
+    "reduce",
     "rope",
     "head_norms",
     "row_norms",

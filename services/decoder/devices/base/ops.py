@@ -21,6 +21,8 @@ from services.decoder.devices.base.attention_meta import (
 )
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.loading.linear_weight import LinearWeight
+from services.decoder.parallel.rank_group import RankGroup
+from services.decoder.parallel.share import Share
 
 _NO_SEGMENTS = LayerSegments((), (), (), (), ())
 
@@ -31,6 +33,10 @@ class BaseOps:
     name = "base"
     # The axis of `PagedKV` tensors that counts blocks.
     block_axis = 0
+    # What of the model is computed here, and by which calls the ranks that compute the rest of it are reached; None
+    # while there are none.
+    share = Share()
+    ranks: RankGroup | None = None
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:
         """block_size: tokens in a block of the cache."""
@@ -184,6 +190,11 @@ class BaseOps:
         self.adapt(x, both[:, half:], up)
         return self.swiglu(both)
 
+    def reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' rows [T, H], which it may overwrite; there must be other ranks."""
+        assert self.ranks is not None
+        return self.ranks.sum(x)
+
     def adapt(self, x: Tensor, out: Tensor, segments: Sequence[Segment]) -> None:
         """Adds to `out` [rows, out], which a linear layer made of `x` [rows, in], what the segments say."""
         for segment in segments:
@@ -213,12 +224,16 @@ class BaseOps:
         attended = mixed.flatten(1)
         mixed = self.linear(attended, layer.output)
         self.adapt(attended, mixed, added.output)
+        if self.ranks is not None:
+            mixed = self.reduce(mixed)
         if layer.attention_norm is not None:
             mixed = self.rms_norm(mixed, layer.attention_norm, layer.eps)
         normed, residual = self._sum_and_norm(mixed, residual, layer.post_norm, layer.eps)
         gated = self.gate_up_swiglu(normed, layer.gate_up, added.gate, added.up)
         mixed = self.linear(gated, layer.down)
         self.adapt(gated, mixed, added.down)
+        if self.ranks is not None:
+            mixed = self.reduce(mixed)
         if layer.mlp_norm is not None:
             mixed = self.rms_norm(mixed, layer.mlp_norm, layer.eps)
         return self._sum_and_norm(mixed, residual, layer.after_norm, layer.eps)

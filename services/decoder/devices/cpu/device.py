@@ -37,6 +37,8 @@ class CpuDevice(Device):
     default_batched_tokens: ClassVar[int] = 272
     profile_in_full: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
+    is_host: ClassVar[bool] = True
+    rank_backend: ClassVar[str] = "gloo"
 
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
         found = processors.find()

@@ -16,7 +16,8 @@ from shared.cpu_kernels.packed_linear import PackedLinear
 @dataclass(frozen=True)
 class LayerCall:
     """A layer as the kernels get it. `whole`: one call does all of it, because no rows need padding between its linear
-    layers, and it has the norms that the kernels have; `widths`: of what `qkv` and `gate_up` give."""
+    layers, no other rank has a part of it, and it has the norms that the kernels have; `widths`: of what `qkv` and
+    `gate_up` give."""
 
     call: binding.Layer
     whole: bool
@@ -29,8 +30,10 @@ def make_call(
     output: PackedLinear,
     gate_up: PackedLinear,
     down: PackedLinear,
+    *,
+    alone: bool,
 ) -> LayerCall:
-    """`layer`, whose weights the others are, must outlive what is done with it."""
+    """`layer`, whose weights the others are, must outlive what is done with it. alone: without other ranks."""
     norms, linears = layer.norms, (qkv, output, gate_up, down)
     call = binding.Layer(
         *(linear.call for linear in linears),
@@ -41,7 +44,8 @@ def make_call(
         layer.window or 0,
         layer.eps,
     )
-    whole = layer.attention_norm is None and layer.mlp_norm is None and layer.row_norms is None
+    whole = alone and layer.attention_norm is None and layer.mlp_norm is None
+    whole &= layer.row_norms is None
     whole &= layer.post_norm is not None and layer.after_norm is not None
     whole &= all(linear.inputs == linear.call.inputs for linear in linears)
     return LayerCall(call, whole, (qkv.outputs, gate_up.outputs))

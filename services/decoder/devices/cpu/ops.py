@@ -304,11 +304,12 @@ class CpuOps(BaseOps):
         segments: LayerSegments | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same kernels in one call, which overwrites both, where rows need no padding between
-        them, and nothing is added."""
+        them, and nothing is added, neither here nor by other ranks."""
         known = self._layers.get(layer)
         if known is None:
             parts = (layer.qkv, layer.output, layer.gate_up, layer.down)
-            known = self._layers[layer] = make_call(layer, *map(_panels, parts))
+            known = make_call(layer, *map(_panels, parts), alone=self.share.size == 1)
+            self._layers[layer] = known
         if segments is not None or not known.whole:
             return super().decoder_layer(normed, residual, layer, cos, sin, kv, meta, segments)
         step = meta.device_state.get("layers")

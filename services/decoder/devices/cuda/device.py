@@ -23,6 +23,7 @@ class CudaDevice(Device):
 
     name = "cuda"
     default_batched_tokens: ClassVar[int] = 2176
+    rank_backend: ClassVar[str] = "nccl"
 
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
         self._copies = torch.cuda.Stream()

@@ -34,6 +34,7 @@ class NpuDevice(Device):
     default_block_size: ClassVar[int] = 128
     only_block_size: ClassVar[bool] = True
     default_batched_tokens: ClassVar[int] = 2176
+    rank_backend: ClassVar[str] = "hccl"
 
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
         where = torch.device("npu", 0)

@@ -1,0 +1,1 @@
+"""Tensor parallelism: several processes, the ranks, compute one model together."""

@@ -1,0 +1,178 @@
+"""The first rank's hold on the others: it starts them, tells them what it does, and ends when one of them fails."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Self
+
+import structlog
+
+from services.decoder.parallel import messages
+from services.decoder.parallel.messages import NUMBER, Order, Report
+from services.decoder.parallel.place import Place
+from services.decoder.parallel.rank_group import disconnect
+from services.decoder.settings import DecoderSettings
+from shared.die_with_parent import die_with_parent
+from shared.settings import child_environment, listed_in_environment, python_path
+
+log = structlog.get_logger(__name__)
+
+_ROOT = Path(__file__).parents[3]
+_SILENCE_S = 10.0  # a rank's event loop reports every second
+_DYING_S = 2.0  # between a call that fails and what tells which rank is gone
+_END_S = 5.0
+# By which a process is given one of several accelerators.
+_VISIBLE = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
+
+# The rank, the number of the fetch, and whether its artifact was lost.
+OnFetched = Callable[[int, int, bool], None]
+
+
+@dataclass
+class _Other:
+    """One of the other ranks."""
+
+    rank: int
+    process: "subprocess.Popen[bytes]"
+    orders: socket.socket
+    reports: socket.socket
+
+
+class Leader:
+    """Everything but `close` may be called on any thread."""
+
+    def __init__(self, place: Place, folder: Path) -> None:
+        """folder: removed at the end."""
+        self.place = place
+        self._folder = folder
+        self._others: list[_Other] = []
+        self._sending = threading.Lock()
+        self._closing = False
+        self._on_fetched: OnFetched = lambda rank, number, lost: None
+
+    @classmethod
+    def start(cls, settings: DecoderSettings, device: str, is_small: bool) -> Self:
+        """Starts the other ranks, which end with this thread. device: resolved; is_small: see `Checkpoint.is_small`."""
+        folder = Path(tempfile.mkdtemp(prefix="tessera-ranks-"))
+        leader = cls(Place.first(settings, folder / "meeting", is_small), folder)
+        for rank in range(1, leader.place.share.size):
+            leader._start(rank, device)
+        log.info(
+            "ranks started", ranks=leader.place.share.size, threads=leader.place.settings.threads
+        )
+        return leader
+
+    def listen(self, on_fetched: OnFetched) -> None:
+        """Calls it, on a thread of each rank's, with what becomes of artifacts there."""
+        self._on_fetched = on_fetched
+
+    def send(self, order: Order, payload: bytes = b"") -> None:
+        """Tells every other rank. Ends this process if one of them does not read."""
+        with self._sending:
+            for other in self._others:
+                try:
+                    messages.send(other.orders, order, payload)
+                except OSError as error:
+                    self._lose(other, f"it takes no orders: {error}")
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Ends this process for a failure in a call of all ranks: what they hold is no longer the same."""
+        time.sleep(_DYING_S)  # most often another rank is gone, and is named
+        log.error("the decoder ends: a step of several ranks failed", rank=0, error=str(error))
+        os._exit(1)
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        self._closing = True
+        for other in self._others:
+            other.orders.close()
+        for other in self._others:
+            try:
+                other.process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                other.process.kill()
+                other.process.wait()
+        disconnect()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, rank: int, device: str) -> None:
+        own_orders, orders = socket.socketpair()
+        own_reports, reports = socket.socketpair()
+        own_orders.settimeout(_SILENCE_S)
+        own_reports.settimeout(_SILENCE_S)
+        descriptors = (orders.fileno(), reports.fileno())
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "services.decoder.parallel.follower",
+                *map(str, descriptors),
+            ],
+            env=child_environment(
+                PYTHONPATH=python_path(_ROOT, _ROOT / "protos"), **_visible(device, rank)
+            ),
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            preexec_fn=die_with_parent(),
+        )
+        orders.close()
+        reports.close()
+        other = _Other(rank, process, own_orders, own_reports)
+        self._others.append(other)
+        messages.send(own_orders, Order.START, self.place.other(rank).to_json().encode())
+        name = f"rank {rank}"
+        threading.Thread(target=self._watch, args=(other,), name=name, daemon=True).start()
+
+    def _watch(self, other: _Other) -> None:
+        """Takes in what a rank reports until it is gone or silent."""
+        with other.reports:
+            try:
+                while True:
+                    self._take(other, *messages.receive(other.reports))
+            except EOFError:
+                self._lose(other, _end_of(other.process))
+            except TimeoutError:
+                self._lose(other, f"nothing was heard of it for {_SILENCE_S:.0f} s")
+
+    def _take(self, other: _Other, kind: int, payload: bytes) -> None:
+        if kind == Report.FAILED:
+            self._lose(other, payload.decode())
+        elif kind in (Report.FETCHED, Report.LOST):
+            [number] = NUMBER.unpack(payload)
+            self._on_fetched(other.rank, number, kind == Report.LOST)
+
+    def _lose(self, other: _Other, cause: str) -> None:
+        """Without all of its ranks a decoder has no model: it ends, and is started anew."""
+        if self._closing:
+            return
+        log.error("the decoder ends: a rank is lost", rank=other.rank, cause=cause)
+        os._exit(1)
+
+
+def _end_of(process: "subprocess.Popen[bytes]") -> str:
+    try:
+        status = process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return "it closed its socket"
+    return (
+        f"its process was ended by signal {-status}"
+        if status < 0
+        else f"it exited with status {status}"
+    )
+
+
+def _visible(device: str, rank: int) -> dict[str, str]:
+    """The variable that shows a rank its own device alone, of those that this process sees."""
+    name = _VISIBLE.get(device)
+    if name is None:
+        return {}
+    return {name: listed_in_environment(name, rank) or str(rank)}

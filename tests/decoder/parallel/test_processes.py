@@ -1,0 +1,24 @@
+"""Several processes that compute one model: tokens are those of one."""
+
+from pathlib import Path
+
+from tests.support.checkpoints import load_reference
+from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+
+PROMPTS = [[5, 9, 200, 31], list(range(40, 75)), [7]]
+
+
+async def test_two_processes_generate_what_transformers_does(
+    llama_folder: Path, short_tmp: Path
+) -> None:
+    reference = load_reference(llama_folder)
+    texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(PROMPTS)]
+    async with (
+        running_decoder(llama_folder, short_tmp / "s", tensor_parallel_size=2) as decoder,
+        StepStream.open(decoder.address) as stream,
+    ):
+        await NaiveScheduler(stream).generate(texts, 12, 16)
+    for text in texts:
+        expected, logits = greedy_tokens(reference, text.prompt, 12)
+        assert_same_up_to_ties(text.output, expected, logits)
