@@ -144,14 +144,20 @@ def install_fallbacks() -> None:
                 dispatch.register("aten", name, _fallback(name.partition(".")[0], _op(name)))
 
 
+# Of what is composed of other ops, or registered for the device.
+_NO_FALLBACK = (
+    "PrivateUse1",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+
+
 def _falls_back(name: str) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    others = ("PrivateUse1", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
-    return (
-        torch._C._dispatch_has_kernel(name)
-        and has(name, "CPU")
-        and not any(has(name, key) for key in others)
-    )
+    if not torch._C._dispatch_has_kernel(name) or any(has(name, key) for key in _NO_FALLBACK):
+        return False
+    return bool(has(name, "CPU"))
 
 
 def _fallback(name: str, op: Any) -> dispatch.Kernel:
