@@ -130,15 +130,15 @@ class Worker:
                 rows = self._checks.runnable(step)
                 if len(rows.slot):
                     step.batch = self._prepare(step, rows)
+                self._in_flight.append(step)
             step.times.prepare_us = step.watch.lap_us()
             if step.batch is not None:
                 with torch.inference_mode():
                     self._compute(step, step.batch)
         except BaseException:
             self._has_failed = True
+            self._remove(step)
             raise
-        with self._collected:
-            self._in_flight.append(step)
         return step
 
     def collect(self, step: LaunchedStep, deliver: Deliver) -> None:
@@ -153,10 +153,16 @@ class Worker:
             self._has_failed = True
             raise
         finally:
-            with self._collected:
+            self._remove(step)
+
+    def _remove(self, step: LaunchedStep) -> None:
+        """A step is in flight no longer, if it was."""
+        with self._collected:
+            if step in self._in_flight:
                 self._in_flight.remove(step)
-                self._is_draining = self._is_draining and bool(self._in_flight)
-                self._collected.notify_all()
+            if not self._in_flight:
+                self._is_draining = False
+            self._collected.notify_all()
 
     def _apply(self, plan: Plan) -> None:
         """Called with the lock held, in the order of all plans and collected steps, as `_finish` is."""
@@ -246,5 +252,7 @@ class Worker:
         tokens, values = self._model.largest(last)
         tokens = tokens.to(torch.int32)
         if self._last_tokens is not None:
-            self._last_tokens.index_copy_(0, sent[1], tokens)
+            # The next step may run before anyone knows that there is no token: a row that is not finite has any index.
+            valid = tokens.clamp(0, self._model.config.vocab_size - 1)
+            self._last_tokens.index_copy_(0, sent[1], valid)
         return tokens, values
