@@ -12,16 +12,22 @@ from types import ModuleType
 
 
 class SimulatorFinder(importlib.abc.MetaPathFinder):
-    """Finds torch_npu as ever, and installs the simulator once it has been imported."""
+    """Finds torch_npu as ever, also for those who only ask whether it is there, and installs the simulator once it has
+    been imported."""
+
+    _is_asking_others = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """None for all other modules."""
-        if fullname != "torch_npu":
+        if fullname != "torch_npu" or self._is_asking_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking_others = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking_others = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 

@@ -1,0 +1,33 @@
+"""`tessera serve` and `tessera doctor` on the simulated NPU: every service a process of its own."""
+
+import os
+import subprocess
+import sys
+
+from tests.ascend.support import run_python
+from tests.support.demo_question import ask_in_words
+from tests.support.system import System
+
+
+def test_who_asks_whether_torch_npu_is_there_gets_the_simulator_all_the_same() -> None:
+    code = """
+import importlib.util
+assert importlib.util.find_spec("torch_npu")
+import torch, torch_npu
+print(torch_npu.npu_swiglu(torch.ones(1, 64, dtype=torch.float16, device="npu")).shape)
+"""
+    assert "torch.Size([1, 32])" in run_python(code, os.environ)
+
+
+def test_a_question_is_answered_from_an_npu() -> None:
+    with System(None, "--device", "npu", "--language-model-only") as system:
+        answer = ask_in_words(system.base_url, "What is two plus three?")
+    assert answer == "Please send me a picture first."
+
+
+def test_doctor_finds_nothing_missing() -> None:
+    command = [sys.executable, "-m", "services.launcher", "doctor", "--device", "npu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "1, as CANN's runtime counts them" in done.stdout
+    assert "2.13.0, 1 device(s)" in done.stdout
