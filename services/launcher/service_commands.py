@@ -115,8 +115,9 @@ class ServiceCommands:
         )
         given = settings.vision_encoders
         self._encoders = int(needs_encoder) if given is None else given
+        ranks = settings.tensor_parallel_size
         self._placement = (
-            place(npus, settings.decoders, self._encoders) if npus else Placement([], [])
+            place(npus, settings.decoders, self._encoders, ranks) if npus else Placement([], [])
         )
 
     def gateways(self) -> list[Program]:

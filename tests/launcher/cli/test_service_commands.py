@@ -11,6 +11,7 @@ from services.launcher.service_commands import SERVICE_SETTINGS, ServiceCommands
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.supervise.process import Program
+from shared.errors import InvalidRequest
 from shared.settings import ServiceSettings
 
 REDIS = "unix:///somewhere/redis.sock"
@@ -185,6 +186,16 @@ def test_npus_are_divided_among_decoders_and_encoders(checkpoint: Path, folders:
     assert environments(commands.workers(), "TESSERA_DECODER_MEMORY_SHARERS")["decoder-0"] == "1"
     share = "TESSERA_DECODER_GPU_MEMORY_UTILIZATION"
     assert environments(commands.workers(), share)["decoder-0"] is None
+
+
+def test_the_ranks_of_a_decoder_have_an_npu_each(checkpoint: Path, folders: Folders) -> None:
+    settings = ServeSettings(model=checkpoint, decoders=2, tensor_parallel_size=2)
+    commands = ServiceCommands(settings, folders, REDIS, npus=range(8))
+    visible = environments(commands.workers(), "ASCEND_RT_VISIBLE_DEVICES")
+    assert (visible["decoder-0"], visible["decoder-1"]) == ("0,1", "2,3")
+    assert visible["vision-encoder"] == "4"
+    with pytest.raises(InvalidRequest, match="need 4 NPUs, and 3 are visible"):
+        ServiceCommands(settings, folders, REDIS, npus=range(3))
 
 
 @pytest.mark.parametrize("given", [None, 0.6])
