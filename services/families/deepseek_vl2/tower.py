@@ -61,7 +61,7 @@ class DeepSeekVL2Tower:
         ops, config = self._ops, self._config
         states = self._tower(patch_rows(pixels, config.patch_size))
         last = states[config.layers]
-        normed = ops.add_norm(None, last.flatten(0, 1), self._norm)
+        normed = ops.norm(last.flatten(0, 1), self._norm)
         squares = folded(normed.view(last.shape), config)
         projected = ops.linear(squares.flatten(0, 1).contiguous(), self._up)
         return ops.linear(projected, self._down).view(*squares.shape[:2], -1)

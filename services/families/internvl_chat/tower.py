@@ -55,7 +55,7 @@ class InternViTTower:
         ops, config = self._ops, self._config
         states = self._tower(patch_rows(pixels, config.patch_size))
         squares = folded(states[config.layers][:, 1:], config)
-        normed = ops.add_norm(None, squares.flatten(0, 1).contiguous(), self._norm)
+        normed = ops.norm(squares.flatten(0, 1).contiguous(), self._norm)
         projected = ops.linear(ops.linear(normed, self._up), self._down)
         return projected.view(*squares.shape[:2], -1)
 
@@ -100,7 +100,10 @@ def _block(ops: TowerOps, layer: Any, config: InternViTConfig) -> Block:
     for linear, scale in ((attention.proj, layer.ls1), (mlp.fc2, layer.ls2)):
         linear.weight.mul_(scale[:, None])
         linear.bias.mul_(scale)
-    norms = (norm_of(attention.q_norm), norm_of(attention.k_norm)) if config.qk_norms else None
+    norms = None
+    if config.qk_norms:
+        q_norm, k_norm = norm_of(attention.q_norm), norm_of(attention.k_norm)
+        norms = (ops.head_norm(q_norm, config.heads), ops.head_norm(k_norm, config.heads))
     return Block(
         norm1=norm_of(layer.norm1),
         qkv=ops.pack_qkv(attention.qkv, heads=config.heads),

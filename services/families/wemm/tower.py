@@ -76,7 +76,7 @@ class WeMMTower:
         segments = ops.segments(lengths, config.num_heads, config.hidden_size // config.num_heads)
         shared = [segments] * len(self._blocks)
         states = run_blocks(ops, self._blocks, x, config.num_heads, shared)
-        rows = ops.add_norm(None, states[len(self._blocks)], self._norm)
+        rows = ops.norm(states[len(self._blocks)], self._norm)
         rows = rows.index_select(0, joined).view(len(joined) // JOINED**2, -1)
         for layer in self._down:
             rows = ops.linear(rows, layer)

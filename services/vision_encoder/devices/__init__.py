@@ -8,6 +8,7 @@ from services.vision_encoder.devices.base.device import Device
 _DEVICES = {
     "cpu": ("services.vision_encoder.devices.cpu.device", "CpuDevice"),
     "cuda": ("services.vision_encoder.devices.cuda.device", "CudaDevice"),
+    "npu": ("services.vision_encoder.devices.npu.device", "NpuDevice"),
 }
 
 

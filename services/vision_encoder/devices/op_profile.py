@@ -7,7 +7,7 @@ from torch import Tensor
 from services.vision_encoder.devices.base.device import Device
 from shared.telemetry.op_profile import OpProfile
 
-_OPS = ("linear", "add_norm", "attention")
+_OPS = ("linear", "norm", "add_norm", "attention")
 
 
 def profile_ops(device: Device) -> OpProfile:

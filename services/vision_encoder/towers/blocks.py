@@ -57,11 +57,15 @@ def run_blocks(
     for number, (block, seen) in enumerate(zip(blocks, segments, strict=True)):
         if number in keep:
             states[number] = x.clone() if added is None else x + added
-        rows = ops.linear(ops.add_norm(added, x, block.norm1), block.qkv)
+        if added is None:
+            rows = ops.norm(x, block.norm1)
+        else:
+            rows, x = ops.add_norm(added, x, block.norm1)
+        rows = ops.linear(rows, block.qkv)
         if block.head_norms is not None:
             rows = _with_head_norms(ops, rows, block.head_norms)
         mixed = ops.attention(rows, heads, seen, rotation)
-        rows = ops.add_norm(ops.linear(mixed, block.output), x, block.norm2)
+        rows, x = ops.add_norm(ops.linear(mixed, block.output), x, block.norm2)
         added = ops.linear(ops.linear(rows, block.up), block.down)
     states[len(blocks)] = x if added is None else torch.add(x, added)
     return states
@@ -70,5 +74,5 @@ def run_blocks(
 def _with_head_norms(ops: TowerOps, qkv: Tensor, norms: tuple[Norm, Norm]) -> Tensor:
     queries, keys, values = qkv.chunk(3, dim=1)
     apart = zip((queries, keys), norms, strict=True)
-    normed = [ops.add_norm(None, rows.contiguous(), norm) for rows, norm in apart]
+    normed = [ops.norm(rows.contiguous(), norm) for rows, norm in apart]
     return torch.cat([*normed, values], dim=1)

@@ -63,7 +63,7 @@ class QwenTower:
         ]
         rotation = Rotation(cos, sin)
         states = run_blocks(self._ops, self._blocks, x, self._heads, segments, rotation)  # type: ignore[arg-type]
-        rows = self._ops.add_norm(None, states[len(self._blocks)], self._norm)
+        rows = self._ops.norm(states[len(self._blocks)], self._norm)
         rows = self._ops.linear(rows.view(len(rows) // unit, -1), self._up)
         rows = self._ops.linear(rows, self._down)
         return rows.index_select(0, back) if self._window else rows

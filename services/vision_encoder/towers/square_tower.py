@@ -39,7 +39,7 @@ class SquareTower:
         count, rows, width = x.shape
         x = x.flatten(0, 1)
         if self._norm is not None:
-            x = self._ops.add_norm(None, x, self._norm)
+            x = self._ops.norm(x, self._norm)
         segments = self._ops.segments([rows] * count, self._heads, width // self._heads)
         shared = [segments] * len(self._blocks)
         states = run_blocks(self._ops, self._blocks, x, self._heads, shared, keep=keep)

@@ -1,1 +1,1 @@
-"""Ascend NPUs, by torch_npu, which nothing else imports."""
+"""Ascend NPUs, by torch_npu, which nothing else in the decoder imports."""

@@ -11,8 +11,6 @@ from services.vision_encoder.devices.base.ops import TowerOps
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 
-_ALIGNMENT = 64  # bytes: where each tensor begins in an upload
-
 
 class Device(ABC):
     """One device, as the process that encodes on it uses it; `ops` are the operations of towers there."""
@@ -53,36 +51,3 @@ class Device(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until everything submitted has been computed."""
-
-
-class Accelerator(Device):
-    """A device with memory of its own, which pinned memory of the host is copied to and from."""
-
-    default_batch_patches = 16_384
-
-    def upload(self, *tensors: Tensor) -> list[Tensor]:
-        """Views of one buffer, aligned to 64 bytes. Nothing waits for the transfer but what is computed later."""
-        starts, size = [], 0
-        for tensor in tensors:
-            starts.append(size)
-            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        # torch's allocator gives the memory out again when the copy on the stream is done.
-        staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        for view, tensor in zip(_views(staged, starts, tensors), tensors, strict=True):
-            view.copy_(tensor)
-        return _views(staged.to(self.where, non_blocking=True), starts, tensors)
-
-    def download(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Views of one buffer of pinned memory."""
-        together = torch.cat(list(parts))
-        here = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
-        here.copy_(together, non_blocking=True)
-        self.synchronize()
-        return list(torch.split(here, [len(part) for part in parts]))
-
-
-def _views(buffer: Tensor, starts: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [
-        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for start, tensor in zip(starts, tensors, strict=True)
-    ]

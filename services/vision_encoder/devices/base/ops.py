@@ -94,13 +94,20 @@ class TowerOps:
         """[tokens, in] to [tokens, out], or half of it for a gated layer."""
         return activated(F.linear(x, layer.weight, layer.bias), layer.activation, layer.gated)
 
-    def add_norm(self, x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
-        """Adds `x` to `residual`, in place, and returns the sum's norm."""
-        if x is not None:
-            residual += x
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Of each row."""
         if norm.bias is None:
-            return F.rms_norm(residual, norm.weight.shape, norm.weight, norm.eps)
-        return F.layer_norm(residual, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+            return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """The norm of `x + residual`, and that sum, which may lie where `residual` did."""
+        residual += x
+        return self.norm(residual, norm), residual
+
+    def head_norm(self, norm: Norm, heads: int) -> Norm:
+        """What `norm` has to be given for an RMS norm over all heads of the queries, or keys, from `pack_qkv`."""
+        return norm
 
     def segments(self, lengths: Sequence[int], heads: int, size: int) -> Segments:
         """For a packed batch of stretches of so many tokens; size: elements of a head. It may serve all layers of a

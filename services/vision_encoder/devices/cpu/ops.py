@@ -109,25 +109,33 @@ class KernelOps(TowerOps):
         # Row by row: where torch's vectors begin must not depend on how many rows there are.
         return torch.stack([activated(row, layer.activation, layer.gated) for row in out])
 
-    def add_norm(self, x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
-        """See `TowerOps.add_norm`: one pass over the rows."""
-        tokens, size = residual.shape
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Of each row."""
+        if norm.bias is not None:
+            return self._layer_norm(None, x, norm)
+        out = torch.empty_like(x)
+        self._kernels.rms_norm(
+            self._type, x.data_ptr(), norm.weight.data_ptr(), norm.eps, *x.shape, out.data_ptr()
+        )
+        return out
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """One pass over the rows; the sum lies where `residual` did."""
+        if norm.bias is not None:
+            return self._layer_norm(x, residual, norm), residual
         out = torch.empty_like(residual)
-        if norm.bias is None:
-            if x is None:
-                self._kernels.rms_norm(
-                    self._type, residual.data_ptr(), norm.weight.data_ptr(), norm.eps,
-                    tokens, size, out.data_ptr(),
-                )  # fmt: skip
-            else:
-                self._kernels.add_rms_norm(
-                    self._type, x.data_ptr(), residual.data_ptr(), norm.weight.data_ptr(), norm.eps,
-                    tokens, size, out.data_ptr(),
-                )  # fmt: skip
-            return out
+        self._kernels.add_rms_norm(
+            self._type, x.data_ptr(), residual.data_ptr(), norm.weight.data_ptr(), norm.eps,
+            *residual.shape, out.data_ptr(),
+        )  # fmt: skip
+        return out, residual
+
+    def _layer_norm(self, x: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
+        assert norm.bias is not None
+        out = torch.empty_like(residual)
         self._kernels.add_layer_norm(
             self._type, None if x is None else x.data_ptr(), residual.data_ptr(),
-            norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps, tokens, size, out.data_ptr(),
+            norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps, *residual.shape, out.data_ptr(),
         )  # fmt: skip
         return out
 

@@ -1,15 +1,14 @@
 """The first CUDA device that the process sees, for encoders."""
 
+from typing import Any, ClassVar
+
 import torch
 
-from services.vision_encoder.devices.base.device import Accelerator
+from services.vision_encoder.devices.base.accelerator import Accelerator
 
 
 class CudaDevice(Accelerator):
     """Plain torch on the current stream."""
 
     name = "cuda"
-
-    def synchronize(self) -> None:
-        """Waits for the device."""
-        torch.cuda.synchronize(self.where)
+    runtime: ClassVar[Any] = torch.cuda

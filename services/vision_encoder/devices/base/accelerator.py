@@ -1,0 +1,54 @@
+"""A device with memory of its own, which pinned memory of the host is copied to and from."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from services.vision_encoder.devices.base.device import Device
+
+_ALIGNMENT = 64  # bytes: where each tensor begins in an upload
+
+
+class Accelerator(Device):
+    """`runtime`: torch's module for devices of this kind, such as `torch.cuda`."""
+
+    default_batch_patches = 16_384
+    runtime: ClassVar[Any]
+
+    def enter_thread(self, uses_ops: bool) -> None:
+        """Threads of the host have a current device each."""
+        self.runtime.set_device(self.where)
+        super().enter_thread(uses_ops)
+
+    def upload(self, *tensors: Tensor) -> list[Tensor]:
+        """Views of one buffer, aligned to 64 bytes. Nothing waits for the transfer but what is computed later."""
+        starts, size = [], 0
+        for tensor in tensors:
+            starts.append(size)
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        # torch's allocator gives the memory out again when the copy on the stream is done.
+        staged = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        for view, tensor in zip(_views(staged, starts, tensors), tensors, strict=True):
+            view.copy_(tensor)
+        return _views(staged.to(self.where, non_blocking=True), starts, tensors)
+
+    def download(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Views of one buffer of pinned memory."""
+        together = torch.cat(list(parts))
+        here = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
+        here.copy_(together, non_blocking=True)
+        self.synchronize()
+        return list(torch.split(here, [len(part) for part in parts]))
+
+    def synchronize(self) -> None:
+        """Waits for the current stream."""
+        self.runtime.current_stream().synchronize()
+
+
+def _views(buffer: Tensor, starts: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Ascend NPUs: towers by the fused operators of torch_npu, which nothing else in this service imports."""

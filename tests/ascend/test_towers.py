@@ -1,0 +1,97 @@
+"""Towers of every native family on the simulated NPU: the embeddings of the CPU, and how often the host waits."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.families.family import ItemSize
+from services.vision_encoder.devices.base.device import Device
+from services.vision_encoder.devices.base.ops import TowerOps
+from services.vision_encoder.devices.cpu.device import CpuDevice
+from services.vision_encoder.devices.npu.device import NpuDevice
+from services.vision_encoder.loading import load_encoder
+from services.vision_encoder.towers.encoder import Encoder, Item, pixel_item
+from shared.artifacts.pixel_scaling import PixelScaling
+from shared.ascend import is_310p
+from shared.checkpoint.folder import Checkpoint
+from tests.ascend.simulator import counters
+from tests.reference_models import deepseek_vl2, molmo, qwen_vl, wemm, xcomposer2
+from tests.support.checkpoints import make_checkpoint
+
+Maker = Callable[[Path], Path]
+
+# Head sizes: 72, as SigLIP's, 80, as Qwen2-VL's, and the small ones of tests.
+FAMILIES: dict[str, Maker] = {
+    "wemm": lambda path: wemm.write_checkpoint(path, vision={"hidden_size": 288}),
+    "wemm, stock": lambda path: wemm.write_checkpoint(path, stock=True, depth=3),
+    "xcomposer2": xcomposer2.write_checkpoint,
+    "xcomposer2, 4khd": partial(xcomposer2.write_checkpoint, high_resolution=True, hd_num=2),
+    "deepseek_vl2": deepseek_vl2.write_checkpoint,
+    "molmo": molmo.write_checkpoint,
+    "qwen_vl": qwen_vl.write_checkpoint,
+    **{
+        name: partial(make_checkpoint, family=name)
+        for name in ("fuyu", "internvl_chat", "llava", "llava_next", "qwen2_vl", "qwen2_5_vl")
+    },
+    "internvl_chat, head norms": partial(
+        make_checkpoint, family="internvl_chat", vision={"use_qk_norm": True}
+    ),
+}
+SIZES = [(150, 100), (100, 200)]
+SCALING = PixelScaling(1 / 255, (0.48, 0.45, 0.41), (0.27, 0.26, 0.28))
+MOST_SYNCHRONISATIONS = 3  # of a batch; the copy of all rows to the host is one
+DTYPES = [torch.float16] if is_310p() else [torch.float16, torch.bfloat16]
+
+
+class PlainCpu(CpuDevice):
+    """The CPU without kernels: the rounding of an element type, and of nothing else."""
+
+    def _make_ops(self) -> TowerOps:
+        return TowerOps(self.where, self.dtype)
+
+
+def load(folder: Path, device: Device) -> Encoder:
+    encoder = load_encoder(Checkpoint(folder), device)
+    assert encoder is not None and encoder.uses_ops
+    return encoder
+
+
+def items_of(encoder: Encoder, as_bytes: bool) -> list[Item]:
+    """Random pictures, of two sizes where the tower takes such."""
+    numbers, items = np.random.default_rng(0), []
+    for size in SIZES:
+        sample = encoder.sample(ItemSize(*size))
+        shape = sample.pixels.shape
+        pixels = numbers.integers(0, 256, shape).astype(np.uint8)
+        values = pixels if as_bytes else (pixels / 128 - 1).astype(np.float32)
+        scaling = SCALING if as_bytes else None
+        items.append(pixel_item(values, sample.grid, sample.height, sample.width, scaling))
+    return items
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_those_of_the_cpu(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = FAMILIES[family](tmp_path / "model")
+    expected_of, encoder = load(folder, CpuDevice(torch.float32)), load(folder, NpuDevice(dtype))
+    plain = load(folder, PlainCpu(dtype))
+    items = items_of(encoder, as_bytes=family not in ("molmo",))
+    encoder.encode(items)  # tables that stay on the device
+    counters.kernels.clear()
+    with counters.counted() as cost:
+        together = encoder.encode(items)
+    called = dict(counters.kernels)
+    assert counters.synchronisations(cost) <= MOST_SYNCHRONISATIONS, dict(cost)
+    others = zip(together, expected_of.encode(items), plain.encode(items), strict=True)
+    for found, expected, same_type in others:
+        assert found.device.type == "cpu" and found.dtype == dtype
+        errors, usual = ((rows.float() - expected).abs() for rows in (found, same_type))
+        assert float(errors.mean()) < 1.2 * float(usual.mean()), "more than the type's rounding"
+        assert float(errors.max()) < 2 * float(usual.max())
+    attention = {name: count for name, count in called.items() if "attention" in name}
+    assert len(attention) <= 2, attention  # one kind of call; molmo's and Qwen-VL's pools are plain
+    assert not {"nonzero", "item", "_local_scalar_dense", "convolution", "conv2d"} & called.keys()
