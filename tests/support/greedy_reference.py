@@ -41,11 +41,16 @@ def assert_same_up_to_ties(found: Sequence[int], expected: Sequence[int], logits
 
 
 def assert_greedy(
-    model: PreTrainedModel, prompt: Sequence[int], output: Sequence[int], **inputs: Tensor
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    tie: float = _TIE,
+    **inputs: Tensor,
 ) -> None:
     """Each token of the output is the reference's choice after what stands before it, up to ties.
 
-    One forward pass instead of one a token; `inputs` are what the model takes beside the ids.
+    One forward pass instead of one a token; `tie`: logits no further apart may change places; `inputs`: what the model
+    takes beside the ids.
     """
     ids = torch.tensor([[*prompt, *output]])
     with torch.no_grad():
@@ -54,4 +59,4 @@ def assert_greedy(
     assert len(output) == len(expected)
     for place, (ours, theirs) in enumerate(zip(output, expected, strict=True)):
         gap = float(logits[place, theirs] - logits[place, ours])
-        assert gap < _TIE, f"token {place}: {ours} instead of {theirs}, {gap} apart"
+        assert gap < tie, f"token {place}: {ours} instead of {theirs}, {gap} apart"

@@ -1,6 +1,7 @@
 // Copies. What goes to the host arrives when it is waited for: until then the host finds a pattern no result has.
 #include "runtime.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace fake {
@@ -19,8 +20,16 @@ static void to_device(Stream *stream, void *device, const void *host, size_t byt
   count(is_pinned_memory(host) ? copy_h2d : copy_h2d_pageable);
   count(bytes_h2d, int64_t(bytes));
   auto from = static_cast<const char *>(host);
-  memcpy(device, host, bytes);
-  stream->pending.push_back({const_cast<void *>(host), device, bytes, false, {from, from + bytes}, stream->sequence});
+  std::vector<char> content(from, from + bytes);
+  // What an earlier copy of this stream brings to the host has arrived there by the time of this one.
+  for (auto &copy : stream->pending) {
+    if (!copy.to_host) continue;
+    auto there = static_cast<const char *>(copy.host);
+    auto begin = std::max(from, there), end = std::min(from + bytes, there + copy.bytes);
+    if (begin < end) memcpy(content.data() + (begin - from), copy.content.data() + (begin - there), size_t(end - begin));
+  }
+  memcpy(device, content.data(), bytes);
+  stream->pending.push_back({const_cast<void *>(host), device, bytes, false, content, stream->sequence});
 }
 
 }  // namespace fake

@@ -37,6 +37,54 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
+# Families and what may differ within each.
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2", {}),
+    ("qwen2", {"text": {"tie_word_embeddings": True, "num_key_value_heads": 4}}),
+    ("qwen2", {"text": {"use_sliding_window": True, "sliding_window": 9,
+                        "max_window_layers": 1}}),
+    ("qwen3", {}),
+    ("qwen3", {"text": {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 32,
+                        "use_sliding_window": True, "sliding_window": 7,
+                        "layer_types": ["sliding_attention", "full_attention"]}}),
+    ("glm", {}),
+    ("glm", {"text": {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 20}}),
+    ("glm", {"text": {"rope_parameters": {**YARN, "partial_rotary_factor": 0.25},
+                      "head_dim": 32}}),
+    ("chatglm", {}),
+    ("chatglm", {"text": {"attention_bias": False, "head_dim": 32, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 500_000.0, "partial_rotary_factor": 0.5}}}),
+    ("internlm2", {}),
+    ("internlm2", {"text": {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 24,
+                            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0,
+                                                "rope_theta": 1e6}}}),
+    ("qwen", {}),
+    ("qwen", {"text": {"tie_word_embeddings": True, "num_hidden_layers": 3}}),
+    ("glm4", {}),
+    ("glm4", {"text": {"attention_bias": False, "num_key_value_heads": 1, "head_dim": 24,
+                       "rope_parameters": {"rope_theta": 500.0, "rope_type": "default",
+                                           "partial_rotary_factor": 1.0}}}),
+    ("mistral", {}),
+    ("mistral", {"text": {"sliding_window": None, "head_dim": 24}}),
+    ("mistral", {"text": {"sliding_window": 2}}),
+    ("llama", {"text": {"tie_word_embeddings": True}, "shard_bytes": 20_000}),
+    ("llama", {"text": {"attention_bias": True, "mlp_bias": True, "head_dim": 32}}),
+    ("llama", {"text": {"num_key_value_heads": 1, "num_attention_heads": 3, "hidden_size": 48}}),
+    ("llama", {"text": {"rope_parameters": LLAMA3}}),
+    ("llama", {"text": {"rope_parameters": LLAMA3}, "old_rope": True}),
+    ("llama", {"text": {"rope_parameters": YARN}}),
+    ("qwen2", {"text": {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0}},
+               "old_rope": True}),
+    ("llama", {"text": {"rope_parameters": {"rope_type": "linear", "factor": 2.0,
+                                            "rope_theta": 500.0}}}),
+    ("llama", {"text": {"rope_parameters": {"rope_theta": 1e6}}, "old_rope": True}),
+    ("llama", {"text": {"rope_parameters": {"rope_type": "longrope", "factor": 2.0,
+                        "rope_theta": 10_000.0,
+                        "short_factor": [1.0 + i / 8 for i in range(8)],
+                        "long_factor": [2.0 + i for i in range(8)],
+                        "original_max_position_embeddings": 512}}}),
+]  # fmt: skip
+
 
 def prompts(count: int, vocab_size: int, longest: int = 90) -> list[list[int]]:
     """Of mixed lengths, the same each time."""
@@ -73,55 +121,7 @@ async def test_sixteen_sequences_of_mixed_lengths(
     )
 
 
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        ("qwen2", {}),
-        ("qwen2", {"text": {"tie_word_embeddings": True, "num_key_value_heads": 4}}),
-        ("qwen2", {"text": {"use_sliding_window": True, "sliding_window": 9,
-                            "max_window_layers": 1}}),
-        ("qwen3", {}),
-        ("qwen3", {"text": {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 32,
-                            "use_sliding_window": True, "sliding_window": 7,
-                            "layer_types": ["sliding_attention", "full_attention"]}}),
-        ("glm", {}),
-        ("glm", {"text": {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 20}}),
-        ("glm", {"text": {"rope_parameters": {**YARN, "partial_rotary_factor": 0.25},
-                          "head_dim": 32}}),
-        ("chatglm", {}),
-        ("chatglm", {"text": {"attention_bias": False, "head_dim": 32, "rope_parameters": {
-            "rope_type": "default", "rope_theta": 500_000.0, "partial_rotary_factor": 0.5}}}),
-        ("internlm2", {}),
-        ("internlm2", {"text": {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 24,
-                                "rope_parameters": {"rope_type": "dynamic", "factor": 2.0,
-                                                    "rope_theta": 1e6}}}),
-        ("qwen", {}),
-        ("qwen", {"text": {"tie_word_embeddings": True, "num_hidden_layers": 3}}),
-        ("glm4", {}),
-        ("glm4", {"text": {"attention_bias": False, "num_key_value_heads": 1, "head_dim": 24,
-                           "rope_parameters": {"rope_theta": 500.0, "rope_type": "default",
-                                               "partial_rotary_factor": 1.0}}}),
-        ("mistral", {}),
-        ("mistral", {"text": {"sliding_window": None, "head_dim": 24}}),
-        ("mistral", {"text": {"sliding_window": 2}}),
-        ("llama", {"text": {"tie_word_embeddings": True}, "shard_bytes": 20_000}),
-        ("llama", {"text": {"attention_bias": True, "mlp_bias": True, "head_dim": 32}}),
-        ("llama", {"text": {"num_key_value_heads": 1, "num_attention_heads": 3, "hidden_size": 48}}),
-        ("llama", {"text": {"rope_parameters": LLAMA3}}),
-        ("llama", {"text": {"rope_parameters": LLAMA3}, "old_rope": True}),
-        ("llama", {"text": {"rope_parameters": YARN}}),
-        ("qwen2", {"text": {"rope_parameters": {**YARN, "truncate": False, "beta_fast": 16.0}},
-                   "old_rope": True}),
-        ("llama", {"text": {"rope_parameters": {"rope_type": "linear", "factor": 2.0,
-                                                "rope_theta": 500.0}}}),
-        ("llama", {"text": {"rope_parameters": {"rope_theta": 1e6}}, "old_rope": True}),
-        ("llama", {"text": {"rope_parameters": {"rope_type": "longrope", "factor": 2.0,
-                            "rope_theta": 10_000.0,
-                            "short_factor": [1.0 + i / 8 for i in range(8)],
-                            "long_factor": [2.0 + i for i in range(8)],
-                            "original_max_position_embeddings": 512}}}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "options"), OPTIONS)
 async def test_families_and_options(
     tmp_path: Path, short_tmp: Path, family: str, options: dict[str, Any]
 ) -> None:

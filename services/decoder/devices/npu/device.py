@@ -50,7 +50,7 @@ class NpuDevice(Device):
 
     def require_free(self, share: float | None, sharers: int) -> None:
         """Raises Unavailable naming what is free."""
-        memory = self.memory()
+        memory = Memory(self._free_at_start, self.memory().total)
         wanted = self._allowed(memory, share, sharers)
         if memory.free < wanted:
             raise Unavailable(

@@ -1,0 +1,97 @@
+"""The size of an NPU's cache follows from its memory, and what it comes to is said where it is not enough."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ascend.environment import npu_environment
+from tests.ascend.support import run_python
+from tests.support.checkpoints import make_checkpoint
+
+MIB = 1 << 20
+SHARE, RESERVED = 0.8, 16 * MIB
+_LOAD = """
+import json, sys
+import torch, torch_npu
+from services.decoder.loading.load import load
+from services.decoder.settings import DecoderSettings
+from shared.errors import ServingError
+folder, held, options = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+held = torch.empty(held, dtype=torch.uint8, device="npu")
+try:
+    loaded = load(DecoderSettings.model_validate({"model": folder, "device": "npu", **options}))
+except ServingError as error:
+    print(json.dumps({"reason": error.reason, "message": error.message}))
+    sys.exit()
+kv = sum(x.untyped_storage().nbytes() for layer in loaded.worker._kv for x in (layer.k, layer.v))
+torch_npu.npu.empty_cache()
+print(json.dumps({
+    "total": torch_npu.npu.mem_get_info()[1],
+    "allocated": torch_npu.npu.memory_allocated(),
+    "kv": kv,
+    "step": loaded.profile.step_bytes,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose sequences are long, so that the cache is bounded by memory alone."""
+    text = {"max_position_embeddings": 4096}
+    return make_checkpoint(tmp_path_factory.mktemp("llama"), "llama", text=text)
+
+
+def load(
+    folder: Path, hbm_bytes: int, npu: str = "910B4", held: int = 0, **options: Any
+) -> dict[str, Any]:
+    """What a decoder says that has been loaded on an NPU of so much memory, of which something is `held` by others."""
+    wanted = {
+        "gpu_memory_utilization": SHARE,
+        "npu_reserved_memory": RESERVED,
+        "num_host_blocks": 0,
+        "max_num_batched_tokens": 256,
+        "max_model_len": 1024,
+        "max_num_seqs": 1024,
+    }
+    arguments = [str(folder), str(held), json.dumps({**wanted, **options})]
+    code = f"import sys; sys.argv[1:] = {arguments!r}\n{_LOAD}"
+    said = run_python(code, npu_environment(npu, hbm_bytes=hbm_bytes))
+    answer: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return answer
+
+
+@pytest.mark.parametrize("hbm_bytes", [256 * MIB, 384 * MIB, 512 * MIB])
+def test_the_cache_takes_what_the_rest_leaves(folder: Path, hbm_bytes: int) -> None:
+    found = load(folder, hbm_bytes)
+    assert found["total"] == hbm_bytes
+    weights = found["allocated"] - found["kv"]
+    expected = SHARE * hbm_bytes - weights - found["step"] - RESERVED
+    assert found["kv"] == pytest.approx(expected, rel=0.02)
+
+
+def test_every_term_is_named_where_nothing_is_left(folder: Path) -> None:
+    found = load(folder, 128 * MIB, npu_reserved_memory=100 * MIB)
+    assert found["reason"] == "KV_CACHE_TOO_SMALL"
+    for word in (
+        "--gpu-memory-utilization",
+        "weights",
+        "--max-num-batched-tokens",
+        "CANN",
+        "--npu-reserved-memory",
+        "--max-model-len",
+    ):
+        assert word in found["message"]
+
+
+def test_memory_that_others_hold_is_seen_before_anything_is_loaded(folder: Path) -> None:
+    found = load(folder, 128 * MIB, held=64 * MIB)
+    assert found["reason"] == "DEVICE_MEMORY_TAKEN"
+    assert "npu-smi" in found["message"]
+    assert re.search(r"at most --gpu-memory-utilization 0\.[345]\d*$", found["message"])
+
+
+def test_another_block_size_is_refused(folder: Path) -> None:
+    assert load(folder, 128 * MIB, block_size=16)["reason"] == "UNSUPPORTED_BLOCK_SIZE"
