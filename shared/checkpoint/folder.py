@@ -163,6 +163,14 @@ class Checkpoint:
         wide = self.is_small or max(sizes, key=sizes.__getitem__) == "F32"
         return "float32" if wide else default_dtype(device)
 
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds a tensor."""
+        return self._files[name]
+
+    def close_file(self, file: str) -> None:
+        """Unmaps one file as soon as no tensor keeps it mapped; it is opened again when it is read again."""
+        self._open.pop(file, None)
+
     def close(self) -> None:
         """Unmaps the files that no tensor keeps mapped."""
         self._open.clear()

@@ -1,6 +1,7 @@
 """Reads a service's tensors from a checkpoint and logs progress, speed and where the time goes."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,12 @@ class WeightReader:
     """Hands out tensors by name. The time between two of them is the caller's: packing, converting, moving."""
 
     def __init__(self, checkpoint: Checkpoint, names: Iterable[str]) -> None:
-        """`names` are those that will be read, for the share that is shown."""
+        """`names` are those that will be read: for the share that is shown, and to close a file after its last one, so
+        that no more than one shard is mapped beside what was made of it."""
         self._checkpoint = checkpoint
+        names = tuple(names)
         self._total = sum(checkpoint.nbytes(name) for name in names)
+        self._left = Counter(map(checkpoint.file_of, names))  # tensors of each file not read yet
         self._seen: dict[str, int] = {}  # bytes of tensors that were read, if only in part
         self._bytes = 0
         self._reading_s = 0.0
@@ -54,11 +58,19 @@ class WeightReader:
         now = time.perf_counter()
         self._reading_s += now - began
         self._bytes += tensor.nbytes
+        if name not in self._seen:
+            self._close_if_read(name)
         self._seen[name] = self._checkpoint.nbytes(name)
         if now - self._said >= _SAY_EVERY_S:
             self._said = now
             percent = 100 * sum(self._seen.values()) // self._total
             log.info("loading weights", percent=percent, **self._pace(now))
+
+    def _close_if_read(self, name: str) -> None:
+        file = self._checkpoint.file_of(name)
+        self._left[file] -= 1
+        if not self._left[file]:
+            self._checkpoint.close_file(file)
 
     def finish(self) -> None:
         """Logs the totals."""

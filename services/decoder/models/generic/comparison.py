@@ -1,6 +1,7 @@
 """A decoder against its class's own forward, on the loaded weights: prompts each by itself, then together in pieces."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ _LEAST_LOGIT = -1e30
 # Of a token's logits in shorter types. There rounding may choose another expert: a fifth of the tokens may differ.
 # Right models have 0.996 and more of the other four fifths, those whose windows are ignored 0.75 and less.
 _LEAST_COSINE = 0.99
+_ROWS = 4  # that are compared at a time
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def run_eagerly(model: Any, vocab_size: int) -> Expected:
             model(input_ids=torch.tensor([prompt], device=device), use_cache=False).logits[0]
             for prompt in prompts
         ]
-    return Expected(prompts, [x.float() for x in logits], [found[0] for found in outputs])
+    return Expected(prompts, logits, [found[0] for found in outputs])
 
 
 def compare(decoder: DecoderModel, layers: nn.Module, ops: BaseOps, expected: Expected) -> Verdict:
@@ -80,20 +82,13 @@ def _compare(
     run = TrialRun(decoder, ops, expected.prompts)
     with _layer_outputs(layers) as outputs:
         found = run.logits(_WHOLE if whole_prompt else _IN_PIECES)
-    ours, theirs = torch.cat(found), torch.cat(expected.logits)
-    accepted = agree(ours, theirs, ops.dtype)
-    scale = _without_excluded(theirs).std()
-    difference = float((ours - theirs).abs().max() / scale)
+    measured = _measure(found, expected.logits)
+    accepted = measured.agrees(ops.dtype)
     equal = accepted and ops.row_invariant and _same_alone(decoder, ops, expected, found[0])
     first = None
     if not accepted:
         first = _first_different(run, outputs, expected, ops.dtype)
-    return Verdict(accepted, difference, first, whole_prompt, equal)
-
-
-def _without_excluded(logits: Tensor) -> Tensor:
-    """With 0 for tokens that a class excludes by logits so low that they exceed every scale."""
-    return logits.masked_fill(logits < _LEAST_LOGIT, 0)
+    return Verdict(accepted, measured.difference, first, whole_prompt, equal)
 
 
 def _same_alone(decoder: DecoderModel, ops: BaseOps, expected: Expected, found: Tensor) -> bool:
@@ -116,16 +111,43 @@ def _first_different(
 
 
 def agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
-    """NaN agrees with nothing."""
-    ours, theirs = ours.float(), theirs.float()
-    if not torch.equal(ours < _LEAST_LOGIT, theirs < _LEAST_LOGIT):
-        return False
-    ours, theirs = _without_excluded(ours), _without_excluded(theirs)
-    if dtype == torch.float32:
-        return bool((ours - theirs).abs().max() <= _TOLERANCE * theirs.std())
-    cosines = torch.cosine_similarity(ours, theirs, -1).sort().values
-    fifth = cosines[len(cosines) // 5]
-    return bool(fifth >= _LEAST_COSINE and torch.isfinite(ours).all())
+    """Whether rows computed in `dtype` are the same but for rounding. NaN agrees with nothing."""
+    return _measure([ours], [theirs]).agrees(dtype)
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """`difference`: the largest, in standard deviations of all; `cosines` [n]: of each row with its own."""
+
+    difference: float
+    cosines: Tensor
+    same_excluded: bool
+
+    def agrees(self, dtype: torch.dtype) -> bool:
+        if not self.same_excluded or not math.isfinite(self.difference):
+            return False
+        if dtype == torch.float32:
+            return self.difference <= _TOLERANCE
+        fifth = self.cosines.sort().values[len(self.cosines) // 5]
+        return bool(fifth >= _LEAST_COSINE)
+
+
+def _measure(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> _Measure:
+    """Of tensors [n, size], a few rows at a time: logits of a large vocabulary fill more memory than a layer."""
+    count, total, squares, largest, cosines, same = 0, 0.0, 0.0, [], [], True
+    for some, other in zip(ours, theirs, strict=True):
+        for x, y in zip(some.split(_ROWS), other.split(_ROWS), strict=True):
+            x, y = x.float(), y.float()
+            same = same and torch.equal(x < _LEAST_LOGIT, y < _LEAST_LOGIT)
+            # Tokens that a class excludes have logits so low that they exceed every scale.
+            x, y = (z.masked_fill(z < _LEAST_LOGIT, 0) for z in (x, y))
+            largest.append((x - y).abs().max())
+            cosines.append(torch.cosine_similarity(x, y, -1))
+            count, total = count + y.numel(), total + float(y.sum(dtype=torch.float64))
+            squares += float(y.double().square().sum())
+    deviation = math.sqrt(max(0.0, (squares - total * total / count) / (count - 1)))
+    most = float(torch.stack(largest).max())
+    return _Measure(most / max(deviation, 1e-30), torch.cat(cosines), same)
 
 
 @contextmanager

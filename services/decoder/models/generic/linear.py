@@ -34,7 +34,9 @@ class PackedLinear(nn.Module):
 def pack_linears(model: nn.Module, ops: BaseOps) -> None:
     """Every linear layer below `model` whose weights are of the ops' type; others stay torch's."""
     known: dict[int, PackedLinear] = {}  # a layer may hang in several places
-    for path, parent in list(model.named_modules()):
+    # Not the layers themselves, so that each is dropped when it is packed.
+    parents = [(path, some) for path, some in model.named_modules() if _weight(some) is None]
+    for path, parent in parents:
         for name, child in list(parent.named_children()):
             weight = _weight(child)
             if weight is None or weight.dtype != ops.dtype:

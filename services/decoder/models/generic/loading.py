@@ -49,7 +49,16 @@ def load_model(checkpoint: Checkpoint, kind: type[Any], config: Any, dtype: torc
     foreign = foreign_modules(kind, config)
     if encoder := registry.find(checkpoint).overrides.get("encoder_path"):
         foreign.append(encoder)
-    return load_without(checkpoint, kind, config, foreign, dtype, **eager)
+    model = load_without(checkpoint, kind, config, foreign, dtype, **eager)
+    _copy_small(model)
+    return model
+
+
+def _copy_small(model: nn.Module) -> None:
+    """Norms and the like into memory of their own: else each keeps its shard mapped when all that is packed is gone."""
+    for parameter in model.parameters():
+        if parameter.ndim < 2:
+            parameter.data = parameter.data.clone()
 
 
 def foreign_modules(kind: type[Any], config: Any) -> list[str]:

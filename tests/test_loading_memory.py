@@ -1,0 +1,47 @@
+"""Loading a service takes no more memory than its own part and one shard of the checkpoint."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.checkpoint.folder import Checkpoint
+from tests.support.checkpoints import make_checkpoint
+
+_SHARD = 40 << 20
+_SLACK = 48 << 20  # for what the first run of a library allocates
+_TEXT = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight shards of a large text model and a tiny tower."""
+    return make_checkpoint(
+        tmp_path_factory.mktemp("sharded"), "idefics3", text=_TEXT, shard_bytes=_SHARD
+    )
+
+
+@pytest.mark.parametrize("part", ["native", "transformers", "encoder"])
+def test_the_most_is_the_part_and_a_shard(folder: Path, part: str) -> None:
+    checkpoint = Checkpoint(folder)
+    sizes = {name: checkpoint.nbytes(name) for name in checkpoint.names()}
+    whole = sum(sizes.values())
+    tower = sum(size for name, size in sizes.items() if "vision" in name or "connector" in name)
+    own = tower if part == "encoder" else whole - tower
+    assert max(tower, _SHARD) < whole / 4 and len(list(folder.glob("*.safetensors"))) == 8
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.loading_memory", part, folder],
+        cwd=Path(__file__).parents[1],
+        env={"PYTHONPATH": ".:protos", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    most, _ = json.loads(run.stdout.splitlines()[-1])
+    cache = 0 if part == "encoder" else 16 << 20
+    assert most <= own + cache + _SHARD + _SLACK
