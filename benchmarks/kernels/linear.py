@@ -8,6 +8,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,10 +60,8 @@ def _ways(
             more = copies * 4 // dtype.itemsize if copies > 1 else 1
             layers = [packed_linear.pack(kernels, weight.to(dtype), None) for _ in range(more)]
             given, out = x.to(dtype), torch.empty((rows, outputs), dtype=dtype)
-            ways[f"{name} {str(dtype).removeprefix('torch.')}"] = (
-                lambda kernels=kernels, layers=layers, given=given, out=out: _ours(
-                    kernels, given, layers, out
-                )
+            ways[f"{name} {str(dtype).removeprefix('torch.')}"] = partial(
+                _ours, kernels, given, layers, out
             )
     return ways
 

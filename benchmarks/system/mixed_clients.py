@@ -159,7 +159,9 @@ class Clients:
         return await connection.ask("POST", "/v1/completions", body, X_Request_Id=name)
 
     async def _several(self, connection: Connection, rng: random.Random) -> int:
-        more = rng.choice([{"n": 3}, {"best_of": 3}, {"use_beam_search": True, "best_of": 2}])
+        more: dict[str, Any] = rng.choice(
+            [{"n": 3}, {"best_of": 3}, {"use_beam_search": True, "best_of": 2}]
+        )
         if rng.random() < 0.3:
             more = {"prompt": [[5, 6, 7], [8, 9, rng.randrange(_KNOWN)]], "prompt_logprobs": 1}
         return await connection.ask(
@@ -172,15 +174,14 @@ class Clients:
         return await connection.ask("POST", "/v1/completions", body, Idempotency_Key=key)
 
     async def _wrong(self, connection: Connection, rng: random.Random) -> int:
-        path, more = rng.choice(
-            [
-                ("/v1/completions", {"temperature": 9}),
-                ("/v1/completions", {"model": f"no-{rng.random()}"}),
-                ("/v1/completions", {"prompt": [1] * 3000}),
-                ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}]}]}),
-                (f"/v1/nothing/{rng.random()}", {}),
-            ]
-        )
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/completions", {"temperature": 9}),
+            ("/v1/completions", {"model": f"no-{rng.random()}"}),
+            ("/v1/completions", {"prompt": [1] * 3000}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{}]}]}),
+            (f"/v1/nothing/{rng.random()}", {}),
+        ]
+        path, more = rng.choice(wrong)
         return await connection.ask("POST", path, self._body(rng, **more))
 
     async def _leaves(self, connection: Connection, rng: random.Random) -> int:
