@@ -8,6 +8,7 @@ from typing import Any
 import grpc.aio
 import structlog
 
+from services.preprocess.media.fitted_picture import Square
 from services.preprocess.media.intake import MediaIntake, TakenMedia
 from services.preprocess.mindie.pictures import SharedPictures
 from services.preprocess.prompt import conversation
@@ -74,7 +75,8 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         request_names.bind(request.request_id, request.client_request_id)
         media = self._media_of(request)
         work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
-        work += [self._take(item, request.tenant) for item in media]
+        square = self._builder.square(sum(isinstance(item, Media) for item in media))
+        work += [self._take(item, request.tenant, square) for item in media]
         (draft, tokenize_us), *images = await tasks.together(work)
         images += await self._take_shared(draft, request.tenant)
         prompt = self._builder.expand(draft, [image.pixels.item for image in images])
@@ -194,11 +196,11 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         draft = await loop.run_in_executor(self._executor, self._builder.draft, request)
         return draft, watch.lap_us()
 
-    async def _take(self, media: Media | Video, tenant: str) -> TakenMedia:
+    async def _take(self, media: Media | Video, tenant: str, square: Square | None) -> TakenMedia:
         assert self._intake is not None
         if isinstance(media, Video):
             return await self._intake.take_video(media, tenant)
-        return await self._intake.take(media, tenant)
+        return await self._intake.take(media, tenant, square)
 
 
 def _no_truncation(what: str) -> InvalidRequest:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from openai import BadRequestError
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -45,10 +44,19 @@ from tests.test_checkpoint_split import names_read
 
 PICTURES = [noise(50, 70, 1), noise(150, 40, 2), noise(30, 190, 3), noise(300, 280, 4)]
 SIZES = [(300, 180), (60, 400), (64, 64), (350, 340)]
+# Of the smallest model, whose sizes of latent attention are none.
+PLAIN: dict[str, Any] = {
+    "use_mla": False,
+    "kv_lora_rank": None,
+    "qk_nope_head_dim": 0,
+    "qk_rope_head_dim": 0,
+    "v_head_dim": 0,
+}
 # The tiles of "odd" are, as those of released models, no whole number of patches, and these no whole squares.
 VARIANTS: dict[str, dict[str, Any]] = {
     "v2": {},
     "v3": {"third": True, "seed": 1},
+    "plain": {"text": PLAIN, "seed": 2},
     "odd": {"side": 48, "text": {"topk_method": "group_limited_greedy", "n_group": 2}},
 }
 TOKENS = 10
@@ -145,14 +153,33 @@ def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> Non
     reference = DeepSeekVL2(folder)
     chats = [messages(number) for number in range(len(SIZES))]
     with services_in_process(folder, redis_url) as system:
-        with pytest.raises(BadRequestError, match="2 images"):
-            ask_all(system.base_url, [messages(1) + messages(1)[:1]], TOKENS)
         answers = ask_all(system.base_url, chats, TOKENS)
     for number, (prompt, tokens) in enumerate(answers):
         shown = sum(text.count(IMAGE) for _, text in turns(number))
         assert prompt == reference.prompt_ids(turns(number), [SIZES[number]] * shown)
         picture = Image.open(io.BytesIO(png(number, SIZES[number]))).convert("RGB")
         made = reference.generate(prompt, [picture] * shown, TOKENS)
+        assert_same_up_to_ties(tokens, made.tokens, made.logits)
+
+
+@pytest.mark.timeout(300)
+def test_more_than_two_pictures_have_one_tile_each(folder: Path, redis_url: str) -> None:
+    """The same picture has other rows than in a prompt of its own, whichever of the two came first."""
+    reference = DeepSeekVL2(folder)
+    files = [png(number, size) for number, size in enumerate(SIZES)]
+    pictures = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+    urls = [{"type": "image_url", "image_url": {"url": data_url(file)}} for file in files]
+
+    def chat(count: int) -> list[dict[str, Any]]:
+        text = {"type": "text", "text": "What is red?"}
+        return [{"role": "user", "content": [*urls[:count], text]}]
+
+    with services_in_process(folder, redis_url) as system:
+        answers = [ask_all(system.base_url, [chat(count)], TOKENS)[0] for count in (3, 2, 4, 1)]
+    for count, (prompt, tokens) in zip((3, 2, 4, 1), answers, strict=True):
+        text = [("user", f"{IMAGE}\n" * count + "What is red?")]
+        assert prompt == reference.prompt_ids(text, SIZES[:count])
+        made = reference.generate(prompt, pictures[:count], TOKENS)
         assert_same_up_to_ties(tokens, made.tokens, made.logits)
 
 
@@ -233,7 +260,12 @@ def test_settings_that_the_files_leave_out_are_those_of_the_model(tmp_path: Path
 @pytest.mark.parametrize(
     ("part", "wrong"),
     [
-        ("language_config", {"use_mla": False}),
+        (
+            "language_config",
+            {"use_mla": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+        ),
+        ("language_config", {"rope_scaling": {"type": "yarn"}, "use_mla": False}),
+        ("language_config", {"num_attention_heads": 5, "use_mla": False}),
         ("language_config", {"moe_layer_freq": 2}),
         ("language_config", {"hidden_act": "gelu"}),
         ("language_config", {"attention_bias": True}),

@@ -7,6 +7,7 @@ import transformers
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.generic.decoder import GenericDecoder
+from services.families.deepseek_vl2.plain_attention import PlainDeepseekV2ForCausalLM
 from services.families.deepseek_vl2.text_model import class_and_settings
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import load_without, understood
@@ -35,7 +36,7 @@ def load_text_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     """The class with its weights, in its own eager attention. Raises InvalidRequest for settings that it does not have,
     and for a checkpoint that lacks a tensor."""
     name, settings = class_and_settings(checkpoint)
-    kind: type[Any] = getattr(transformers, name)
+    kind: type[Any] = getattr(transformers, name, PlainDeepseekV2ForCausalLM)
     with understood(checkpoint):
         config = kind.config_class.from_dict(settings)
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}

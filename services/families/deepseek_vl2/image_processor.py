@@ -6,7 +6,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 
-from services.families.deepseek_vl2.sizes import Tiling
+from services.families.deepseek_vl2.sizes import Tiling, padding_colour
 from shared.artifacts.pixel_scaling import PixelScaling
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,7 +23,7 @@ class TilesImageProcessor:
         """settings: see `services.families.deepseek_vl2.sizes.processor`."""
         self._settings = settings
         self._tiling = Tiling(**{key: settings[key] for key in _SIZES})
-        self._colour = tuple(int(mean * 255) for mean in settings["image_mean"])
+        self._colour = padding_colour(settings["image_mean"])
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> "TilesImageProcessor":

@@ -1,5 +1,6 @@
 """Into how many tiles a picture of DeepSeek-VL2 is cut, and how many rows they become."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.model_config.files import read_json
 from tessera.common.v1.media_pb2 import Modality
 
-_GREY = (0.5, 0.5, 0.5)  # mean and deviation where no file names them
+GREY = (0.5, 0.5, 0.5)  # mean and deviation where no file names them
 _LAYOUT = {"tile_tag": "2D", "global_view_pos": "head"}
 
 
@@ -59,6 +60,11 @@ class Tiling:
         return self.line * (self.line + 1) + 1 + rows * self.line * (columns * self.line + 1)
 
 
+def padding_colour(means: Sequence[float]) -> tuple[int, ...]:
+    """Of what a picture does not fill: the mean of each channel, as bytes."""
+    return tuple(int(mean * 255) for mean in means)
+
+
 def largest(checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
     """See `Family.largest`: a picture that fills one of the resolutions."""
     tiling = Tiling.read(checkpoint)
@@ -81,6 +87,6 @@ def processor(checkpoint: Checkpoint) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": stored.get("normalize") is not False,
-        "image_mean": list(stored.get("image_mean") or _GREY),
-        "image_std": list(stored.get("image_std") or _GREY),
+        "image_mean": list(stored.get("image_mean") or GREY),
+        "image_std": list(stored.get("image_std") or GREY),
     }

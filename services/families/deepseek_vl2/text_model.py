@@ -32,7 +32,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 # The only values that are served.
-_ONLY = {"use_mla": True, "moe_layer_freq": 1, "hidden_act": "silu", "attention_bias": False}
+_ONLY = {"moe_layer_freq": 1, "hidden_act": "silu", "attention_bias": False}
 _EXPERTS = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok")
 # What the classes of transformers do for each way to choose experts.
 _V2 = {"scoring_func": "softmax", "norm_topk_prob": False}
@@ -42,6 +42,9 @@ _CLASSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "group_limited_greedy": ("DeepseekV2ForCausalLM", _V2),
     "noaux_tc": ("DeepseekV3ForCausalLM", _V3),
 }
+# Without latent attention: DeepSeek-V2's class around other attention, which has no settings but these.
+_PLAIN = "PlainDeepseekV2ForCausalLM"
+_ONLY_PLAIN = {"rope_scaling": None}
 # Keys that say of which class and file the settings are.
 _NAMES = {"architectures", "auto_map", "model_type", "torch_dtype", "transformers_version"}
 
@@ -75,4 +78,20 @@ def class_and_settings(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
         if not values.get(key):
             raise refused(checkpoint, f"{part} has no {key}")
     groups = {key: values.get(key) or 1 for key in ("n_group", "topk_group")}
-    return name, {**values, **groups}
+    if values.get("use_mla", True):
+        return name, {**values, **groups}
+    return _PLAIN, {**values, **groups, **_heads(checkpoint, name, values)}
+
+
+def _heads(checkpoint: Checkpoint, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of ordinary attention heads, by the names of latent attention, whose configuration it is."""
+    part = "with use_mla False, language_config"
+    require(checkpoint, part, values, _ONLY_PLAIN)
+    if not name.startswith("DeepseekV2"):
+        raise refused(checkpoint, f"{part}.topk_method {values['topk_method']!r} is not served")
+    hidden, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
+    if hidden % heads:
+        raise refused(checkpoint, f"{part}.num_attention_heads {heads} does not divide {hidden}")
+    side = hidden // heads
+    latent = dict.fromkeys(("qk_rope_head_dim", "v_head_dim", "kv_lora_rank"), side)
+    return {**latent, "qk_nope_head_dim": 0, "q_lora_rank": None}

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.preprocess.download.fetcher import MediaFetcher
-from services.preprocess.media import frames, packed_pixels
+from services.preprocess.media import fitted_picture, frames, packed_pixels
 from services.preprocess.media.data_url import decode_data_url, is_data_url
+from services.preprocess.media.fitted_picture import Square
 from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.pixel_cache import PixelCache, Pixels
 from shared.artifacts.pixel_scaling import PixelScaling
@@ -66,16 +67,18 @@ class MediaIntake:
         """Whether an item's artifact is a bundle of several tensors."""
         return self._cache.bundles
 
-    async def take(self, media: Media, tenant: str) -> TakenMedia:
+    async def take(self, media: Media, tenant: str, square: Square | None = None) -> TakenMedia:
         """Pixel values of a client's image; its raw bytes are in the media store when it returns.
 
-        Decoding counts against the tenant's budget.
+        Decoding counts against the tenant's budget. With `square` the image is fitted into it first.
 
         Raises InvalidRequest naming the client's field, Overloaded, Unavailable.
         """
         with _naming(media.field or "image"):
             watch = Stopwatch()
             data = await self._bytes(media, self._limits.image_bytes)
+            if square is not None:
+                data = square.pack(data)
             return await self._keep(data, tenant, watch.lap_us(), watch)
 
     async def take_video(self, video: Video, tenant: str) -> TakenMedia:
@@ -137,9 +140,8 @@ class MediaIntake:
             raise InvalidRequest("MEDIA_EMPTY", "neither an address nor bytes are given")
         if not data:
             raise InvalidRequest("MEDIA_EMPTY", "the file is empty")
-        if frames.is_packed(data) or packed_pixels.is_packed(
-            data
-        ):  # our own formats, never a client's
+        # Our own formats, never a client's.
+        if any(form.is_packed(data) for form in (fitted_picture, frames, packed_pixels)):
             raise InvalidRequest("IMAGE_FORMAT", "this is not an image file")
         if len(data) > limit:
             raise InvalidRequest(

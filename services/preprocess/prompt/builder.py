@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from services.families.family import ItemSize
+from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.layout import PLACE, CodedPicture, MindieLayout, read_ids
 from services.preprocess.prompt import conversation as conversations
 from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, refused
@@ -110,6 +111,10 @@ class PromptBuilder:
     def mindie(self) -> MindieLayout | None:
         """See `PromptRule.mindie`."""
         return self._rule.mindie
+
+    def square(self, images: int) -> Square | None:
+        """See `PromptRule.square`."""
+        return self._rule.square(images)
 
     def draft(self, request: PrepareRequest) -> Draft:
         """Renders and tokenizes. Raises InvalidRequest naming the field."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from services.families.family import ItemSize
+from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.layout import MindieLayout
 from services.preprocess.prompt.tokenizer import Ids
 from tessera.common.v1.media_pb2 import Modality
@@ -127,6 +128,11 @@ class PromptRule:
         """The tokens of an item of a modality that is in `limits`, known from its size alone unless the rule asks for
         a `MadeItem`."""
         raise NotImplementedError
+
+    def square(self, images: int) -> Square | None:
+        """What pictures of a prompt with so many are fitted into before they are processed; None leaves them as they
+        are."""
+        return None
 
     def finish(self, ids: Ids) -> Ids:
         """A text's ids after changes that no item causes; spans are not in them yet. Ids that a client sends stay as

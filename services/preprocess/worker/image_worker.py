@@ -23,8 +23,9 @@ from typing import Any, BinaryIO
 sys.modules["torch"] = None  # type: ignore[assignment]
 
 import PIL.Image  # noqa: E402
+import PIL.ImageOps  # noqa: E402
 
-from services.preprocess.media import frames, packed_pixels  # noqa: E402
+from services.preprocess.media import fitted_picture, frames, packed_pixels  # noqa: E402
 from services.preprocess.media.image_decoder import decode  # noqa: E402
 from services.preprocess.media.image_limits import (  # noqa: E402
     ImageLimits,
@@ -92,7 +93,7 @@ def _work(
             pixels, tokens = packed_pixels.unpack(data)
             answer = {"width": pixels.shape[2], "height": pixels.shape[1], "tokens": tokens}
         else:
-            image = decode(data, limits)
+            image = _picture(data, limits)
             pixels, made = maker.make(image)
             answer = {"width": image.width, "height": image.height, **made}
         nonce, digest = bytes.fromhex(job["nonce"]), bytes.fromhex(job["digest"])
@@ -108,6 +109,13 @@ def _work(
         reason = f"{kind.upper()}_UNUSABLE"
         return {"reason": reason, "message": f"the {kind} cannot be processed: {error}"}
     return answer
+
+
+def _picture(data: bytes, limits: ImageLimits) -> PIL.Image.Image:
+    if not fitted_picture.is_packed(data):
+        return decode(data, limits)
+    square, file = fitted_picture.unpack(data)
+    return PIL.ImageOps.pad(decode(file, limits), (square.side, square.side), color=square.colour)
 
 
 def _video(maker: Maker, limits: ImageLimits, data: bytes) -> tuple[Pixels, dict[str, Any]]:
