@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.families import registry
+from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tests.reference_models.text_models import chatglm
@@ -70,6 +71,44 @@ def test_other_blocks_are_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
         registry.decoder_config(checkpoint(tmp_path, **changes))
+
+
+TALK = [
+    {"role": "user", "content": "你好"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "Who are you?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        (
+            {},
+            "[gMASK]sop[Round 1]\n\n问：你好\n\n答：Hello.\n\n[Round 2]\n\n问：Who are you?\n\n答：",
+        ),
+        (
+            {"tokens": {"64795": {"content": "<|user|>"}}},
+            "[gMASK]sop<|user|>\n 你好<|assistant|>\n Hello.<|user|>\n Who are you?<|assistant|>",
+        ),
+    ],
+    ids=["chatglm2", "chatglm3"],
+)
+def test_the_chat_format_of_folders_that_have_none(
+    tmp_path: Path, files: dict[str, Any], text: str
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(files))
+    found = checkpoint(tmp_path)
+    source = registry.find(found).chat_template(found)
+    assert source is not None
+    assert ChatTemplate(source, {}).render(TALK, True) == text
+    named = checkpoint(tmp_path, _name_or_path="THUDM/chatglm3-6b")
+    assert "<|assistant|>" in str(registry.find(named).chat_template(named))
+    large = checkpoint(tmp_path, padded_vocab_size=151_552)
+    assert registry.find(large).chat_template(large) is None
+    if not files:
+        with pytest.raises(TemplateRefusal, match="user and assistant alone"):
+            ChatTemplate(source, {}).render([{"role": "system", "content": "Be brief."}], True)
 
 
 @pytest.mark.parametrize("generation", [2, 3, 4])

@@ -7,4 +7,5 @@ FAMILY = Family(
     text_types=("chatglm",),
     decoder="services.families.chatglm.decoder:ChatGLM",
     config="services.families.chatglm.config:read",
+    template="services.families.chatglm.template:chat_template",
 )
