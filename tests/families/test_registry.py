@@ -199,13 +199,13 @@ def test_what_transformers_cannot_run_here_is_refused_by_config_json(
 def test_a_model_is_known_by_its_keys_and_not_by_its_text_model(
     tmp_path: Path, names: dict[str, Any]
 ) -> None:
-    text = {"model_type": "deepseek_v2", "use_mla": False}
+    text = {"model_type": "deepseek_v2", "hidden_act": "gelu"}
     keys = {"projector_config": {}, "candidate_resolutions": [[384, 384]]}
     named = {"model_type": "deepseek_vl_v2", "auto_map": {"AutoConfig": "c.C"}, **names}
     known = checkpoint(tmp_path, language_config=text, **keys, **named)
     assert registry.find(known) is registry.find_decoder(known)
     assert registry.find(known).takes_media
-    with pytest.raises(InvalidRequest, match=r"language_config\.use_mla False"):
+    with pytest.raises(InvalidRequest, match=r"language_config\.hidden_act 'gelu'"):
         registry.text_sizes(known)
     with pytest.raises(InvalidRequest):
         registry.find(checkpoint(tmp_path, language_config=text, **named))
