@@ -27,12 +27,14 @@ def npu_environment(
     devices: int = 1,
     hbm_bytes: int | None = None,
     reports: Path | None = None,
+    sanitize: bool = False,
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """`base` with what a process needs to find `devices` simulated NPUs.
 
     `hbm_bytes` is their memory, a sixteenth of the real one unless given; in the folder `reports` each process keeps
-    its counters (`simulator.runtime.report_of`).
+    its counters (`simulator.runtime.report_of`). With `sanitize` torch_npu's own sanitizer raises where
+    streams use one tensor in no order.
     """
     set_here = {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # services import torch_npu themselves, when they are to use it
@@ -44,6 +46,8 @@ def npu_environment(
         "FAKE_NPU_COUNT": str(devices),
         "FAKE_NPU_BYTES": str(_HBM[npu] // _HBM_SHARE if hbm_bytes is None else hbm_bytes),
     }
+    if sanitize:
+        set_here["TORCH_NPU_SANITIZER"] = "1"
     if reports is not None:
         set_here["FAKE_NPU_REPORTS"] = str(reports)
     return {**base, **set_here}

@@ -1,14 +1,17 @@
 """What every kernel of the device asks of its arguments."""
 
+import math
 from collections.abc import Iterable
 
 import torch
+import torch_npu
 from torch import Tensor
 
 from tests.ascend.simulator.errors import Refused
 from tests.ascend.simulator.personality import personality
 
 _MOST_DIMENSIONS = 8
+_NZ, _NZ_ROW = 29, 16
 # Tensors of the CPU that these take as host values: lengths, masks of indices that torch_npu copies by itself.
 _TAKE_HOST_TENSORS = frozenset(
     {
@@ -37,11 +40,23 @@ def check(name: str, tensors: Iterable[Tensor]) -> None:
             continue
         if tensor.dim() > _MOST_DIMENSIONS:
             raise Refused(f"{name}: {tensor.dim()} dimensions, the NPU takes at most 8")
+        if here.is_310p:
+            _check_layout(name, tensor)
         if tensor.dtype == torch.bfloat16 and not here.has_bfloat16 and name not in _TAKE_ANY_DTYPE:
             raise Refused(
                 f"call aclnn{name} failed: self not implemented for DT_BFLOAT16, should be in dtype support list "
                 f"[DT_FLOAT,DT_FLOAT16] ({here.soc})"
             )
+
+
+def _check_layout(name: str, tensor: Tensor) -> None:
+    """A part of a tensor in NZ is not where its strides say. Rows of 16 elements are the same bytes in both layouts."""
+    if torch_npu.get_npu_format(tensor) != _NZ or tensor.shape[-1:] == (_NZ_ROW,):
+        return
+    sizes = [-(-size // _NZ_ROW) * _NZ_ROW for size in tensor.shape[-2:]]
+    whole = math.prod((*tensor.shape[:-2], *sizes)) == torch_npu.get_storage_size(tensor)
+    if tensor.dim() < 2 or tensor.storage_offset() or not whole:
+        raise Refused(f"{name}: a view of shape {list(tensor.shape)} of a tensor in FRACTAL_NZ")
 
 
 def _check_host(name: str, tensor: Tensor) -> None:

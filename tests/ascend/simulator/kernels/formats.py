@@ -6,8 +6,9 @@ from torch import Tensor
 from tests.ascend.simulator import dispatch
 from tests.ascend.simulator.errors import require
 from tests.ascend.simulator.memory import host_view
+from tests.ascend.simulator.personality import personality
 
-NZ = 29
+NZ, _ROWS = 29, 2
 
 
 def format_cast(
@@ -17,13 +18,14 @@ def format_cast(
     customize_dtype: int | None = None,
     input_dtype: int | None = None,
 ) -> Tensor:
-    """A copy in that format."""
+    """A copy in that format. 910B keeps rows where NZ is asked for, unless `allow_internal_format` is set."""
     dispatch.launch("npu_format_cast", (input,), {})
     require(
         acl_format != NZ or input.dim() >= 2, "npu_format_cast: NZ takes two dimensions or more"
     )
+    kept = acl_format if personality().is_310p else _ROWS
     made: Tensor = torch_npu.empty_with_format(
-        input.shape, dtype=input.dtype, device=input.device, acl_format=acl_format
+        input.shape, dtype=input.dtype, device=input.device, acl_format=kept
     )
     host_view(made).copy_(host_view(input))
     return made

@@ -1,0 +1,1 @@
+"""Programs that tests on the simulated NPU start as processes of their own."""
