@@ -9,7 +9,7 @@ from services.decoder.settings import DecoderSettings
 from services.families import registry
 from services.gateway.settings import GatewaySettings
 from services.launcher.ascend.host import VISIBLE
-from services.launcher.ascend.placement import SHARE_BESIDE_ENCODER, Placement, place
+from services.launcher.ascend.placement import ENCODER_SHARE, SHARE_BESIDE_ENCODER, Placement, place
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.supervise.probe import HeartbeatProbe
@@ -162,7 +162,11 @@ class ServiceCommands:
                 **self._memory_share(),
             ),
             *self._internal(
-                "vision_encoder", encoders, threads=_share(encoders), npus=placement.encoders
+                "vision_encoder",
+                encoders,
+                threads=_share(encoders),
+                npus=placement.encoders,
+                **self._encoder_share(),
             ),
             *self._internal("preprocess", self._settings.preprocessors, threads=1),
         ]
@@ -173,6 +177,12 @@ class ServiceCommands:
         if is_given or not self._placement.is_shared_with_encoder:
             return {}
         return {"gpu_memory_utilization": str(SHARE_BESIDE_ENCODER)}
+
+    def _encoder_share(self) -> dict[str, str]:
+        """That of each encoder where one computes on a decoder's NPU."""
+        if not self._placement.is_shared_with_encoder:
+            return {}
+        return {"encoder_memory_utilization": str(ENCODER_SHARE / self._encoders)}
 
     def _internal(
         self,

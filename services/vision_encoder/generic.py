@@ -67,6 +67,7 @@ class GenericEncoder:
         log.info(
             "pictures are encoded by the code of transformers",
             model=kind.__name__,
+            device=device.name,
             transformers=transformers.__version__,
         )
 

@@ -39,7 +39,7 @@ class TowerQueue:
 
     def __init__(self, model: Encoder, max_patches: int) -> None:
         self._model = model
-        self._max_patches = max_patches
+        self.max_patches = max_patches
         self._waiting: deque[_Job] = deque()
         self._thread = ThreadPoolExecutor(1, "tower")
         self._runner: Background | None = None
@@ -90,7 +90,7 @@ class TowerQueue:
     def _fits(self, first: _Job, patches: int) -> bool:
         following = self._waiting[0]
         together = not self._model.stacked or following.item.pixels.shape == first.item.pixels.shape
-        return together and patches + following.patches <= self._max_patches
+        return together and patches + following.patches <= self.max_patches
 
     def _compute(self, batch: list[_Job]) -> list[Encoded | Exception]:
         began = time.perf_counter_ns()

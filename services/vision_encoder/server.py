@@ -7,8 +7,10 @@ import structlog
 from services.families import registry
 from services.families.family import ItemSize
 from services.families.report import code_of
+from services.vision_encoder.batch_size import fit_batch
 from services.vision_encoder.cache import EmbeddingCache
 from services.vision_encoder.devices import device_class
+from services.vision_encoder.devices.base.accelerator import Accelerator
 from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.devices.op_profile import profile_ops
 from services.vision_encoder.embedding_producer import EmbeddingProducer
@@ -26,6 +28,7 @@ from shared.net.registry import Directory
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
 from shared.torch_device import torch_device
+from tessera.common.v1.media_pb2 import Modality
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -95,6 +98,11 @@ async def _encoder(
 
     def warm_up() -> None:
         device.enter_thread(model.uses_ops)
+        if isinstance(device, Accelerator):
+            checkpoint = Checkpoint(settings.model)
+            largest = registry.find(checkpoint).largest(checkpoint, Modality.MODALITY_IMAGE)
+            share = settings.encoder_memory_utilization
+            queue.max_patches = fit_batch(model, device, largest, queue.max_patches, share)
         model.encode([model.sample(_WARM_UP)])
 
     await queue.on_thread(warm_up)

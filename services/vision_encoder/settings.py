@@ -26,6 +26,13 @@ class VisionEncoderSettings(ComputeSettings, ProfileSettings, ServiceSettings):
     max_batch_patches: int = Field(
         0,
         ge=0,
-        description="Patches that the tower takes at a time; 0 is 1024 on a CPU, 16384 elsewhere."
-        " One image always runs, however large.",
+        description="Patches that the tower takes at a time; 0 is 1024 on a CPU, elsewhere 16384 or what fits into the"
+        " device's memory. One image always runs, however large.",
+    )
+    encoder_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Largest share of an accelerator's memory for the tower's weights and batches; `tessera serve`"
+        " gives 0.15 where a decoder computes on the same NPU.",
     )

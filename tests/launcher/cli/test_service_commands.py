@@ -216,3 +216,5 @@ def test_an_npu_that_an_encoder_shares_is_not_the_decoders_alone(
     assert decoder.environment["TESSERA_DECODER_MEMORY_SHARERS"] == "2"
     share = decoder.environment["TESSERA_DECODER_GPU_MEMORY_UTILIZATION"]
     assert share == str(given or 0.75)
+    encoder = next(each for each in commands.workers() if each.service == "vision_encoder")
+    assert encoder.environment["TESSERA_VISION_ENCODER_ENCODER_MEMORY_UTILIZATION"] == "0.15"

@@ -1,6 +1,7 @@
 """A device with memory of its own, which pinned memory of the host is copied to and from."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -9,6 +10,19 @@ from torch import Tensor
 from services.vision_encoder.devices.base.device import Device
 
 _ALIGNMENT = 64  # bytes: where each tensor begins in an upload
+_RESERVED_SHARE = (
+    0.03  # of a device's memory, for workspaces of operators that torch does not count
+)
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Bytes of a device: all, what this process's tensors may take, weights among them, and what is kept beside."""
+
+    total: int
+    allowed: int
+    weights: int
+    reserved: int
 
 
 class Accelerator(Device):
@@ -21,6 +35,24 @@ class Accelerator(Device):
         """Threads of the host have a current device each."""
         self.runtime.set_device(self.where)
         super().enter_thread(uses_ops)
+
+    def limit_memory(self, share: float) -> MemoryBudget:
+        """From now on tensors take at most `share` of the device's memory, less a reserve for operators; what would
+        take more raises torch.OutOfMemoryError. Called once the weights are loaded."""
+        self.free_unused()
+        _, total = self.runtime.mem_get_info()
+        reserved = int(total * _RESERVED_SHARE)
+        allowed = max(0, int(total * share) - reserved)
+        self.runtime.set_per_process_memory_fraction(allowed / total)
+        return MemoryBudget(total, allowed, int(self.runtime.memory_allocated()), reserved)
+
+    def free_unused(self) -> None:
+        """Gives memory back that torch keeps for tensors to come."""
+        self.runtime.empty_cache()
+
+    def peak_bytes(self) -> int:
+        """The most that tensors have taken."""
+        return int(self.runtime.max_memory_allocated())
 
     def upload(self, *tensors: Tensor) -> list[Tensor]:
         """Views of one buffer, aligned to 64 bytes. Nothing waits for the transfer but what is computed later."""

@@ -1,0 +1,62 @@
+"""How many patches an encoder takes at a time on a simulated NPU whose memory is scarce."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch_npu
+
+from services.families import registry
+from services.families.family import ItemSize
+from services.vision_encoder.batch_size import fit_batch
+from services.vision_encoder.devices.npu.device import NpuDevice
+from services.vision_encoder.loading import load_encoder
+from services.vision_encoder.towers.encoder import Encoder
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import Unavailable
+from tessera.common.v1.media_pb2 import Modality
+from tests.reference_models import wemm
+
+MIB = 1 << 20
+PATCHES = 2048
+
+
+@pytest.fixture
+def device() -> Iterator[NpuDevice]:
+    yield NpuDevice(torch.float16)
+    torch_npu.npu.set_per_process_memory_fraction(1.0)
+
+
+def load(folder: Path, device: NpuDevice) -> tuple[Encoder, ItemSize]:
+    """An encoder and the largest picture of its family."""
+    checkpoint = Checkpoint(wemm.write_checkpoint(folder))
+    encoder = load_encoder(checkpoint, device)
+    assert encoder is not None
+    return encoder, registry.find(checkpoint).largest(checkpoint, Modality.MODALITY_IMAGE)
+
+
+def share_of(nbytes: int) -> float:
+    """The share of the device's memory that leaves tensors so many bytes."""
+    return float(nbytes / torch_npu.npu.mem_get_info()[1] + 0.03)
+
+
+def test_a_batch_is_halved_until_it_fits(tmp_path: Path, device: NpuDevice) -> None:
+    encoder, largest = load(tmp_path / "model", device)
+    torch_npu.npu.reset_peak_memory_stats()
+    assert fit_batch(encoder, device, largest, PATCHES, 0.9) == PATCHES
+    taken = device.peak_bytes()
+    weights = int(torch_npu.npu.memory_allocated())
+    fits = fit_batch(encoder, device, largest, PATCHES, share_of(weights + (taken - weights) // 2))
+    assert 400 <= fits < PATCHES
+    encoder.encode([encoder.sample(largest)])
+
+
+def test_a_picture_that_does_not_fit_is_refused_with_what_takes_the_memory(
+    tmp_path: Path, device: NpuDevice
+) -> None:
+    encoder, largest = load(tmp_path / "model", device)
+    with pytest.raises(Unavailable) as caught:
+        fit_batch(encoder, device, largest, PATCHES, share_of(1 * MIB))
+    for part in ("280x280, 400 patches", "weights take", "--encoder-memory-utilization", "of 2.00"):
+        assert part in caught.value.message
