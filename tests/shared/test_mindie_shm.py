@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidRequest
 from shared.mindie_shm import (
+    BLOCKS,
     Array,
     decode_name,
     decode_shape,
@@ -143,6 +144,18 @@ def test_a_block_that_is_too_small_for_the_shape_is_an_error(names: Path) -> Non
     name = write_block(np.zeros(4, np.uint8), names)
     with pytest.raises(InvalidRequest, match="bytes; "):
         read_block(encode_name(name), encode_shape((1 << 20,)), np.float32)
+
+
+def test_a_full_list_takes_no_block(names: Path) -> None:
+    """Of a list that is longer no block could be released."""
+    line = write_block(np.zeros(4, np.uint8), names) + "\n"
+    names.write_text(line * (65_536 // len(line)))
+    before = set(BLOCKS.glob("psm_*"))
+    with pytest.raises(InvalidRequest, match="more than 65536 bytes"):
+        write_block(np.zeros(4, np.uint8), names)
+    assert set(BLOCKS.glob("psm_*")) <= before
+    release_blocks(names)
+    assert not (BLOCKS / line.strip()).exists()
 
 
 def test_no_block_is_made_for_nothing(names: Path) -> None:

@@ -75,8 +75,11 @@ class SharedPictures:
     async def release_old(self) -> None:
         """Now and then removes the lists that nobody has asked to release. Runs until it is cancelled."""
         while True:
-            if count := await asyncio.to_thread(self._lists.release_old):
-                log.info("old lists of shared memory released", lists=count)
+            try:
+                if count := await asyncio.to_thread(self._lists.release_old):
+                    log.info("old lists of shared memory released", lists=count)
+            except OSError as error:
+                log.warning("lists of shared memory cannot be read", error=str(error))
             await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:

@@ -262,10 +262,16 @@ class PromptBuilder:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: no whole token ids", field=field)
         self.check_length(len(data) // 8, 0, field)
         coded = read_ids(np.frombuffer(data, "<i8").astype(np.int64), layout, field)
-        marked = coded.ids == PLACE
+        marked, marker = coded.ids == PLACE, self._marker_ids[Modality.MODALITY_IMAGE]
         self._check_vocabulary(coded.ids[~marked], field)
+        if (coded.ids == marker).any():
+            raise InvalidRequest(
+                "BAD_SHARED_MEMORY_ID",
+                f"{field}: {marker} begins a picture, and no ids of its tensors follow",
+                field=field,
+            )
         ids = coded.ids.astype(np.int32)
-        ids[marked] = self._marker_ids[Modality.MODALITY_IMAGE]
+        ids[marked] = marker
         return Draft(ids, "", field, coded.pictures)
 
     def _check_vocabulary(self, ids: AnyIds, field: str) -> None:

@@ -210,7 +210,7 @@ async def test_ids_that_are_no_prompt(service: RunningPreprocess) -> None:
     await refused(service, [*ids[: at + 2], row, *ids[at + 2 :]], "IMAGE_UNUSABLE", "258 tokens")
     await refused(service, [-2, *ids], "BAD_TOKEN_ID", "-2 is outside")
     await refused(service, [1 << 40, *ids], "BAD_TOKEN_ID", "outside the vocabulary")
-    await refused(service, [start, *ids], "IMAGE_MARKERS", "places for 1 images")
+    await refused(service, [start, *ids], bad, "no ids of its tensors follow")
     await refused(service, ids * 40, "CONTEXT_LENGTH_EXCEEDED", "maximum context length")
     other = encode_shape((1, 3, 4, 4))
     await refused(service, [*ids[: at + 1], other, *ids[at + 2 :]], "IMAGE_UNUSABLE", "of shape")
