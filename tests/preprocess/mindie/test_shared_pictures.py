@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from services.preprocess.media import packed_pixels
+from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.name_lists import LIFETIME_S, NameLists
 from shared.artifacts.store import ArtifactReader
 from shared.errors import InvalidRequest, Precondition
@@ -337,3 +339,16 @@ async def test_models_without_such_ids_do_not_start(
     (lists / "file").write_text("")
     with pytest.raises(Precondition, match="--mindie-shm"):
         NameLists(lists / "file")
+
+
+async def test_our_own_forms_of_pictures_are_no_files_of_clients(
+    clip_folder: Path, make_preprocess: PreprocessMaker
+) -> None:
+    """Pixel values that nobody has checked, and a square of any size."""
+    values = packed_pixels.pack(np.zeros((3, 32, 32), np.float32), 1)
+    square = Square(1 << 31, (0, 0, 0)).pack(file_of(picture()))
+    async with make_preprocess(clip_folder) as service:
+        for data in (values, square):
+            with pytest.raises(InvalidRequest, match="not an image file") as caught:
+                await service.chat(turn("user", image(data), text("hi")))
+            assert caught.value.reason == "IMAGE_FORMAT"
