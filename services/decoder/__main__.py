@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from services.decoder.parallel.leader import Leader
 from services.decoder.settings import DecoderSettings
 from services.families.check import Parts
 from services.families.prepare import prepare_model
@@ -18,9 +19,10 @@ def main() -> None:
     set_process_environment(GOMP_SPINCOUNT="10000", **ascend.ENVIRONMENT)
     settings = prepare_model(settings, Parts.WEIGHTS, **settings.computation)
     service_process.load_without_collecting()
+    leader = Leader.start(settings) if settings.tensor_parallel_size > 1 else None
     from services.decoder.server import serve
 
-    service_process.run(partial(serve, settings), settings.internal_token_file)
+    service_process.run(partial(serve, settings, leader=leader), settings.internal_token_file)
 
 
 if __name__ == "__main__":

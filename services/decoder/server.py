@@ -11,6 +11,7 @@ import structlog
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.op_profile import profile_ops
 from services.decoder.loading.load import Loaded, load
+from services.decoder.parallel.leader import Leader
 from services.decoder.servicer import DecoderServicer
 from services.decoder.session import PLANS_IN_FLIGHT
 from services.decoder.settings import DecoderSettings
@@ -38,12 +39,13 @@ async def serve(
     settings: DecoderSettings,
     stop: asyncio.Event,
     *,
-    load: Callable[[DecoderSettings], Loaded] = load,
+    leader: Leader | None = None,
+    load: Callable[[DecoderSettings, Leader | None], Loaded] = load,
     executor: Callable[[], Executor] = Executor,
     on_ready: Callable[[], None] = _settle,
 ) -> int:
     """Runs what `load` returns, on the compute thread that `executor` starts, until `stop` is set. Calls `on_ready`
-    when it serves. Raises ServingError for what keeps it from starting.
+    when it serves. leader: has started the other ranks. Raises ServingError for what keeps it from starting.
     """
     decoder_id = new_instance_id()
     async with RpcServer(
@@ -51,7 +53,7 @@ async def serve(
     ) as server:
         log.info("loading", model=str(settings.model), address=server.address, id=decoder_id)
         compute = executor()
-        loading = asyncio.create_task(compute.run(lambda: load(settings)))
+        loading = asyncio.create_task(compute.run(lambda: load(settings, leader)))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():

@@ -26,8 +26,9 @@ from services.decoder.parallel.embeddings import LeadingEmbeddings
 from services.decoder.parallel.leader import Leader
 from services.decoder.parallel.leading_worker import LeadingWorker
 from services.decoder.parallel.place import Place
-from services.decoder.parallel.rank_group import connect
+from services.decoder.parallel.rank_group import connect, disconnect
 from services.decoder.parallel.refusal import require_divisible
+from services.decoder.parallel.share import Share
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
@@ -58,11 +59,14 @@ class Loaded:
     close: Callable[[], None] = lambda: None
 
 
-def load(settings: DecoderSettings) -> Loaded:
-    """Loads and warms up; takes seconds to minutes. Of several ranks this process becomes the first, and starts the
-    others. Raises ServingError for what cannot be served."""
+def load(settings: DecoderSettings, leader: Leader | None = None) -> Loaded:
+    """Loads and warms up; takes seconds to minutes. Of several ranks this process becomes the first; `leader` has
+    started the others, if that was done before. Raises ServingError for what cannot be served."""
     began = time.perf_counter()
-    loaded = _lead(settings) if settings.tensor_parallel_size > 1 else load_rank(Place(settings))
+    if settings.tensor_parallel_size > 1:
+        loaded = _lead(settings, leader or Leader.start(settings))
+    else:
+        loaded = load_rank(Place(settings))
     warm_up(loaded.worker)
     log.info(
         "warmed up",
@@ -73,19 +77,22 @@ def load(settings: DecoderSettings) -> Loaded:
     return loaded
 
 
-def _lead(settings: DecoderSettings) -> Loaded:
-    ranks, checkpoint = settings.tensor_parallel_size, Checkpoint(settings.model)
-    require_divisible(checkpoint, ranks, settings.model_backend)
-    leader = Leader.start(settings, torch_device(settings.device), checkpoint.is_small)
+def _lead(settings: DecoderSettings, leader: Leader) -> Loaded:
+    def close() -> None:
+        leader.close()
+        disconnect()
+
     try:
+        ranks, backend = settings.tensor_parallel_size, settings.model_backend
+        require_divisible(Checkpoint(settings.model), ranks, backend)
         loaded = load_rank(
             leader.place,
             partial(LeadingEmbeddings, leader=leader),
             partial(LeadingWorker, leader=leader),
         )
-        return replace(loaded, close=leader.close)
+        return replace(loaded, close=close)
     except BaseException:
-        leader.close()
+        close()
         raise
 
 
@@ -96,18 +103,19 @@ def load_rank(
 ) -> Loaded:
     """What `place` has of the model; waits for the other ranks, where there are any. The functions take the arguments
     of the classes. Raises ServingError as `load` does."""
-    settings, share = place.settings, place.share
+    settings, share = place.settings, Share(place.rank, place.size)
+    checkpoint = Checkpoint(settings.model)
+    threads = place.threads(checkpoint.is_small)
     if place.cpus:
         os.sched_setaffinity(
             0, place.cpus
         )  # of this thread, and those that it starts: the ones that compute
-    checkpoint = Checkpoint(settings.model)
     sizes = registry.text_sizes(checkpoint, settings.model_backend)
     kind = device_class(torch_device(settings.device))
     dtype = kind.choose_dtype(settings.dtype, checkpoint)
     device = kind(
         dtype,
-        threads=settings.threads,
+        threads=threads,
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
     )

@@ -56,7 +56,7 @@ class LeadingEmbeddings(NumberedEmbeddings):
         leader: Leader,
     ) -> None:
         super().__init__(reader, copy_in, spare_bytes)
-        self._size = leader.place.share.size
+        self._size = leader.place.size
         self._answers: dict[
             int, list[bool]
         ] = {}  # by number: of each rank that answered whether it was lost there

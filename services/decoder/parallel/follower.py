@@ -145,7 +145,7 @@ def main(orders_number: str, reports_number: str) -> None:
     service_process.load_without_collecting()
     place = Place.from_json(messages.receive(orders)[1])
     settings = place.settings
-    configure_logs(f"decoder.{place.share.rank}", settings.log_level, settings.log_format)
+    configure_logs(f"decoder.{place.rank}", settings.log_level, settings.log_format)
 
     async def run(stop: asyncio.Event) -> None:
         # Signals that end a group of processes reach this one too; the first rank says when it ends.

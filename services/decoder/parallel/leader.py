@@ -18,14 +18,15 @@ import structlog
 from services.decoder.parallel import messages
 from services.decoder.parallel.messages import NUMBER, Order, Report
 from services.decoder.parallel.place import Place
-from services.decoder.parallel.rank_group import disconnect
 from services.decoder.settings import DecoderSettings
+from shared.devices import resolve_device
 from shared.die_with_parent import die_with_parent
 from shared.settings import child_environment, listed_in_environment, python_path
 
 log = structlog.get_logger(__name__)
 
 _ROOT = Path(__file__).parents[3]
+_STARTING_S = 120.0  # until its libraries are imported
 _SILENCE_S = 10.0  # a rank's event loop reports every second
 _DYING_S = 2.0  # between a call that fails and what tells which rank is gone
 _END_S = 5.0
@@ -55,19 +56,20 @@ class Leader:
         self._folder = folder
         self._others: list[_Other] = []
         self._sending = threading.Lock()
+        self._ending = threading.Lock()
         self._closing = False
         self._on_fetched: OnFetched = lambda rank, number, lost: None
 
     @classmethod
-    def start(cls, settings: DecoderSettings, device: str, is_small: bool) -> Self:
-        """Starts the other ranks, which end with this thread. device: resolved; is_small: see `Checkpoint.is_small`."""
+    def start(cls, settings: DecoderSettings) -> Self:
+        """Starts the other ranks, which end with this thread; called before this process imports what it computes with,
+        so that they do so at the same time. Raises InvalidRequest for a device that is not there."""
+        device = resolve_device(settings.device)
         folder = Path(tempfile.mkdtemp(prefix="tessera-ranks-"))
-        leader = cls(Place.first(settings, folder / "meeting", is_small), folder)
-        for rank in range(1, leader.place.share.size):
-            leader._start(rank, device)
-        log.info(
-            "ranks started", ranks=leader.place.share.size, threads=leader.place.settings.threads
-        )
+        leader = cls(Place.among(settings, 0, folder / "meeting"), folder)
+        for rank in range(1, settings.tensor_parallel_size):
+            leader._start(Place.among(settings, rank, folder / "meeting"), device)
+        log.info("ranks started", ranks=settings.tensor_parallel_size)
         return leader
 
     def listen(self, on_fetched: OnFetched) -> None:
@@ -80,14 +82,15 @@ class Leader:
             for other in self._others:
                 try:
                     messages.send(other.orders, order, payload)
+                except TimeoutError:
+                    self._lose(other, f"it has taken no orders for {_SILENCE_S:.0f} s")
                 except OSError as error:
-                    self._lose(other, f"it takes no orders: {error}")
+                    self.fail(error)
 
     def fail(self, error: Exception) -> NoReturn:
         """Ends this process for a failure in a call of all ranks: what they hold is no longer the same."""
         time.sleep(_DYING_S)  # most often another rank is gone, and is named
-        log.error("the decoder ends: a step of several ranks failed", rank=0, error=str(error))
-        os._exit(1)
+        self._end("a step of several ranks failed", 0, f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Ends the other ranks."""
@@ -100,14 +103,14 @@ class Leader:
             except subprocess.TimeoutExpired:
                 other.process.kill()
                 other.process.wait()
-        disconnect()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, rank: int, device: str) -> None:
+    def _start(self, place: Place, device: str) -> None:
+        rank = place.rank
         own_orders, orders = socket.socketpair()
         own_reports, reports = socket.socketpair()
         own_orders.settimeout(_SILENCE_S)
-        own_reports.settimeout(_SILENCE_S)
+        own_reports.settimeout(_STARTING_S)
         descriptors = (orders.fileno(), reports.fileno())
         process = subprocess.Popen(
             [
@@ -128,7 +131,7 @@ class Leader:
         reports.close()
         other = _Other(rank, process, own_orders, own_reports)
         self._others.append(other)
-        messages.send(own_orders, Order.START, self.place.other(rank).to_json().encode())
+        messages.send(own_orders, Order.START, place.to_json().encode())
         name = f"rank {rank}"
         threading.Thread(target=self._watch, args=(other,), name=name, daemon=True).start()
 
@@ -138,10 +141,11 @@ class Leader:
             try:
                 while True:
                     self._take(other, *messages.receive(other.reports))
+                    other.reports.settimeout(_SILENCE_S)
             except EOFError:
                 self._lose(other, _end_of(other.process))
             except TimeoutError:
-                self._lose(other, f"nothing was heard of it for {_SILENCE_S:.0f} s")
+                self._lose(other, f"nothing was heard of it for {other.reports.gettimeout():.0f} s")
 
     def _take(self, other: _Other, kind: int, payload: bytes) -> None:
         if kind == Report.FAILED:
@@ -154,8 +158,12 @@ class Leader:
         """Without all of its ranks a decoder has no model: it ends, and is started anew."""
         if self._closing:
             return
-        log.error("the decoder ends: a rank is lost", rank=other.rank, cause=cause)
-        os._exit(1)
+        self._end("a rank is lost", other.rank, cause)
+
+    def _end(self, what: str, rank: int, cause: str) -> NoReturn:
+        with self._ending:  # what fails next fails for the same reason
+            log.error(f"the decoder ends: {what}", rank=rank, cause=cause)
+            os._exit(1)
 
 
 def _end_of(process: "subprocess.Popen[bytes]") -> str:

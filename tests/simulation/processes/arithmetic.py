@@ -9,10 +9,10 @@ from services.decoder.loading.profile_run import Profile
 from services.decoder.models.needs import AttentionKind, Needs
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.media_spans import MediaSpan
-from services.decoder.worker.plan import Ints, Limits, Plan
+from services.decoder.worker.plan import Ints, Limits, Plan, read_plan
 from shared.artifacts.store import ArtifactReader
 from shared.served_part import ServedPart
-from tessera.decoder.v1.decoder_pb2 import StepResult, StepTimes
+from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult, StepTimes
 from tests.support.arithmetic.worker import ArithmeticWorker
 
 # Of the models in the worlds, as often as they stand here.
@@ -48,6 +48,13 @@ class VirtualWorker(ArithmeticWorker):
         """Forgets all sequences and which embeddings they use."""
         super().reset()
         self.embeddings.forget_sequences()
+
+    def accept(self, message: StepPlan) -> Plan:
+        """Checks a plan's form, and pulls what it fetches from now on."""
+        plan = read_plan(message, self.limits)
+        for ref in plan.fetch:
+            self.embeddings.start(ref)
+        return plan
 
     def step(self, plan: Plan, deliver: Deliver, queue_us: int = 0) -> None:
         """Applies a plan now; the result leaves when the step's time is over."""
@@ -149,4 +156,5 @@ def loaded(worker: VirtualWorker, step_us: float, token_us: float) -> Any:
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
         needs=worker.needs,
         part=ServedPart("arithmetic", tuple(worker.needs.off)),
+        close=lambda: None,
     )

@@ -179,7 +179,7 @@ def decoder(world: "World", number: int) -> Service:
         lambda stop: decoder_server.serve(
             settings,
             stop,
-            load=lambda _: world.load_decoder(),
+            load=lambda *_: world.load_decoder(),
             executor=world.executor,
             on_ready=_nothing,
         ),
