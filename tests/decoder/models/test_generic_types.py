@@ -1,5 +1,6 @@
 """Every causal language model that transformers registers, in tiny: which of them its code runs over our cache."""
 
+import copy
 import re
 import signal
 import warnings
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.generic.attention import NotServed
 from services.decoder.models.generic.decoder import GenericDecoder
+from services.decoder.models.generic.linear import pack_linears
 from services.decoder.models.generic.loading import require_served
 from services.families import generic
 from shared.checkpoint.folder import Checkpoint
@@ -135,6 +138,30 @@ def test_decoders_of_seq2seq_models_are_refused_since_they_need_an_encoder() -> 
         given = model(prompt, encoder_outputs=(sound,), use_cache=False).logits
     assert (alone - given).abs().max() > 0.1 * given.std()
     assert "seq2seq" in try_type("whisper")[1]
+
+
+def test_layers_of_the_same_input_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries with keys and values, gates with what they gate: four products a layer, with the bits of seven."""
+    ops, products = CpuDevice(torch.float32, threads=1).ops, 0
+    config = tiny_config(CONFIG_MAPPING["qwen2"])
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM._from_config(config, dtype=torch.float32).eval()
+    layer = copy.deepcopy(model.model.layers[0].mlp)
+    x = torch.randn(1, 5, config.hidden_size)
+    with torch.inference_mode():
+        stacked = GenericDecoder(model, ops)._base.layers[0].mlp
+        pack_linears(layer, ops)
+        linear = ops.linear
+
+        def counted(rows: torch.Tensor, packed: Any) -> torch.Tensor:
+            nonlocal products
+            products += 1
+            return linear(rows, packed)
+
+        monkeypatch.setattr(ops, "linear", counted)
+        expected, apart = layer(x), products
+        assert torch.equal(stacked(x), expected)
+    assert (apart, products - apart) == (3, 2)
 
 
 @pytest.mark.full

@@ -34,9 +34,11 @@ from services.decoder.models.generic.loading import (
     path_of,
     require_served,
 )
+from services.decoder.models.generic.norm import replace_norms
 from services.decoder.models.generic.parameters import guard_parameters
 from services.decoder.models.generic.rope_index import Ids, Positions, RopeIndex
 from services.decoder.models.generic.rotation import fix_rotations
+from services.decoder.models.generic.stacked_linear import Calls, stack_linears
 from services.decoder.models.layer_spec import Paged
 from services.decoder.models.needs import Needs
 from services.decoder.models.step import Step
@@ -80,11 +82,15 @@ class GenericDecoder(DecoderModel):
         model.set_attn_implementation(attention.NAME)
         model.set_experts_implementation(experts.NAME)
         pack_experts(self._base, ops)
-        self.layers = self._record()
+        replace_norms(self._base, ops)
+        calls = Calls()
+        with calls.of(self._base):
+            self.layers = self._record()
         if not self.layers:
             raise NotServed("its layers do not attend through the attention interface")
         path = path_of(model, self._base)
         self._head = make_head(model, path, ops)
+        stack_linears(self._base, ops, calls)
         pack_linears(self._base, ops)
         guard_parameters(self._base, ops)
 

@@ -35,10 +35,10 @@ def pack_linears(model: nn.Module, ops: BaseOps) -> None:
     """Every linear layer below `model` whose weights are of the ops' type; others stay torch's."""
     known: dict[int, PackedLinear] = {}  # a layer may hang in several places
     # Not the layers themselves, so that each is dropped when it is packed.
-    parents = [(path, some) for path, some in model.named_modules() if _weight(some) is None]
+    parents = [(path, some) for path, some in model.named_modules() if weight_of(some) is None]
     for path, parent in parents:
         for name, child in list(parent.named_children()):
-            weight = _weight(child)
+            weight = weight_of(child)
             if weight is None or weight.dtype != ops.dtype:
                 continue
             if id(child) not in known:
@@ -46,7 +46,7 @@ def pack_linears(model: nn.Module, ops: BaseOps) -> None:
             parent._modules[name] = known[id(child)]
 
 
-def _weight(module: Any) -> Any:
+def weight_of(module: Any) -> Any:
     """[out, inputs], or None for what is no linear layer."""
     if type(module) is nn.Linear:
         return module.weight
