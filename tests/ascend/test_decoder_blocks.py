@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import ServingError
+from tests.ascend.simulator import faults
 from tests.decoder.worker import test_blocks as on_cpu
 from tests.support.checkpoints import make_checkpoint
-from tests.support.step_stream import StepStream, running_decoder
+from tests.support.decoder.plans import new_text, whole_prompt
+from tests.support.step_stream import StepStream, make_plan, running_decoder
 
 test_a_shared_prefix = on_cpu.test_a_prefix_is_shared_inside_the_plan_that_computes_it
 test_two_steps_in_flight = on_cpu.test_two_steps_may_be_in_flight
@@ -43,3 +46,12 @@ async def stream(llama_folder: Path, short_tmp: Path) -> AsyncIterator[StepStrea
         StepStream.open(decoder.address) as opened,
     ):
         yield opened
+
+
+async def test_a_step_that_fails_on_the_device_says_what_helps(
+    stream: StepStream, prompt: list[int]
+) -> None:
+    faults.plant(kernel_in=1, kernel_error=faults.KERNEL_RUNS_OUT_OF_MEMORY)
+    with pytest.raises(ServingError, match="lower --gpu-memory-utilization") as raised:
+        await stream.run(make_plan(**new_text(prompt, 0, [1, 2, 3]), **whole_prompt(prompt, 0)))
+    assert raised.value.reason == "NPU_OUT_OF_MEMORY"

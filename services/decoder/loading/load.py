@@ -129,25 +129,28 @@ def load_rank(
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),
     )
-    device.ops.share = share
-    model = _load_model(settings, checkpoint, device.ops, longest)
-    if place.meeting is not None:
-        ops = device.ops
-        ops.ranks = connect(share, device.rank_backend, ops.device, place.meeting)
-    model.needs.require_served()
-    checkpoint.close()
-    slots = settings.max_num_seqs
-    tokens = settings.max_num_batched_tokens or device.default_batched_tokens
-    steps = step_size(model.needs, checkpoint, tokens, slots, longest)
-    measured = profile(model, device, steps.largest, slots, longest)
-    limits = _limits(settings, model, device, longest, steps, measured)
-    embeddings = make_embeddings(ArtifactReader(), device.copy_in, settings.embedding_cache_bytes)
-    worker = make_worker(model, device, limits, embeddings)
-    equal = model.equal_rows and _promises_equal_rows(device.ops)
-    name = fingerprint(checkpoint, dtype, model.code, share.size)
-    off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
-    part = ServedPart(model.code, off, model.largest_difference)
-    return Loaded(worker, device, name, equal, measured, model.needs, part)
+    with device.explaining():
+        device.ops.share = share
+        model = _load_model(settings, checkpoint, device.ops, longest)
+        if place.meeting is not None:
+            ops = device.ops
+            ops.ranks = connect(share, device.rank_backend, ops.device, place.meeting)
+        model.needs.require_served()
+        checkpoint.close()
+        slots = settings.max_num_seqs
+        tokens = settings.max_num_batched_tokens or device.default_batched_tokens
+        steps = step_size(model.needs, checkpoint, tokens, slots, longest)
+        measured = profile(model, device, steps.largest, slots, longest)
+        limits = _limits(settings, model, device, longest, steps, measured)
+        embeddings = make_embeddings(
+            ArtifactReader(), device.copy_in, settings.embedding_cache_bytes
+        )
+        worker = make_worker(model, device, limits, embeddings)
+        equal = model.equal_rows and _promises_equal_rows(device.ops)
+        name = fingerprint(checkpoint, dtype, model.code, share.size)
+        off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
+        part = ServedPart(model.code, off, model.largest_difference)
+        return Loaded(worker, device, name, equal, measured, model.needs, part)
 
 
 def _load_model(

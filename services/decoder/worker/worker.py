@@ -121,7 +121,7 @@ class Worker:
             StepTimes(queue_us=queue_us),
         )
         try:
-            with self._collected:
+            with self._device.explaining(), self._collected:
                 if self._in_flight:
                     self._collected.wait_for(lambda: not self._must_wait(plan))
                     for earlier in self._in_flight:
@@ -146,9 +146,10 @@ class Worker:
         sequences then, while the result is on its way.
         """
         try:
-            arrived = step.download.wait() if step.download is not None else []
-            with self._collected, torch.inference_mode():
-                self._finish(step, arrived, deliver)
+            with self._device.explaining():
+                arrived = step.download.wait() if step.download is not None else []
+                with self._collected, torch.inference_mode():
+                    self._finish(step, arrived, deliver)
         except BaseException:
             self._has_failed = True
             raise

@@ -68,7 +68,7 @@ def test_rows_without_spans_take_one_call() -> None:
 def test_the_batch_that_kernels_are_tried_with_tells_faults(
     fault: str, dtype: torch.dtype, heads: tuple[int, int, int]
 ) -> None:
-    batch = TellingBatch.draw(CPU, dtype, SIZE, heads)
+    batch = TellingBatch.draw(dtype, SIZE, heads)
     if fault in ("", "window"):
         batch = batch.with_window()
     found = fused_attention(batch.q, batch.kv, batch.call, batch.scale, batch.window, fault)

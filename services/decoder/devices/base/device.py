@@ -1,11 +1,13 @@
 """What a device decides: everything that is not the same on all of them is asked here."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -15,7 +17,9 @@ from services.decoder.devices.base.staging import Array, Download, Event, Stagin
 from services.decoder.sampling.sampler import Sampler
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, ServingError
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,26 @@ class Device(ABC):
 
     def bind_thread(self) -> None:  # noqa: B027
         """Called first by each thread that submits work or waits for it. Most devices need no more than their name."""
+
+    # Errors
+
+    def translate(self, error: Exception) -> ServingError | None:
+        """What an error of the device's libraries means and what helps; None where that is not known."""
+        return None
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """What is raised meanwhile and is known to `translate` is logged, and raised as that."""
+        try:
+            yield
+        except ServingError:
+            raise
+        except Exception as error:
+            known = self.translate(error)
+            if known is None:
+                raise
+            log.exception("the device failed", reason=known.reason)
+            raise known from error
 
     # Sampling
 

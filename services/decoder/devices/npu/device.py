@@ -14,9 +14,10 @@ from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
+from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.ops import NpuOps
 from shared.ascend import is_310p
-from shared.errors import Unavailable
+from shared.errors import ServingError, Unavailable
 
 _GIB = 1 << 30
 _SHARE = 0.9
@@ -35,6 +36,7 @@ class NpuDevice(Device):
     only_block_size: ClassVar[bool] = True
     default_batched_tokens: ClassVar[int] = 2176
     rank_backend: ClassVar[str] = "hccl"
+    ops: NpuOps
 
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
         where = torch.device("npu", 0)
@@ -130,3 +132,7 @@ class NpuDevice(Device):
     def synchronize(self) -> None:
         """Waits for the device."""
         torch_npu.npu.synchronize()
+
+    def translate(self, error: Exception) -> ServingError | None:
+        """By CANN's codes and sentences."""
+        return translate(error)

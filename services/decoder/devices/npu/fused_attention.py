@@ -1,6 +1,7 @@
 """Attention by CANN's fused kernel (`npu_fused_infer_attention_score`), in the first form of it that gives here what
 the reference gives: documents, releases and chips disagree about head sizes, layouts and windows."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,16 @@ class Heads:
     sinks: bool = False
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What came of trying a form: the largest difference from the reference, or why the kernel refused."""
+
+    form: Form
+    error: float
+    agrees: bool
+    refusal: str = ""
+
+
 class FusedAttention:
     """Finds a form for each kind of heads when it is first asked for them, before anything is served."""
 
@@ -93,21 +104,29 @@ class FusedAttention:
             out.index_copy_(0, call.tokens, found)
         return out
 
-    def _find(self, heads: Heads) -> Form | None:
+    def trials(self, heads: Heads) -> Iterator[Trial]:
+        """Tries every form that these heads may have."""
         batch = TellingBatch.draw(
-            self._device, self._dtype, self._block_size, (heads.num_q, heads.num_kv, heads.size)
+            self._dtype, self._block_size, (heads.num_q, heads.num_kv, heads.size)
         )
         batch = batch.with_window() if heads.window else batch
         batch = batch.with_sinks() if heads.sinks else batch
+        batch = batch.on(self._device)
         for form in _candidates(heads):
             try:
                 found = self.attend(
                     batch.q, batch.kv, [batch.call], form, batch.scale, batch.window, batch.sinks
                 )
-                if batch.error(found) <= batch.tolerance:
-                    return form
+                error = batch.error(found)
+                yield Trial(form, error, error <= batch.tolerance)
             except (RuntimeError, OSError) as error:
-                log.debug("attention has another form", tried=form.layout, error=str(error)[:300])
+                yield Trial(form, math.inf, False, str(error).strip().partition("\n")[0])
+
+    def _find(self, heads: Heads) -> Form | None:
+        for trial in self.trials(heads):
+            if trial.agrees:
+                return trial.form
+            log.debug("attention has another form", tried=str(trial))
         return None
 
     def _call(
@@ -194,7 +213,7 @@ def _score(
             actual_seq_qlen=lengths,
             actual_seq_kvlen=kv_lens,
             block_table=table,
-            learnable_sink=options.sinks,
+            learnable_sink=options.sinks.to(torch.bfloat16),
             num_query_heads=q.shape[-2],
             num_key_value_heads=num_kv,
             softmax_scale=options.scale,

@@ -1,7 +1,7 @@
 """Ops for Ascend 910B and later: fused operators of torch_npu. None of them waits for the device, but where attention
 is left to the reference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.attention_call import attention_calls
-from services.decoder.devices.npu.fused_attention import FusedAttention, Heads, padded_size
+from services.decoder.devices.npu.fused_attention import FusedAttention, Heads, Trial, padded_size
 from services.decoder.devices.npu.schemas import supports
 from shared.ascend import atb_fault
 
@@ -199,6 +199,10 @@ class NpuOps(BaseOps):
         out = found.new_zeros((q.shape[0], *found.shape[1:]))
         out[:tokens] = found
         return out
+
+    def attention_trials(self, heads: Heads) -> Iterator[Trial]:
+        """Tries every form that attention may take for these heads."""
+        return self._fused.trials(heads)
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Without the zeros that heads are filled up with."""

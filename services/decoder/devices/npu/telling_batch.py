@@ -20,9 +20,8 @@ _TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.1, torch.float32: 1e-3}
 @dataclass(frozen=True)
 class TellingBatch:
     """Rows in which the last key of each query, and with a window the first that it sees and the one before that, weigh
-    more than all others."""
+    more than all others. The reference is computed on the host."""
 
-    ops: BaseOps  # the reference
     q: Tensor  # [T, num_q, size]
     kv: PagedKV  # [blocks, block_size, num_kv, size]
     meta: AttnMeta
@@ -30,11 +29,11 @@ class TellingBatch:
     scale: float
     window: int | None = None
     sinks: Tensor | None = None
+    host: "TellingBatch | None" = None  # the same on the host
 
     @classmethod
     def draw(
         cls,
-        device: torch.device,
         dtype: torch.dtype,
         block_size: int,
         heads: tuple[int, int, int],
@@ -44,7 +43,7 @@ class TellingBatch:
         """heads: of queries, of keys, and the size of each; chunks: rows of many tokens too."""
         num_q, num_kv, size = heads
         rows = [*_DECODES, *(_CHUNKS if chunks else ())]
-        ops = BaseOps(device, dtype, block_size)
+        ops = BaseOps(torch.device("cpu"), dtype, block_size)
         generator = torch.Generator().manual_seed(0)
         scale = size**-0.5
         queries = sum(count for count, _ in rows)
@@ -66,11 +65,22 @@ class TellingBatch:
         meta = ops.make_meta(
             [count for count, _ in rows],
             [keys for _, keys in rows],
-            table.to(device),
-            torch.zeros(queries, dtype=torch.int64, device=device),
+            table,
+            torch.zeros(queries, dtype=torch.int64),
         )
         call = AttentionCall(meta.cu_q[1:], meta.kv_lens, meta.block_table)
-        return cls(ops, q.to(device, dtype), kv, meta, call, scale)
+        return cls(q.to(dtype), kv, meta, call, scale)
+
+    def on(self, device: torch.device) -> "TellingBatch":
+        """The same on a device."""
+        return replace(
+            self,
+            q=self.q.to(device),
+            kv=PagedKV(self.kv.k.to(device), self.kv.v.to(device)),
+            call=replace(self.call, table=self.call.table.to(device)),
+            sinks=None if self.sinks is None else self.sinks.to(device),
+            host=self,
+        )
 
     def with_window(self) -> "TellingBatch":
         """The same, of which each query sees a part."""
@@ -89,17 +99,19 @@ class TellingBatch:
 
     def error(self, found: Tensor) -> float:
         """The largest difference from the reference; infinity if there is something that is not finite."""
-        expected = self.ops.paged_attention(
-            self.q,
-            self.q,
-            self.kv.v,
-            self.kv,
-            self.meta,
-            scale=self.scale,
-            window=self.window,
-            sinks=self.sinks,
+        own = self.host or self
+        ops = BaseOps(own.q.device, own.q.dtype, own.kv.k.shape[1])
+        expected = ops.paged_attention(
+            own.q,
+            own.q,
+            own.kv.v,
+            own.kv,
+            own.meta,
+            scale=own.scale,
+            window=own.window,
+            sinks=own.sinks,
         )
-        difference = (found.float() - expected.float()).abs().max()
+        difference = (found.cpu().float() - expected.float()).abs().max()
         return float(torch.nan_to_num(difference, nan=float("inf")))
 
 

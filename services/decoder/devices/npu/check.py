@@ -1,0 +1,139 @@
+"""`python -m services.decoder.devices.npu.check`: tries the NPU, and prints a JSON object for everything it tries.
+
+    {"name": ..., "ok": true, "error": the largest difference, "us": microseconds a call, "gb_s": ..., "detail": ...}
+
+All but `name` and `ok` may be null. It ends with status 1 if something is not right.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+
+from services.decoder.devices.npu.check_cases import Case, Cases
+from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.errors import explain
+from services.decoder.devices.npu.fused_attention import Heads
+from shared.ascend import is_310p, npu_name
+
+# Heads of queries, of keys, and the size of each, as models have them.
+_HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (8, 4, 256))
+_REPEATS = 5
+# Of the buffers by which bandwidths are measured: at most, and of the device's memory.
+_MOST_BYTES = 256 << 20
+_PART = 128
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is printed of one thing that was tried."""
+
+    name: str
+    ok: bool
+    error: float | None = None
+    us: float | None = None
+    gb_s: float | None = None
+    detail: str | None = None
+
+    def to_json(self) -> str:
+        """One line; what is not a number is null."""
+        values = asdict(self)
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        return json.dumps(finite)
+
+
+def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:
+    """Everything, in every element type."""
+    for dtype in dtypes:
+        device = NpuDevice(dtype)
+        kind = str(dtype).removeprefix("torch.")
+        for case in Cases(device):
+            yield try_case(device, case, kind)
+        for heads in _HEADS:
+            for window in (False, True):
+                yield try_attention(device, Heads(*heads, window=window), kind)
+    yield from _bandwidths(device, min(_MOST_BYTES, device.memory().total // _PART))
+
+
+def try_case(device: NpuDevice, case: Case, kind: str) -> Result:
+    name = f"{case.name}, {kind}"
+    try:
+        found = [tensor.cpu().float() for tensor in case.run()]
+        seconds = _seconds(device, case.run)
+    except (RuntimeError, OSError) as error:
+        return Result(name, False, detail=explain(error))
+    pairs = zip(found, case.expected, strict=True)
+    worst = max(float((ours - theirs.float()).abs().max()) for ours, theirs in pairs)
+    ok = worst <= case.tolerance  # not a number is not less
+    return Result(name, ok, worst, 1e6 * seconds, case.nbytes / seconds / 1e9)
+
+
+def try_attention(device: NpuDevice, heads: Heads, kind: str) -> Result:
+    """Right if one form of the kernel is; the reference in its place is right, but slow."""
+    window = " with a window" if heads.window else ""
+    name = f"attention, {heads.num_q}/{heads.num_kv} heads of {heads.size}{window}, {kind}"
+    trials = list(device.ops.attention_trials(heads))
+    said = "; ".join(f"{t.form.layout}: {t.refusal or f'{t.error:.3g}'}" for t in trials)
+    best = next((trial for trial in trials if trial.agrees), None)
+    if not trials:
+        return Result(name, True, detail="by the reference, which is slow: no form has this")
+    if best is None:
+        return Result(
+            name, False, detail=f"no form of the kernel agrees with the reference: {said}"
+        )
+    return Result(name, True, best.error, detail=best.form.layout)
+
+
+def _bandwidths(device: NpuDevice, nbytes: int) -> Iterator[Result]:
+    ops = device.ops
+    here = torch.zeros(nbytes, dtype=torch.uint8, device=ops.device)
+    there = torch.empty_like(here)
+    host = device.pin(nbytes)
+    copies: dict[str, tuple[Callable[[], object], int]] = {
+        "copy on the device": (partial(there.copy_, here), 2 * nbytes),
+        "copy to the device": (partial(here.copy_, host, non_blocking=True), nbytes),
+        "copy to the host": (partial(host.copy_, here, non_blocking=True), nbytes),
+    }
+    for name, (copy, moved) in copies.items():
+        seconds = _seconds(device, copy)
+        yield Result(name, True, us=1e6 * seconds, gb_s=moved / seconds / 1e9)
+    size = int((nbytes / 8) ** 0.5) // 16 * 16
+    x = torch.zeros((size, size), dtype=torch.float16, device=ops.device)
+    seconds = _seconds(device, partial(torch.matmul, x, x))
+    speed = f"{2 * size**3 / seconds / 1e12:.1f} TFLOPS"
+    yield Result(f"product of {size} x {size}, float16", True, us=1e6 * seconds, detail=speed)
+
+
+def _seconds(device: NpuDevice, run: Callable[[], object]) -> float:
+    """Of one call, the first left out."""
+    run()
+    device.synchronize()
+    began = time.perf_counter()
+    for _ in range(_REPEATS):
+        run()
+    device.synchronize()
+    return max(1e-9, (time.perf_counter() - began) / _REPEATS)
+
+
+def main() -> int:
+    """Prints a line for each result as it comes."""
+    print(Result("device", True, detail=f"{npu_name()}, torch {torch.__version__}").to_json())
+    dtypes = (torch.float16,) if is_310p() else (torch.float16, torch.bfloat16)
+    wrong = 0
+    with torch.inference_mode():
+        for result in results(dtypes):
+            wrong += not result.ok
+            print(result.to_json(), flush=True)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""`tessera doctor --npu` finds everything right on the simulated NPU, and tells kernels with a fault."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch_npu
+
+from services.decoder.devices.npu.check import try_attention, try_case
+from services.decoder.devices.npu.check_cases import Cases
+from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.fused_attention import Heads
+
+Arguments = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def device() -> NpuDevice:
+    return NpuDevice(torch.float16)
+
+
+def test_every_operation_is_right(device: NpuDevice) -> None:
+    wrong = [result for case in Cases(device) if not (result := try_case(device, case, "")).ok]
+    assert not wrong
+    for heads in (Heads(4, 2, 64), Heads(4, 2, 64, window=True), Heads(8, 4, 256)):
+        assert try_attention(device, heads, "").ok
+
+
+def without_mask(given: Arguments) -> Arguments:
+    return {**given, "atten_mask": None, "sparse_mode": 0}
+
+
+def with_scale_of_one(given: Arguments) -> Arguments:
+    return {**given, "scale": 1.0}
+
+
+def up_to_512_keys(given: Arguments) -> Arguments:
+    return _with_lengths(given, [min(512, n) for n in given["actual_seq_lengths_kv"]])
+
+
+def without_last_key(given: Arguments) -> Arguments:
+    return _with_lengths(given, [max(1, n - 1) for n in given["actual_seq_lengths_kv"]])
+
+
+def with_a_wider_window(given: Arguments) -> Arguments:
+    return {**given, "pre_tokens": given["pre_tokens"] + 1}
+
+
+def with_cumulative_lengths(given: Arguments) -> Arguments:
+    lengths = [0, *given["actual_seq_lengths_kv"]]
+    return _with_lengths(given, [max(1, b - a) for a, b in pairwise(lengths)])
+
+
+def _with_lengths(given: Arguments, lengths: list[int]) -> Arguments:
+    return {**given, "actual_seq_lengths_kv": lengths}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        without_mask,
+        with_scale_of_one,
+        up_to_512_keys,
+        without_last_key,
+        with_a_wider_window,
+        with_cumulative_lengths,
+        None,
+    ],
+)
+def test_a_kernel_with_a_fault_is_told(
+    device: NpuDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Arguments], Arguments] | None,
+) -> None:
+    kernel = torch_npu.npu_fused_infer_attention_score
+
+    def faulty(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        if fault is not None:
+            return kernel(q, k, v, **fault(given))
+        heads = q.shape[-2]  # the heads of one group among those of the others
+        order = torch.arange(heads).view(2, -1).T.reshape(-1).to(q.device)
+        out, *rest = kernel(q.index_select(-2, order), k, v, **given)
+        return (out.index_select(-2, order.argsort()), *rest)
+
+    monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", faulty)
+    result = try_attention(device, Heads(4, 2, 64, window=fault is with_a_wider_window), "")
+    assert not result.ok
+    assert result.detail is not None and "no form of the kernel agrees" in result.detail
+
+
+def test_an_operation_that_fails_is_explained(
+    device: NpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("call aclnnRmsNorm failed, error code is 507015")
+
+    monkeypatch.setattr(torch_npu, "npu_rms_norm", refuse)
+    case = next(case for case in Cases(device) if case.name.startswith("rms_norm"))
+    result = try_case(device, case, "")
+    assert not result.ok
+    assert result.detail is not None and "ASCEND_LAUNCH_BLOCKING=1" in result.detail
