@@ -2,16 +2,13 @@
 
 import gc
 import os
-from pathlib import Path
 
 import pytest
 import torch
 from torch_npu import npu
 
-from tests.ascend.environment import npu_environment
 from tests.ascend.simulator import faults
-from tests.ascend.simulator.counters import counted, counts_of, fault_found, synchronisations
-from tests.ascend.support import run_python
+from tests.ascend.simulator.counters import counted, fault_found, synchronisations
 
 MIB = 1 << 20
 
@@ -122,9 +119,3 @@ def test_a_lost_device_answers_nothing() -> None:
         device + 1
     with pytest.raises(RuntimeError):
         device.cpu()
-
-
-def test_counters_of_another_process_are_read_from_its_file(tmp_path: Path) -> None:
-    code = "import torch, torch_npu; torch.ones(4).to('npu'); import os; print(os.getpid())"
-    output = run_python(code, npu_environment(reports=tmp_path))
-    assert counts_of(tmp_path, int(output.split()[-1]))["copy_blocking"] == 1

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tests.ascend.simulator.dispatch import kernel
 from tests.ascend.simulator.errors import require
-from tests.ascend.simulator.kernels.attention import attend, causal, gather
+from tests.ascend.simulator.kernels.attention import attend, attend_last, causal, gather
 from tests.ascend.simulator.kernels.layer import require_contiguous
 
 
@@ -47,12 +47,11 @@ def paged_attention(
     )
     require(query.shape[1] == num_heads, f"{name}: queries {list(query.shape)}, {num_heads} heads")
     _check_table(name, block_table, len(query))
-    for row, length in enumerate(lengths):
-        key, value = (
-            gather(cache, block_table[row : row + 1], length, num_kv_heads)
-            for cache in (key_cache, value_cache)
+    out.copy_(
+        attend_last(
+            query, (key_cache, value_cache), block_table, lengths, num_kv_heads, scale_value
         )
-        out[row] = attend(query[None, row : row + 1], key, value, None, scale_value)[0, 0]
+    )
 
 
 @kernel("atb", "_npu_paged_attention_splitfuse")

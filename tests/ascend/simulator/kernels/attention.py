@@ -1,5 +1,7 @@
 """The arithmetic of attention in float32, which all attention kernels share."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -60,6 +62,34 @@ def gather(cache: Tensor, table: Tensor, length: int, kv_heads: int) -> Tensor:
         found = found.permute(0, 1, 3, 2, 4)
         require(found.shape[-1] == NZ_WIDTH, "an NZ cache ends in 16")
     return found.reshape(len(table), width * size, kv_heads, -1)[:, :length]
+
+
+def attend_last(
+    query: Tensor,
+    caches: tuple[Tensor, Tensor],
+    table: Tensor,
+    lengths: Sequence[int],
+    kv_heads: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    before: int | None = None,
+) -> Tensor:
+    """Attention of the last position of each sequence, all at once: query and result [B, Hq, D].
+
+    A query sees its sequence's keys, or itself and `before` keys before it.
+    """
+    longest, ends = max(lengths), torch.tensor(lengths)[:, None]
+    size = caches[0].shape[2] if is_nz(caches[0]) else caches[0].shape[1]
+    # Blocks past the end of a sequence may be anything: they are hidden, so its first one stands for them.
+    used = torch.arange(table.shape[1])[None] * size < ends
+    table = torch.where(used, table, table[:, :1])
+    position = torch.arange(longest)[None]
+    past = position >= ends
+    # What lies past the end may be NaN, which a weight of 0 does not hide.
+    blank = past[:, :, None, None]
+    key, value = (gather(cache, table, longest, kv_heads).masked_fill(blank, 0) for cache in caches)
+    hidden = past if before is None else past | (position < ends - 1 - before)
+    return attend(query[:, None], key, value, hidden[:, None], scale, sinks)[:, 0]
 
 
 def causal(queries: int, keys: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.ascend.simulator.dispatch import kernel
 from tests.ascend.simulator.errors import require
-from tests.ascend.simulator.kernels.attention import attend, band, gather
+from tests.ascend.simulator.kernels.attention import attend, attend_last, band, gather
 from tests.ascend.simulator.kernels.layer import require_contiguous
 
 _TND_SIZES = (64, 128, 192)
@@ -240,26 +240,12 @@ class FusedAttention:
     ) -> Tensor:
         """[n, Hq, D] of sequences with one query each, all at once."""
         assert self.table is not None
-        table, longest = self.table[torch.tensor(rows)], max(lengths)
-        size = self.block_size
-        # Blocks past the end of a sequence may be anything: they are hidden, so the first one stands for them.
-        used = torch.arange(table.shape[1])[None] * size < torch.tensor(lengths)[:, None]
-        table = torch.where(used, table, table[:, :1])
-        key, value = (
-            gather(cache, table, longest, self.kv_heads) for cache in (self.key, self.value)
+        before = self.before if windowed and self.mode == 4 else None
+        caches = (self.key, self.value)
+        table = self.table[torch.tensor(rows)]
+        return attend_last(
+            query, caches, table, lengths, self.kv_heads, self.scale, self.sinks, before
         )
-        ends = torch.tensor(lengths)[:, None]
-        position = torch.arange(longest)[None]
-        hidden = position >= ends
-        if windowed and self.mode == 4:
-            hidden |= position < ends - 1 - self.before
-        key, value = (_blank(tensor, position >= ends) for tensor in (key, value))
-        return attend(query[:, None], key, value, hidden[:, None], self.scale, self.sinks)[:, 0]
-
-
-def _blank(cache: Tensor, past: Tensor) -> Tensor:
-    """Zeros where there are no keys: what lies there may be NaN, which a weight of 0 does not hide."""
-    return cache.masked_fill(past[:, :, None, None], 0)
 
 
 def _refuse_other(name: str, options: dict[str, Any]) -> None:
