@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.ascend.support import run_python
-from tests.support.demo_question import ask_in_words
+from tests.support.demo_question import ask, unseen
 from tests.support.system import System
 
 
@@ -19,10 +19,12 @@ print(torch_npu.npu_swiglu(torch.ones(1, 64, dtype=torch.float16, device="npu"))
     assert "torch.Size([1, 32])" in run_python(code, os.environ)
 
 
-def test_a_question_is_answered_from_an_npu() -> None:
-    with System(None, "--device", "npu", "--language-model-only") as system:
-        answer = ask_in_words(system.base_url, "What is two plus three?")
-    assert answer == "Please send me a picture first."
+def test_a_picture_is_answered_from_an_npu() -> None:
+    with System(None, "--device", "npu") as system:
+        answer = ask(system.base_url)
+        assert unseen(answer) == [], answer
+        devices = [line for line in system.log.splitlines() if "device=npu" in line]
+        assert {line.split("|")[0].strip() for line in devices} == {"decoder", "vision-encoder"}
 
 
 def test_doctor_finds_nothing_missing() -> None:
