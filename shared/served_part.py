@@ -8,11 +8,13 @@ from typing import Any
 @dataclass(frozen=True)
 class ServedPart:
     """`code`: "native", or whose code runs it. `off`: what it does without. `largest_difference`: between its outputs
-    and those of the model's own class, in standard deviations, where that was measured at start."""
+    and those of the model's own class, in standard deviations, where that was measured at start. `ranks`: how many
+    processes compute it together, where there are several."""
 
     code: str
     off: tuple[str, ...] = ()
     largest_difference: float | None = None
+    ranks: int | None = None
 
     @property
     def content(self) -> dict[str, Any]:

@@ -149,7 +149,8 @@ def load_rank(
         equal = model.equal_rows and _promises_equal_rows(device.ops)
         name = fingerprint(checkpoint, dtype, model.code, share.size)
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
-        part = ServedPart(model.code, off, model.largest_difference)
+        ranks = share.size if share.size > 1 else None
+        part = ServedPart(model.code, off, model.largest_difference, ranks)
         return Loaded(worker, device, name, equal, measured, model.needs, part)
 
 

@@ -1,0 +1,30 @@
+"""Two processes with an NPU each compute one model: their tokens are those of transformers."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.decoder.models.test_tokens import prompts
+from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.greedy_reference import assert_greedy
+from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+
+
+async def test_two_ranks_in_float16(
+    tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "FAKE_NPU_COUNT", "2"
+    )  # for the other rank; this process knows its first NPU already
+    folder = make_checkpoint(tmp_path, "qwen2")
+    texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(prompts(3, 400))]
+    async with (
+        running_decoder(
+            folder, short_tmp / "s", device="npu", dtype="float16", tensor_parallel_size=2
+        ) as decoder,
+        StepStream.open(decoder.address) as stream,
+    ):
+        await NaiveScheduler(stream).generate(texts, 8, 64)
+    reference = load_reference(folder)
+    for text in texts:
+        assert_greedy(reference, text.prompt, text.output, tie=0.05)
