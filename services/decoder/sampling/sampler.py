@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.decoder.sampling.device_sampler import CANDIDATES, Draws
 from services.decoder.sampling.logprobs import scores
 from services.decoder.sampling.parameters import COLD, check_params
 from services.decoder.sampling.processors import Adjustments, needs_adjustment
@@ -48,6 +49,7 @@ class Sampler:
         self._choice = np.zeros(max_slots, np.uint64)
         self._logprobs = np.full(max_slots, -1, np.int32)  # -1: none asked
         self._plain = np.ones(max_slots, bool)  # greedy, unchanged logits, no log-probabilities
+        self._drawable = np.ones(max_slots, bool)  # plain, or drawn from unchanged logits
         self._adjustments: dict[int, Adjustments] = {}
         self._masks = None if matcher is None else TokenMasks(matcher, vocab_size)
 
@@ -102,6 +104,18 @@ class Sampler:
         """Whether all of them take the largest logit and want to know no more."""
         return bool(self._plain[slots].all())
 
+    def is_drawable(self, slots: Ids) -> bool:
+        """Whether `device_sampler` can choose for all of them."""
+        return bool(self._drawable[slots].all())
+
+    def draws(self, slots: Ids, output_lens: Ids) -> Draws:
+        """What `device_sampler` needs to know of them; output_lens: as for `sample`."""
+        settings = Truncation(
+            self._temperature[slots], self._top_k[slots], self._top_p[slots], self._min_p[slots]
+        )
+        positions = output_lens.astype(np.uint64)
+        return Draws(settings, uniform(self._seed[slots], self._choice[slots], positions))
+
     def take_largest(
         self,
         tokens: "np.ndarray[tuple[int], np.dtype[np.signedinteger]]",
@@ -131,13 +145,8 @@ class Sampler:
         warm = np.flatnonzero((self._temperature[index] > 0) & np.isfinite(largest))
         if len(warm):
             some = index[warm]
-            settings = Truncation(
-                self._temperature[some], self._top_k[some], self._top_p[some], self._min_p[some]
-            )
-            numbers = uniform(
-                self._seed[some], self._choice[some], output_lens[warm].astype(np.uint64)
-            )
-            tokens[warm] = choose(logits, warm, settings, numbers)
+            draws = self.draws(some, output_lens[warm])
+            tokens[warm] = choose(logits, warm, draws.settings, draws.numbers)
         result = Choices(tokens.astype(np.int32))
         _fail_not_finite(result, largest)
         _report(result, raw)
@@ -157,11 +166,9 @@ class Sampler:
                 self._masks.commit(slot, token)
 
     def _set_plain(self, slot: int) -> None:
-        self._plain[slot] = (
-            self._temperature[slot] == 0
-            and self._logprobs[slot] < 0
-            and not self._is_adjusted(slot)
-        )
+        unchanged = self._logprobs[slot] < 0 and not self._is_adjusted(slot)
+        self._plain[slot] = unchanged and self._temperature[slot] == 0
+        self._drawable[slot] = unchanged and self._top_k[slot] < CANDIDATES
 
     def _is_adjusted(self, slot: int) -> bool:
         masked = self._masks is not None and slot in self._masks

@@ -55,7 +55,7 @@ class Collecting:
         if step.batch is not None:
             self._fail_not_finite(step, np.isfinite(arrived[0]), later)
             self._report_prompt(step)
-            self._sample(step, arrived[1:], tokens)
+            self._sample(step, arrived[1:], tokens, later)
         for row, error in sorted(step.failed.items()):
             result.failed.append(FailedRow(row=row, failure=error.to_failure()))
             who = self._slots.names.get(int(plan.row_slot[row]), {})
@@ -126,7 +126,13 @@ class Collecting:
             except ServingError as error:
                 self._fail_row(step, place, error)
 
-    def _sample(self, step: LaunchedStep, arrived: Sequence[Array], tokens: Tokens) -> None:
+    def _sample(
+        self,
+        step: LaunchedStep,
+        arrived: Sequence[Array],
+        tokens: Tokens,
+        later: Sequence[LaunchedStep],
+    ) -> None:
         """Fills in the tokens of the samples whose rows have not failed."""
         plan, slots = step.plan, self._slots
         failed = slots.failed[step.owners]
@@ -140,6 +146,8 @@ class Collecting:
         samples, owner = step.samples[kept], step.owners[kept]
         if step.chosen_on_device:
             best, values = arrived
+            if step.draws is not None:
+                best = self._choose_the_rest(step, best, values, later)
             chosen = self._sampler.take_largest(best[kept], values[kept])
         else:
             logits = arrived[0].reshape(len(step.samples), -1)
@@ -155,6 +163,29 @@ class Collecting:
             step.failed[int(plan.sample_row[samples[sample]])] = error
         packed = self._sampler.pack_logprobs(plan.sample_slot.astype(np.int64), samples, chosen)
         step.result.logprobs, step.result.top_ids, step.result.top_logprobs = packed
+
+    def _choose_the_rest(
+        self,
+        step: LaunchedStep,
+        tokens: Array,
+        largest: Array,
+        later: Sequence[LaunchedStep],
+    ) -> Array:
+        """Tokens of the device with those that it could not choose. Later steps have run on something else in the place
+        of these: they compute the rows again."""
+        rows = np.flatnonzero((tokens < 0) & np.isfinite(largest))
+        if not len(rows):
+            return tokens
+        assert step.draws is not None and step.logits is not None
+        index = torch.from_numpy(rows).to(step.logits.device)
+        logits = step.logits.index_select(0, index).cpu().numpy()
+        result = np.array(tokens)
+        result[rows] = step.draws.choose(logits, rows)
+        owners = step.owners[rows]
+        owners = owners[~step.are_dropped(owners)]
+        for after in later:
+            after.redo.update(np.flatnonzero(np.isin(after.plan.row_slot, owners)).tolist())
+        return result
 
     def _complete(self, step: LaunchedStep, tokens: Tokens) -> None:
         """Puts the tokens [computed samples] in the places that were kept for them; -1: there is none."""

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from services.decoder.devices.base.staging import Download
+from services.decoder.sampling.device_sampler import Draws
 from services.decoder.worker.inputs import Batch, Flags, Longs
 from services.decoder.worker.plan import Plan
 from shared.errors import ServingError
@@ -32,6 +33,10 @@ class LaunchedStep:
     reported: list[int] = field(default_factory=list)
     # Whether the device chooses the tokens: else it gives logits, and the host chooses.
     chosen_on_device: bool = False
+    # Settings and numbers of the samples where not all of them take the largest logit, and the logits, for those that
+    # the device cannot choose.
+    draws: Draws | None = None
+    logits: Tensor | None = None
     # float32 [T], finite where the hidden row is; then tokens int32 [samples] and their logits float32 [samples], or
     # logits float32 [samples, vocabulary].
     download: Download | None = None
@@ -39,6 +44,8 @@ class LaunchedStep:
     dropped: set[int] = field(default_factory=set)
     # Rows of the plan whose sequences failed in a step before, after this one was launched.
     void: set[int] = field(default_factory=set)
+    # Rows of the plan that ran on a token which the device could not choose.
+    redo: set[int] = field(default_factory=set)
 
     @property
     def is_needed_whole(self) -> bool:

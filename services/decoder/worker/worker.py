@@ -14,6 +14,7 @@ from services.decoder.devices.base.staging import Array
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
 from services.decoder.parallel.rank_group import RankGroup
+from services.decoder.sampling.device_sampler import draw
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.inputs import Batch, Longs, Rows, build_batch, order_rows
@@ -22,6 +23,7 @@ from services.decoder.worker.media_spans import MediaSpan
 from services.decoder.worker.plan import Limits, Plan, read_plan
 from services.decoder.worker.plan_changes import PlanChanges
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
+from services.decoder.worker.recomputation import Recomputation
 from services.decoder.worker.row_checks import RowChecks
 from services.decoder.worker.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots import PENDING, SlotTable
@@ -62,6 +64,7 @@ class Worker:
         )
         self._checks = RowChecks(slots, self._read)
         self._collecting = Collecting(ops, slots, sampler, logprobs, embeddings, self._kv)
+        self._recomputation = Recomputation(model, device, slots, self._read, self._kv)
         # By slot the token that was chosen last, where steps are launched before the host knows it.
         self._last_tokens: Tensor | None = None
         if device.asynchronous:
@@ -69,9 +72,8 @@ class Worker:
         # Guards all of the state above but the device's. Steps that were launched and not collected, oldest first.
         self._collected = Condition()
         self._in_flight: deque[LaunchedStep] = deque()
-        self._is_draining = (
-            False  # a row failed: what is in flight is collected before the next launch
-        )
+        # A row failed or has to be computed again: what is in flight is collected before the next launch.
+        self._is_draining = False
         self._has_failed = False  # some row, since the last reset
 
     def reset(self) -> None:
@@ -171,10 +173,11 @@ class Worker:
 
     def _finish(self, step: LaunchedStep, arrived: Sequence[Array], deliver: Deliver) -> None:
         later = list(self._in_flight)[1:]
+        if step.redo:
+            arrived = self._recomputation.run(step, arrived)
         self._collecting.finish(step, arrived, later, deliver)
-        if step.failed:
-            self._has_failed = True
-            self._is_draining = bool(later)
+        self._has_failed |= bool(step.failed)
+        self._is_draining = bool(step.failed) or any(after.redo for after in later)
 
     def _must_wait(self, plan: Plan) -> bool:
         """Whether a step in flight has to be collected before a plan is applied."""
@@ -196,10 +199,12 @@ class Worker:
         rows = order_rows(rows)
         ends = np.cumsum(rows.count)
         last = self._choose_samples(step, rows, ends)
-        extra: list[Longs] = []
+        extra: list[Array] = []
         if len(last):
-            extra = [last] if self._last_tokens is None else [last, step.owners]
+            extra = [last]
             step.chosen_on_device = self._sampler.is_plain(step.owners)
+            if self._device.asynchronous:
+                extra += [step.owners, *self._draw_on_device(step)]
         batch = build_batch(
             rows,
             ends,
@@ -218,6 +223,15 @@ class Worker:
             row = step.plan.sample_row[step.samples]
             self.slots.extend(step.owners, step.plan.row_start[row] + step.plan.row_count[row])
         return batch
+
+    def _draw_on_device(self, step: LaunchedStep) -> list[Array]:
+        """What the device needs to choose tokens that are not all the largest; nothing if it does not choose."""
+        if step.chosen_on_device or not self._sampler.is_drawable(step.owners):
+            return []
+        output = self.slots.length[step.owners] - self.slots.prompt_len[step.owners]
+        step.draws = self._sampler.draws(step.owners, output.astype(np.int64))
+        step.chosen_on_device = True
+        return [step.draws.packed()]
 
     def _choose_samples(self, step: LaunchedStep, rows: Rows, ends: Longs) -> Longs:
         """The samples of rows that run: their last tokens' places in the batch."""
@@ -246,14 +260,20 @@ class Worker:
     def _submit_samples(
         self, step: LaunchedStep, hidden: Tensor, sent: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Tokens and their logits, or logits alone; `sent`: the samples' last tokens in the batch, then their slots."""
+        """Tokens and their rows' largest logits, or logits alone; sent: the samples' last tokens in the batch, then
+        their slots and `Draws` where the device needs them."""
         last = hidden.index_select(0, sent[0])
         if not step.chosen_on_device:
             return [self._model.logits(last)]
-        tokens, values = self._model.largest(last)
-        tokens = tokens.to(torch.int32)
+        if step.draws is None:
+            tokens, values = self._model.largest(last)
+            tokens = tokens.to(torch.int32)
+        else:
+            step.logits = self._model.logits(last)
+            tokens, values = draw(step.logits, sent[2])
         if self._last_tokens is not None:
-            # The next step may run before anyone knows that there is no token: a row that is not finite has any index.
+            # The next step may run before anyone knows that there is no token: a row that is not finite has any index,
+            # and the host may have to choose.
             valid = tokens.clamp(0, self._model.config.vocab_size - 1)
             self._last_tokens.index_copy_(0, sent[1], valid)
         return tokens, values

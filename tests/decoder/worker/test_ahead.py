@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.decoder.loading.load import Loaded, load
+from services.decoder.sampling import device_sampler
 from services.decoder.settings import DecoderSettings
 from services.scheduler.core.budget import Capacity
 from services.scheduler.core.scheduler import Scheduler
@@ -83,9 +84,16 @@ def core(loaded: Loaded) -> Capacity:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kinds", [GREEDY, DRAWN, ALL])
+@pytest.mark.parametrize("candidates", [device_sampler.CANDIDATES, 8])
 def test_results_are_those_of_steps_in_turn(
-    llama_folder: Path, kinds: list[dict[str, Any]], seed: int
+    llama_folder: Path,
+    kinds: list[dict[str, Any]],
+    seed: int,
+    candidates: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With few candidates the host has to choose many of the tokens that the device should."""
+    monkeypatch.setattr(device_sampler, "CANDIDATES", candidates)
     numbers = random.Random(seed)
     in_turn, ahead = load(settings(llama_folder)), load_deferred(settings(llama_folder))
     bad = {(numbers.randrange(SLOTS), numbers.randint(3, 80)) for _ in range(8)} if seed % 2 else ()

@@ -69,10 +69,6 @@ class DeferredDevice(CpuDevice):
             end()
         self._done = max(self._done, count)
 
-    def has_ended(self, count: int) -> bool:
-        """Whether so many have."""
-        return self._done >= count
-
     def synchronize(self) -> None:
         """Ends all copies."""
         self.counts["synchronisations"] += 1
@@ -84,10 +80,6 @@ class DeferredEvent:
 
     def __init__(self, device: DeferredDevice, copies: int) -> None:
         self._device, self._copies = device, copies
-
-    def query(self) -> bool:
-        """Whether they have ended."""
-        return self._device.has_ended(self._copies)
 
     def synchronize(self) -> None:
         """Ends them."""

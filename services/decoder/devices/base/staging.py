@@ -18,9 +18,6 @@ _DEPTH = 4
 class Event(Protocol):
     """A mark in the device's work, such as `torch.cuda.Event`."""
 
-    def query(self) -> bool:
-        """Whether all work before the mark is done."""
-
     def synchronize(self) -> None:
         """Waits for it."""
 
@@ -54,7 +51,7 @@ class Download:
 
 class Staging:
     """Packs the arrays of one upload or download into one pinned buffer. Buffers are used in turn, and none is touched
-    before its copy is done. Any thread may call it.
+    before its copy is done: copies end in the order in which they are submitted. Any thread may call it.
     """
 
     def __init__(self, copies: Copies) -> None:
@@ -62,17 +59,19 @@ class Staging:
         self._lock = threading.Lock()
         self._out = _Ring(copies.pin)
         self._in = _Ring(copies.pin)
+        self._submitted = 0  # copies so far
+        self._ended = 0  # of these, the first ones, which are known to have ended
 
     def upload(self, arrays: Sequence[Array]) -> list[Tensor]:
         """Views of one buffer on the device, aligned to 64 bytes, with the content of host arrays."""
         starts, size = _places([array.nbytes for array in arrays])
         with self._lock:
-            buffer = self._out.take(size)
+            buffer = self._out.take(size, self._ended)
             host = buffer.memory.numpy()
             for start, array in zip(starts, arrays, strict=True):
                 host[start : start + array.nbytes] = _bytes_of(array)
             sent = self._copies.copy_to_device(buffer.memory[:size])
-            buffer.event = self._copies.record_event()
+            self._mark(buffer)
         return [
             sent[start : start + array.nbytes].view(_torch_type(array)).view(array.shape)
             for start, array in zip(starts, arrays, strict=True)
@@ -82,14 +81,15 @@ class Staging:
         """Begins to bring tensors of 4-byte elements to the host."""
         packed = torch.cat([tensor.reshape(-1).view(torch.int32) for tensor in tensors])
         with self._lock:
-            buffer = self._in.take(packed.nbytes)
+            buffer = self._in.take(packed.nbytes, self._ended)
             memory = buffer.memory[: packed.nbytes]
             self._copies.copy_to_host(packed.view(torch.uint8), memory)
-            buffer.event = event = self._copies.record_event()
+            event, number = self._mark(buffer), self._submitted
         kinds = [(tensor.shape, tensor.dtype, tensor.numel()) for tensor in tensors]
 
         def wait() -> list[Array]:
             event.synchronize()
+            self._ended = max(self._ended, number)
             found, first = [], 0
             whole = memory.view(torch.int32)
             for shape, dtype, count in kinds:
@@ -99,11 +99,18 @@ class Staging:
 
         return Download(wait)
 
+    def _mark(self, buffer: "_Buffer") -> Event:
+        """A copy from or to the buffer has been submitted."""
+        self._submitted += 1
+        buffer.number, buffer.event = self._submitted, self._copies.record_event()
+        return buffer.event
+
 
 class _Buffer:
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
-        self.event: Event | None = None  # after the last copy from or to it
+        self.number = 0  # of the last copy from or to it
+        self.event: Event | None = None  # after that copy
 
 
 class _Ring:
@@ -112,11 +119,11 @@ class _Ring:
         self._buffers = [_Buffer(pin(0)) for _ in range(_DEPTH)]
         self._turn = 0
 
-    def take(self, size: int) -> _Buffer:
-        """The next buffer, of at least `size` bytes, its last copy done."""
+    def take(self, size: int, ended: int) -> _Buffer:
+        """The next buffer, of at least `size` bytes, its last copy done. `ended`: copies that are known to be."""
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % len(self._buffers)
-        if buffer.event is not None and not buffer.event.query():
+        if buffer.event is not None and buffer.number > ended:
             buffer.event.synchronize()
         if buffer.memory.numel() < size:
             with torch.inference_mode(

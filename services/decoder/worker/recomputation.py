@@ -1,0 +1,82 @@
+"""Rows that ran on a token which the device could not choose, computed again with the one that the host chose."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from services.decoder.devices.base.attention_meta import PagedKV
+from services.decoder.devices.base.device import Device
+from services.decoder.devices.base.staging import Array
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.worker.inputs import Longs, ReadRows, Rows, build_batch
+from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.slots import SlotTable
+
+
+class Recomputation:
+    """Runs single rows of a step once more, while nothing else runs."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        device: Device,
+        slots: SlotTable,
+        read: ReadRows,
+        kv: Sequence[PagedKV],
+    ) -> None:
+        """kv: the cache of every layer."""
+        self._model, self._device, self._kv = model, device, kv
+        self._slots, self._read = slots, read
+
+    def run(self, step: LaunchedStep, arrived: Sequence[Array]) -> list[Array]:
+        """The step's download as it would be, had its rows in `redo` been given the right tokens. What they wrote to
+        the cache is written anew."""
+        assert step.batch is not None
+        index = np.flatnonzero(np.isin(step.batch.rows.place, list(step.redo)))
+        rows = step.batch.rows.select(index)
+        ends = np.cumsum(rows.count)
+        needs = self._model.needs
+        batch = build_batch(
+            rows,
+            ends,
+            self._slots,
+            self._device,
+            self._read,
+            levels=self._model.levels,
+            attention=needs.attention,
+        )
+        hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
+        hidden = self._model.forward(hidden, batch.step, self._kv)
+        found = [np.array(array) for array in arrived]
+        sums = hidden.sum(-1, dtype=torch.float32).cpu().numpy()
+        for row, end, count in zip(index, ends, rows.count, strict=True):
+            after = step.batch.last[row] + 1
+            found[0][after - count : after] = sums[end - count : end]
+        self._choose_again(step, hidden, rows, ends, found)
+        return found
+
+    def _choose_again(
+        self,
+        step: LaunchedStep,
+        hidden: torch.Tensor,
+        rows: Rows,
+        ends: Longs,
+        found: list[Array],
+    ) -> None:
+        row_of = step.plan.sample_row[step.samples]
+        affected = np.flatnonzero(np.isin(row_of, rows.place))
+        if not len(affected):
+            return
+        last_of = dict(zip(rows.place.tolist(), (ends - 1).tolist(), strict=True))
+        picked = torch.tensor([last_of[row] for row in row_of[affected].tolist()])
+        last = hidden.index_select(0, picked.to(hidden.device))
+        logits = self._model.logits(last).cpu().numpy()
+        if not step.chosen_on_device:
+            found[1][affected] = logits
+            return
+        found[2][affected] = logits.max(axis=1)
+        chosen = logits.argmax(axis=1)
+        if step.draws is not None:
+            chosen = step.draws.choose(logits, affected)
+        found[1][affected] = chosen

@@ -1,0 +1,93 @@
+"""What a step that only generates asks of the device, one launched ahead."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.decoder.loading.load import load
+from services.decoder.settings import DecoderSettings
+from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.plan import read_plan
+from services.decoder.worker.worker import Worker
+from tessera.decoder.v1.decoder_pb2 import StepResult
+from tests.ascend.simulator import counters
+from tests.support.checkpoints import make_checkpoint
+from tests.support.step_stream import Text, greedy, introduce, make_plan, read_ints
+
+PROMPTS = [[5, 6, 7, 8, 9, 10], list(range(3, 130)), list(range(200, 260))]
+SLOTS = list(range(len(PROMPTS)))
+LENGTHS = [len(prompt) for prompt in PROMPTS]
+STEPS = 8
+BLOCKS = 2  # of each sequence
+TRANSFERS = ("copy_h2d", "copy_d2h", "synchronize_event")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
+
+
+@pytest.fixture(scope="module")
+def worker(folder: Path) -> Worker:
+    chosen = {"model": folder, "device": "npu", "dtype": "float16", "max_num_seqs": 8}
+    return load(
+        DecoderSettings.model_validate({**chosen, "kv_cache_memory_bytes": 16 << 20})
+    ).worker
+
+
+def launch(worker: Worker, step: int, kinds: list[dict[str, Any]]) -> LaunchedStep:
+    """The prompts in the first step, then one token of each."""
+    plan = make_plan(
+        step=step + 1,
+        row_slot=SLOTS,
+        row_start=[length + step - 1 for length in LENGTHS] if step else [0] * len(SLOTS),
+        row_count=[1] * len(SLOTS) if step else LENGTHS,
+        sample_row=SLOTS,
+        sample_slot=SLOTS,
+    )
+    if not step:
+        opening = make_plan(
+            new=[introduce(Text(s, PROMPTS[s], greedy(seed=s, **kinds[s]))) for s in SLOTS],
+            edit_slot=SLOTS,
+            edit_index=[0] * len(SLOTS),
+            edit_len=[BLOCKS] * len(SLOTS),
+            edit_blocks=list(range(1, 1 + BLOCKS * len(SLOTS))),
+        )
+        plan.MergeFrom(opening)
+    return worker.launch(read_plan(plan, worker.limits))
+
+
+def collect(worker: Worker, step: LaunchedStep) -> list[int]:
+    results: list[StepResult] = []
+    worker.collect(step, results.append)
+    assert not results[0].failed
+    return read_ints(results[0].tokens)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [{}, {}, {}],
+        [{}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.0, "top_p": 0.9}],
+    ],
+)
+def test_a_step_takes_one_copy_each_way_and_one_wait(
+    worker: Worker, kinds: list[dict[str, Any]]
+) -> None:
+    worker.reset()
+    in_turn = [collect(worker, launch(worker, step, kinds)) for step in range(STEPS)]
+    worker.reset()
+    ahead, costs = [], []
+    launched = [launch(worker, 0, kinds)]
+    for step in range(1, STEPS):
+        with counters.counted() as cost:
+            launched.append(launch(worker, step, kinds))
+            ahead.append(collect(worker, launched.pop(0)))
+        costs.append(Counter(cost))
+    ahead.append(collect(worker, launched.pop()))
+    assert ahead == in_turn
+    for cost in costs[1:]:
+        assert {name: cost[name] for name in TRANSFERS} == dict.fromkeys(TRANSFERS, 1)
+        assert counters.synchronisations(cost) == 1  # the wait for the result
