@@ -102,8 +102,8 @@ class NpuOps(TowerOps):
         rows = apart.transpose(0, 1).contiguous()  # [3, tokens, heads, size]
         queries_and_keys = rows[:2]
         if rotation is not None:
-            tables = (table[None, :, None].contiguous() for table in (rotation.cos, rotation.sin))
-            queries_and_keys = torch_npu.npu_rotary_mul(queries_and_keys, *tables)
+            cos, sin = (table[None, :, None].contiguous() for table in (rotation.cos, rotation.sin))
+            queries_and_keys = torch_npu.npu_rotary_mul(queries_and_keys, cos, sin)
         q, k = queries_and_keys.unbind()
         mixed = [
             self._attend(q[some], k[some], rows[2, some], lengths, segments.size)
