@@ -11,6 +11,7 @@ from shared.checkpoint.folder import Checkpoint
 from tests.support.checkpoints import make_checkpoint
 
 _SHARD = 40 << 20
+_STACK = 2 * 4096 * 1024 * 4  # gate and what it gates lie in one piece before they are packed
 _SLACK = 48 << 20  # for what the first run of a library allocates
 _TEXT = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4,
@@ -26,7 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize("part", ["native", "transformers", "encoder"])
+@pytest.mark.parametrize(
+    "part", [pytest.param("native", marks=pytest.mark.full), "transformers", "encoder"]
+)
 def test_the_most_is_the_part_and_a_shard(folder: Path, part: str) -> None:
     checkpoint = Checkpoint(folder)
     sizes = {name: checkpoint.nbytes(name) for name in checkpoint.names()}
@@ -44,4 +47,4 @@ def test_the_most_is_the_part_and_a_shard(folder: Path, part: str) -> None:
     )
     most, _ = json.loads(run.stdout.splitlines()[-1])
     cache = 0 if part == "encoder" else 16 << 20
-    assert most <= own + cache + _SHARD + _SLACK
+    assert most <= own + cache + _SHARD + _STACK + _SLACK

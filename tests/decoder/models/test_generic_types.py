@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.generic.attention import NotServed
 from services.decoder.models.generic.decoder import GenericDecoder
-from services.decoder.models.generic.linear import pack_linears
+from services.decoder.models.generic.linear import pack_children
 from services.decoder.models.generic.loading import require_served
 from services.families import generic
 from shared.checkpoint.folder import Checkpoint
@@ -150,7 +150,7 @@ def test_layers_of_the_same_input_are_one_product(monkeypatch: pytest.MonkeyPatc
     x = torch.randn(1, 5, config.hidden_size)
     with torch.inference_mode():
         stacked = GenericDecoder(model, ops)._base.layers[0].mlp
-        pack_linears(layer, ops)
+        pack_children(layer, "", ops, {})
         linear = ops.linear
 
         def counted(rows: torch.Tensor, packed: Any) -> torch.Tensor:

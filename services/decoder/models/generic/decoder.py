@@ -26,7 +26,6 @@ from services.decoder.models.generic.attention_kind import attention_kind, run_m
 from services.decoder.models.generic.comparison import Verdict, compare, run_eagerly
 from services.decoder.models.generic.experts import pack_experts
 from services.decoder.models.generic.head import make_head
-from services.decoder.models.generic.linear import pack_linears
 from services.decoder.models.generic.loading import (
     find_class,
     language_layers,
@@ -91,7 +90,6 @@ class GenericDecoder(DecoderModel):
         path = path_of(model, self._base)
         self._head = make_head(model, path, ops)
         stack_linears(self._base, ops, calls)
-        pack_linears(self._base, ops)
         guard_parameters(self._base, ops)
 
     @classmethod

@@ -31,19 +31,19 @@ class PackedLinear(nn.Module):
         return self._run(rows).view(*x.shape[:-1], self.out_features)
 
 
-def pack_linears(model: nn.Module, ops: BaseOps) -> None:
-    """Every linear layer below `model` whose weights are of the ops' type; others stay torch's."""
-    known: dict[int, PackedLinear] = {}  # a layer may hang in several places
-    # Not the layers themselves, so that each is dropped when it is packed.
-    parents = [(path, some) for path, some in model.named_modules() if weight_of(some) is None]
-    for path, parent in parents:
-        for name, child in list(parent.named_children()):
-            weight = weight_of(child)
-            if weight is None or weight.dtype != ops.dtype:
-                continue
-            if id(child) not in known:
-                known[id(child)] = PackedLinear(ops, f"{path}.{name}", weight, child.bias)
-            parent._modules[name] = known[id(child)]
+def pack_children(
+    parent: nn.Module, path: str, ops: BaseOps, known: dict[int, PackedLinear]
+) -> None:
+    """The linear layers of one module whose weights are of the ops' type; others stay torch's. `known`: those packed so
+    far, by the identity of what they were made of: a layer may hang in several places."""
+    child: Any
+    for name, child in list(parent.named_children()):
+        weight = weight_of(child)
+        if weight is None or weight.dtype != ops.dtype:
+            continue
+        if id(child) not in known:
+            known[id(child)] = PackedLinear(ops, f"{path}.{name}", weight, child.bias)
+        parent._modules[name] = known[id(child)]
 
 
 def weight_of(module: Any) -> Any:

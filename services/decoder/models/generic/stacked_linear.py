@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.linear_weight import LinearWeight, StackedWeight, in_memory
-from services.decoder.models.generic.linear import weight_of
+from services.decoder.models.generic.linear import PackedLinear, pack_children, weight_of
 
 
 class _Stack:
@@ -94,9 +94,11 @@ class Calls:
 
 
 def stack_linears(model: nn.Module, ops: BaseOps, calls: Calls) -> None:
-    """Layers of one module that had the same input, such as those of queries, keys and values, become one product."""
+    """Layers of one module that had the same input, such as those of queries, keys and values, become one product,
+    and the others one each. One module after the other, so that a checkpoint's shards are dropped on the way."""
     parents = [(path, some) for path, some in model.named_modules() if weight_of(some) is None]
     seen = Counter(id(child) for _, parent in parents for child in parent.children())
+    known: dict[int, PackedLinear] = {}
     for path, parent in parents:
         for names in calls.stacks(parent):
             layers = [parent.get_submodule(name) for name in names]
@@ -104,6 +106,8 @@ def stack_linears(model: nn.Module, ops: BaseOps, calls: Calls) -> None:
                 stack = _Stack(ops, layers, [f"{path}.{name}" for name in names])
                 for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
                     parent._modules[name] = _Stacked(stack, index, layer)
+            del layers
+        pack_children(parent, path, ops, known)
     calls.clear()
 
 
