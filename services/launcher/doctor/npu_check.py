@@ -17,11 +17,12 @@ from shared.settings import child_environment, python_path
 _ROOT = Path(__file__).parents[3]
 _COMMAND = (sys.executable, "-P", "-m", "services.decoder.devices.npu.check")
 _LAST_LINES = 5
+_NAME_WIDTH = 52
 
 
 def run(command: Sequence[str] = _COMMAND) -> int:
     """Prints a row for each operation. Returns 1 if one is wrong, none was tried, or the check ends early; else 0."""
-    print(f"\n{'':<8} {'operation':<44} {'error':>9} {'us':>9} {'GB/s':>8}")
+    print(f"\n{'':<8} {'operation':<{_NAME_WIDTH}} {'error':>9} {'us':>9} {'GB/s':>8}")
     tried = wrong = 0
     others: list[str] = []
     with subprocess.Popen(
@@ -61,7 +62,7 @@ def _result(line: str) -> dict[str, Any] | None:
 
 def _row(result: dict[str, Any]) -> str:
     mark = "ok" if result["ok"] else "wrong"
-    row = f"{mark:<8} {result['name']:<44} " + " ".join(
+    row = f"{mark:<8} {result['name']:<{_NAME_WIDTH}} " + " ".join(
         _number(result.get(name), width) for name, width in (("error", 9), ("us", 9), ("gb_s", 8))
     )
     detail = result.get("detail")
