@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from random import Random
 
+import psutil
+
 from benchmarks.kill.full_disk import FullDisk
 from benchmarks.kill.overload import OVERLOADS
 from benchmarks.kill.registers import Registers
@@ -50,7 +52,8 @@ class Processes:
             await asyncio.to_thread(self._disk.fill)
         strike = Strike(victim, [entry.name for entry in entries])
         for entry in entries:
-            _signal(entry, number)
+            assert entry.pid is not None, "a ready process has an id"
+            _signal(_other_rank(entry.pid) if victim.how == "rank" else entry.pid, number)
         self._hit[id(strike)], self._crashes[id(strike)] = hit, crashes
         return strike
 
@@ -64,7 +67,8 @@ class Processes:
         elif strike.victim.freezes:
             await asyncio.sleep(freeze_s)
             for entry, _ in hit:
-                _signal(entry, signal.SIGCONT)
+                assert entry.pid is not None
+                _signal(entry.pid, signal.SIGCONT)
         else:
             if strike.victim.needs_full_disk:
                 await asyncio.sleep(freeze_s)
@@ -115,7 +119,14 @@ class Processes:
             strike.missed_s = max(strike.missed_s or 0.0, time.perf_counter() - strike.at)
 
 
-def _signal(entry: Entry, number: signal.Signals) -> None:
-    assert entry.pid is not None, "a ready process has an id"
+def _signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(entry.pid, number)
+        os.kill(pid, number)
+
+
+def _other_rank(decoder: int) -> int:
+    """One of the processes that compute with a decoder's. Raises BenchError if there is none."""
+    ranks = psutil.Process(decoder).children()
+    if not ranks:
+        raise BenchError("this decoder computes alone: give --tensor-parallel-size")
+    return ranks[-1].pid

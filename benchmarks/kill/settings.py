@@ -25,7 +25,8 @@ class KillSettings(TlsClientSettings):
         validation_alias=AliasChoices("victims", "kill"),
         description="Services, separated by commas: gateway, preprocess, encoder, scheduler, decoder, redis; "
         "decoder:stop is frozen instead of killed, decoder:term is drained, decoder:full-disk is killed while the "
-        "state folder's disk is full, decoder+scheduler are killed together; or loads that no client should make: "
+        "state folder's disk is full, of decoder:rank another rank is killed, decoder+scheduler are killed together; "
+        "or loads that no client should make: "
         f"{', '.join(OVERLOADS)}.",
     )
     times: int = Field(3, ge=1, le=1000, description="How often each is killed.")

@@ -18,7 +18,7 @@ SERVICES = {
     "decoder": "decoder",
     "redis": "redis",
 }
-_HOW = ("kill", "stop", "term", "full-disk")
+_HOW = ("kill", "stop", "term", "full-disk", "rank")
 EVERY_ROOM = ("gateway", "decoder", "scheduler", "encoder", "preprocess", "redis")
 _LATEST = 0.8  # of a round's time without kills
 # These work on a request for a moment after it has come, and then not again.
@@ -28,8 +28,9 @@ _EARLY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """One fault: a process of each of these services, at the same time killed, frozen (stop), asked to end (term), or
-    killed while the disk of the state folder is full; or no process, but a load that no client should make.
+    """One fault: a process of each of these services, at the same time killed, frozen (stop), asked to end (term),
+    killed while the disk of the state folder is full, or left without another rank, which is killed (rank); or no
+    process, but a load that no client should make.
     """
 
     text: str  # as it was asked for
@@ -53,16 +54,16 @@ class Victim:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads "decoder", "decoder:stop", "decoder:term", "decoder:full-disk", "decoder+scheduler" or the name of a
-        load. Raises ValueError.
+        """Reads "decoder", "decoder:stop", "decoder:term", "decoder:full-disk", "decoder:rank", "decoder+scheduler" or
+        the name of a load. Raises ValueError.
         """
         if text in OVERLOADS:
             return cls(text, (), "overload")
         names, _, how = text.partition(":")
         if how not in ("", *_HOW):
             raise ValueError(
-                f"{text!r}: a victim is killed, frozen with :stop, drained with :term or killed on a full disk with "
-                ":full-disk"
+                f"{text!r}: a victim is killed, frozen with :stop, drained with :term, killed on a full disk with "
+                ":full-disk, or another rank of it is with :rank"
             )
         services = []
         for name in names.split("+"):

@@ -108,3 +108,18 @@ def test_the_processors_of_this_process() -> None:
         assert (processors.find().cpus, processors.threads()) == (1, 1)
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_processes_share_cores_by_sockets(tmp_path: Path) -> None:
+    """Two sockets whose cores are numbered in turn, with two hyper-threads each."""
+    _tree(tmp_path, {number: f"{number % 8},{number % 8 + 8}" for number in range(16)})
+    for number in range(16):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
+        (folder / "physical_package_id").write_text(f"{number % 2}\n")
+    found = processors.shares(2, tmp_path, range(16))
+    assert [sorted(cpus) for cpus in found] == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+    quarters = processors.shares(4, tmp_path, range(16))
+    assert sorted(number for cpus in quarters for number in cpus) == list(range(16))
+    assert all(len(cpus) == 4 and len({number % 2 for number in cpus}) == 1 for cpus in quarters)
+    # A core for each is no share: other services compute too.
+    assert processors.shares(8, tmp_path, range(16)) == []
