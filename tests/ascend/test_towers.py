@@ -1,5 +1,7 @@
 """Towers of every native family on the simulated NPU: the embeddings of the CPU, and how often the host waits."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from services.vision_encoder.towers.encoder import Encoder, Item, pixel_item
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.ascend import is_310p
 from shared.checkpoint.folder import Checkpoint
+from tests.ascend.environment import npu_environment
 from tests.ascend.simulator import counters
 from tests.reference_models import deepseek_vl2, molmo, qwen_vl, wemm, xcomposer2
 from tests.support.checkpoints import make_checkpoint
@@ -95,3 +98,14 @@ def test_rows_are_those_of_the_cpu(family: str, dtype: torch.dtype, tmp_path: Pa
     attention = {name: count for name, count in called.items() if "attention" in name}
     assert len(attention) <= 2, attention  # one kind of call; molmo's and Qwen-VL's pools are plain
     assert not {"nonzero", "item", "_local_scalar_dense", "convolution", "conv2d"} & called.keys()
+
+
+@pytest.mark.skipif(is_310p(), reason="run by this test on a 910B")
+def test_towers_on_310p() -> None:
+    """Its own operators: attention with and without rotation and windows, norms of both kinds, gates."""
+    chosen = ("-k", "test_rows and (wemm or qwen2_5_vl or molmo)")
+    command = [sys.executable, "-m", "pytest", "-q", __file__, *chosen]
+    environment = npu_environment("310P3")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout, done.stdout

@@ -21,6 +21,7 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 from tests.reference_models import wemm
 from tests.reference_models.common import IMAGE, read_json, write_json
+from tests.support import tower_engine
 from tests.support.answers import ask_all
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
@@ -50,17 +51,23 @@ def picture(number: int) -> Image.Image:
     return Image.open(io.BytesIO(png(number, SIZES[number]))).convert("RGB")
 
 
-def test_rows_of_pictures_are_those_of_the_reference(folder: Path) -> None:
+@pytest.mark.parametrize("engine", tower_engine.ENGINES)
+def test_rows_of_pictures_are_those_of_the_reference(
+    folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tower_engine.choose(engine, monkeypatch)
     checkpoint, reference = Checkpoint(folder), wemm.Wemm(folder)
     config = registry.find(checkpoint).processor_config(checkpoint)
     maker = PixelMaker(image_processor_name(config), config, None)
     assert maker.scaling is not None
     encoder = WeMMEncoder(checkpoint, CpuDevice(torch.float32))
-    for number in range(len(SIZES)):
-        pixels, _ = maker.make(picture(number))
-        [rows] = encoder.encode([pixel_item(pixels, scaling=maker.scaling)])
-        expected = reference.embed_image(picture(number))
+    pictures = [picture(number) for number in range(len(SIZES))]
+    items = [pixel_item(maker.make(each)[0], scaling=maker.scaling) for each in pictures]
+    for item, each, rows in zip(items, pictures, encoder.encode(items), strict=True):
+        expected = reference.embed_image(each)
         torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
+        if engine == "kernels":
+            assert torch.equal(encoder.encode([item])[0], rows)
 
 
 def turns(number: int) -> list[tuple[str, str]]:

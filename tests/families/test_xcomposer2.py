@@ -20,6 +20,7 @@ from shared.checkpoint.processor import image_processor_name
 from tessera.common.v1.media_pb2 import Modality
 from tests.reference_models import xcomposer2
 from tests.reference_models.common import IMAGE
+from tests.support import tower_engine
 from tests.support.answers import ask_all
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
@@ -40,18 +41,24 @@ def picture(number: int) -> Image.Image:
     return Image.open(io.BytesIO(png(number, SIZES[number]))).convert("RGB")
 
 
-def test_rows_of_pictures_are_those_of_the_reference(folder: Path) -> None:
+@pytest.mark.parametrize("engine", tower_engine.ENGINES)
+def test_rows_of_pictures_are_those_of_the_reference(
+    folder: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tower_engine.choose(engine, monkeypatch)
     checkpoint, reference = Checkpoint(folder), xcomposer2.XComposer2(folder)
     config = registry.find(checkpoint).processor_config(checkpoint)
     maker = PixelMaker(image_processor_name(config), config, None)
     assert maker.scaling is not None
     encoder = XComposer2Encoder(checkpoint, CpuDevice(torch.float32))
-    for number in range(len(SIZES)):
-        pixels, _ = maker.make(picture(number))
-        item = pixel_item(pixels, scaling=maker.scaling)
-        assert encoder.cost(item) == encoder.cost(encoder.sample(ItemSize(*SIZES[number])))
-        expected = reference.embed_image(picture(number))
-        torch.testing.assert_close(encoder.encode([item])[0], expected, rtol=1e-4, atol=1e-4)
+    pictures = [picture(number) for number in range(len(SIZES))]
+    items = [pixel_item(maker.make(each)[0], scaling=maker.scaling) for each in pictures]
+    for item, each, rows in zip(items, pictures, encoder.encode(items), strict=True):
+        assert encoder.cost(item) == encoder.cost(encoder.sample(ItemSize(*each.size)))
+        expected = reference.embed_image(each)
+        torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
+        if engine == "kernels":
+            assert torch.equal(encoder.encode([item])[0], rows)
 
 
 def test_no_size_takes_more_rows_than_the_largest(folder: Path) -> None:
