@@ -79,6 +79,8 @@ class Leader:
     def send(self, order: Order, payload: bytes = b"") -> None:
         """Tells every other rank. Ends this process if one of them does not read."""
         with self._sending:
+            if self._closing:
+                return
             for other in self._others:
                 try:
                     messages.send(other.orders, order, payload)
@@ -89,6 +91,8 @@ class Leader:
 
     def fail(self, error: Exception) -> NoReturn:
         """Ends this process for a failure in a call of all ranks: what they hold is no longer the same."""
+        if self._closing:
+            raise error
         time.sleep(_DYING_S)  # most often another rank is gone, and is named
         self._end("a step of several ranks failed", 0, f"{type(error).__name__}: {error}")
 
@@ -163,6 +167,7 @@ class Leader:
     def _end(self, what: str, rank: int, cause: str) -> NoReturn:
         with self._ending:  # what fails next fails for the same reason
             log.error(f"the decoder ends: {what}", rank=rank, cause=cause)
+            shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(1)
 
 
