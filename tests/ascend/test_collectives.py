@@ -30,6 +30,8 @@ def test_two_ranks(tmp_path: Path) -> None:
     ]
     outputs = [process.communicate(timeout=120)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0]
+    # What the ranks share lies in memory that is theirs alone, and goes with them.
+    assert not [*Path("/dev/shm").glob(f"fake-hccl-{ranks[0].pid}-*")]
     first, second = (json.loads(output.splitlines()[-1]) for output in outputs)
     assert "EI0006" in first.pop("alone")  # rank 1 has ended
     assert first == second
