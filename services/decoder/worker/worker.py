@@ -27,6 +27,7 @@ from services.decoder.worker.recomputation import Recomputation
 from services.decoder.worker.row_checks import RowChecks
 from services.decoder.worker.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots import PENDING, SlotTable
+from shared.errors import Overloaded
 from shared.telemetry.logs import Stopwatch
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult, StepTimes
 
@@ -136,7 +137,7 @@ class Worker:
             step.times.prepare_us = step.watch.lap_us()
             if step.batch is not None:
                 with torch.inference_mode():
-                    self._compute(step, step.batch)
+                    self._compute_within_memory(step)
         except BaseException:
             self._has_failed = True
             self._remove(step)
@@ -245,6 +246,38 @@ class Worker:
         step.owners = owner[step.samples]
         return token[step.samples]
 
+    def _compute_within_memory(self, step: LaunchedStep) -> None:
+        """Computes; where memory does not suffice once more with what the device holds unused, and then without the
+        largest prompt, until it does: up to its samples a step may be computed again. Raises Overloaded where no prompt
+        is left."""
+        failures = 0
+        while step.batch is not None:
+            try:
+                self._compute(step, step.batch)
+                return
+            except torch.OutOfMemoryError:
+                if self.ranks is not None:
+                    raise  # the other ranks compute what this one would leave out
+                failures += 1
+            self._device.free_unused()
+            if failures > 1:
+                self._leave_out_largest(step, step.batch.rows)
+
+    def _leave_out_largest(self, step: LaunchedStep, rows: Rows) -> None:
+        """Fails the longest row, and prepares the others anew."""
+        largest = int(rows.count.argmax())
+        count, place = int(rows.count[largest]), int(rows.place[largest])
+        if count == 1:
+            raise out_of_memory(f"a step of {len(rows.slot)} sequences does")
+        with self._collected:
+            self.slots.failed[rows.slot[largest]] = True
+            step.failed[place] = out_of_memory(f"{count} tokens of a prompt do")
+            self.slots.length[step.owners] -= 1  # their places are made again
+            step.samples = step.owners = np.zeros(0, np.int64)
+            step.draws, step.chosen_on_device = None, False
+            kept = rows.select(np.flatnonzero(rows.place != place))
+            step.batch = self._prepare(step, kept) if len(kept.slot) else None
+
     def _compute(self, step: LaunchedStep, batch: Batch) -> None:
         """Submits the rows, and what the sampler needs of their last tokens."""
         hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
@@ -277,3 +310,12 @@ class Worker:
             valid = tokens.clamp(0, self._model.config.vocab_size - 1)
             self._last_tokens.index_copy_(0, sent[1], valid)
         return tokens, values
+
+
+def out_of_memory(what: str) -> Overloaded:
+    """The failure of what the device's memory does not hold."""
+    return Overloaded(
+        "OUT_OF_MEMORY",
+        f"{what} not fit into the device's memory: lower --max-num-batched-tokens, --max-num-seqs or"
+        " --gpu-memory-utilization",
+    )

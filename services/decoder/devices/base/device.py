@@ -109,6 +109,9 @@ class Device(ABC):
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """How much more memory than now `run` takes at its highest; 0 where that cannot be measured."""
 
+    def free_unused(self) -> None:  # noqa: B027
+        """Gives back what the process holds of the device's memory and does not use. Most have nothing to do."""
+
     # Transfers
 
     def upload(self, *arrays: Array) -> list[Tensor]:

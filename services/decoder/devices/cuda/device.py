@@ -59,6 +59,10 @@ class CudaDevice(Device):
         self.synchronize()
         return int(torch.cuda.max_memory_allocated(self.ops.device)) - before
 
+    def free_unused(self) -> None:
+        """What torch's allocator has cached."""
+        torch.cuda.empty_cache()
+
     def pin(self, size: int) -> Tensor:
         """Page-locked host memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -104,6 +104,10 @@ class NpuDevice(Device):
         self.synchronize()
         return int(torch_npu.npu.max_memory_allocated()) - before
 
+    def free_unused(self) -> None:
+        """What torch's allocator has cached."""
+        torch_npu.npu.empty_cache()
+
     def pin(self, size: int) -> Tensor:
         """Page-locked host memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
