@@ -43,7 +43,8 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
         None,
         ge=0,
         description="Blocks in host memory for sequences that are swapped out; unless given as many as the cache"
-        " has, in a tenth of the host memory that is free at most. On the CPU they take memory when first used.",
+        " has, in a tenth of the host memory that is free at most. On the CPU they take memory when first used; on an"
+        " Ascend 310P there are none.",
     )
     kv_cache_memory_bytes: int | None = Field(
         None,

@@ -136,6 +136,7 @@ def load_rank(
             ops = device.ops
             ops.ranks = connect(share, device.rank_backend, ops.device, place.meeting)
         model.needs.require_served()
+        device.require_attention(model.needs.attention)
         checkpoint.close()
         slots = settings.max_num_seqs
         tokens = settings.max_num_batched_tokens or device.default_batched_tokens

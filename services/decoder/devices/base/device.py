@@ -14,6 +14,7 @@ from torch import Tensor
 from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
+from services.decoder.models.needs import AttentionKind
 from services.decoder.sampling.sampler import Sampler
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
@@ -157,6 +158,13 @@ class Device(ABC):
 
     def bind_thread(self) -> None:  # noqa: B027
         """Called first by each thread that submits work or waits for it. Most devices need no more than their name."""
+
+    # What is served
+
+    def require_attention(self, kind: AttentionKind) -> None:
+        """Called once the model is known. Raises InvalidRequest for a kind of attention that the device does not
+        have."""
+        return None
 
     # Errors
 

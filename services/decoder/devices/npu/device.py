@@ -16,8 +16,10 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
 from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.ops import NpuOps
+from services.decoder.devices.npu.ops_310p import Npu310POps
+from services.decoder.models.needs import AttentionKind
 from shared.ascend import is_310p
-from shared.errors import ServingError, Unavailable
+from shared.errors import InvalidRequest, ServingError, Unavailable
 
 _GIB = 1 << 30
 _SHARE = 0.9
@@ -44,7 +46,10 @@ class NpuDevice(Device):
         # What was free before anything of this process was on the device.
         self._free_at_start = self.memory().free
         self._copies = torch_npu.npu.Stream()
-        return NpuOps(where, dtype, self.block_size)
+        if not is_310p():
+            return NpuOps(where, dtype, self.block_size)
+        torch_npu.npu.set_compile_mode(jit_compile=False)  # else every new shape would be compiled
+        return Npu310POps(where, dtype, self.block_size)
 
     def memory(self) -> Memory:
         """As the driver says, for all processes."""
@@ -93,7 +98,10 @@ class NpuDevice(Device):
         return math.floor(100 * min(1.0, sharers * memory.free / memory.total)) / 100
 
     def swap_bytes(self, sharers: int) -> int:
-        """A tenth of what is free on the host, 4 GiB at most: it is pinned from the start."""
+        """A tenth of what is free on the host, 4 GiB at most: it is pinned from the start. On a 310P none: nothing says
+        that copies of its blocks keep their layout."""
+        if is_310p():
+            return 0
         return min(int(host_memory.available_bytes() * _SWAP_SHARE / sharers), _MOST_PINNED_BYTES)
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
@@ -140,3 +148,12 @@ class NpuDevice(Device):
     def translate(self, error: Exception) -> ServingError | None:
         """By CANN's codes and sentences."""
         return translate(error)
+
+    def require_attention(self, kind: AttentionKind) -> None:
+        """On a 310P there is causal attention alone."""
+        if is_310p() and kind is not AttentionKind.CAUSAL:
+            raise InvalidRequest(
+                "UNSUPPORTED_MODEL",
+                f"attention in which {kind.value} is not served on an Ascend 310P: use a 910B",
+                field="model",
+            )

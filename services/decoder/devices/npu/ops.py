@@ -109,13 +109,27 @@ class NpuOps(BaseOps):
 
     def kv_write(self, k: Tensor, v: Tensor, kv: PagedKV, meta: AttnMeta) -> None:
         """Writes this step's keys and values [T, num_kv, D] where `meta.slots` says; no slot may be there twice."""
-        width = kv.k.shape[-1]
-        self._write(_widened(k, width), _widened(v, width), kv, meta.slots)
+        _, width = self.cached_heads(kv)
+        self.write(self.widened(k, width), self.widened(v, width), kv, meta.slots)
 
     def scrub(self, kv: PagedKV, slots: Tensor) -> None:
         """Writes zeros."""
-        zeros = torch.zeros((len(slots), *kv.k.shape[2:]), dtype=kv.k.dtype, device=self.device)
-        self._write(zeros, zeros, kv, slots.to(torch.int32))
+        shape = (len(slots), *self.cached_heads(kv))
+        zeros = torch.zeros(shape, dtype=kv.k.dtype, device=self.device)
+        self.write(zeros, zeros, kv, slots.to(torch.int32))
+
+    def cached_heads(self, kv: PagedKV) -> tuple[int, int]:
+        """Heads of keys in a cache, and elements of each."""
+        return kv.k.shape[2], kv.k.shape[3]
+
+    def write(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+        """Puts keys and values of the cache's own width [n, num_kv, P] at slots, int32 [n]."""
+        self._write(k, v, kv, slots)
+
+    @staticmethod
+    def widened(x: Tensor, width: int) -> Tensor:
+        """Contiguous heads [..., width], what is missing filled up with zeros."""
+        return x.contiguous() if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
     def swap_blocks(self, source: PagedKV, target: PagedKV, src: Tensor, dst: Tensor) -> None:
         """Between device and host, on a stream of its own: behind what was submitted before, before what comes."""
@@ -191,7 +205,7 @@ class NpuOps(BaseOps):
             )
         calls = meta.device_state["calls"]
         tokens = meta.cu_q[-1]
-        wide = _widened(q[:tokens], width)
+        wide = self.widened(q[:tokens], width)
         found = self._fused.attend(wide, kv, calls, form, scale, window, sinks)
         found = found[..., : v.shape[-1]]
         if tokens == q.shape[0]:
@@ -236,11 +250,6 @@ def _reshape(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
 def _put(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
     kv.k.flatten(0, 1).index_put_((slots.long(),), k)
     kv.v.flatten(0, 1).index_put_((slots.long(),), v)
-
-
-def _widened(x: Tensor, width: int) -> Tensor:
-    """Contiguous heads [..., width], what is missing filled up with zeros."""
-    return x.contiguous() if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _sizes(kv: PagedKV) -> tuple[int, int]:

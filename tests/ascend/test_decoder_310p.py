@@ -1,0 +1,92 @@
+"""On an Ascend 310P: the same tokens in float16, and what it does not have is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ascend.environment import npu_environment
+from tests.ascend.support import run_python
+from tests.support.checkpoints import make_checkpoint
+
+_GENERATE = """
+import asyncio, json, sys, tempfile
+from pathlib import Path
+from shared.errors import ServingError
+from tests.ascend.test_decoder_tokens import check
+folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+with tempfile.TemporaryDirectory(dir="/tmp") as socket:
+    try:
+        asyncio.run(check(folder, Path(socket) / "s", **options))
+    except ServingError as error:
+        print(json.dumps(error.message))
+    else:
+        print(json.dumps("served"))
+"""
+
+_CHECK = """
+import json, torch
+from services.decoder.devices.npu.check import try_attention, try_case
+from services.decoder.devices.npu.check_cases import Cases
+from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.fused_attention import Heads
+from services.decoder.models.needs import AttentionKind
+from shared.errors import InvalidRequest
+device = NpuDevice(torch.float16)
+results = [try_case(device, case, "") for case in Cases(device)]
+results.append(try_attention(device, Heads(4, 2, 64), ""))
+try:
+    device.require_attention(AttentionKind.PREFIX_LM)
+except InvalidRequest:
+    print(json.dumps([result.to_json() for result in results if not result.ok]))
+"""
+
+
+def generate(folder: Path, **options: Any) -> str:
+    """ "served" if the tokens are those of transformers, or why the model is refused."""
+    arguments = [str(folder), json.dumps(options)]
+    code = f"import sys; sys.argv[1:] = {arguments!r}\n{_GENERATE}"
+    said: str = json.loads(run_python(code, npu_environment("310P3")).splitlines()[-1])
+    return said
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("llama", {"max_position_embeddings": 512}),
+        pytest.param("qwen3", {"max_position_embeddings": 512}, marks=pytest.mark.full),
+        pytest.param(
+            "llama",
+            {"head_dim": 80, "num_attention_heads": 4, "max_position_embeddings": 512},
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_tokens_are_those_of_transformers(
+    tmp_path: Path, family: str, text: dict[str, Any]
+) -> None:
+    folder = make_checkpoint(tmp_path, family, text=text)
+    assert generate(folder, chunk=100, longest=300) == "served"
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "dtype", "said"),
+    [
+        ("mistral", {"sliding_window": 9}, "float16", "a window is not served on an Ascend 310P"),
+        pytest.param(
+            "llama", {"head_dim": 256}, "float16", "heads of 256 elements", marks=pytest.mark.full
+        ),
+        pytest.param("llama", {}, "bfloat16", "use float16", marks=pytest.mark.full),
+    ],
+)
+def test_what_it_does_not_have_is_refused(
+    tmp_path: Path, family: str, text: dict[str, Any], dtype: str, said: str
+) -> None:
+    assert said in generate(make_checkpoint(tmp_path, family, text=text), dtype=dtype)
+
+
+def test_every_operation_is_right() -> None:
+    """As `tessera doctor --npu` tries them."""
+    said = run_python(_CHECK, npu_environment("310P3"))
+    assert json.loads(said.splitlines()[-1]) == []
