@@ -1,5 +1,6 @@
 """How many patches an encoder takes at a time on a simulated NPU whose memory is scarce."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ PATCHES = 2048
 
 @pytest.fixture
 def device() -> Iterator[NpuDevice]:
+    gc.collect()  # what earlier tests had on the device
+    torch_npu.npu.empty_cache()
     yield NpuDevice(torch.float16)
     torch_npu.npu.set_per_process_memory_fraction(1.0)
 
