@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import structlog
 import torch
+from torch import Tensor
 
 from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array
 from services.decoder.sampling.sampler import Sampler, nan_logits
 from services.decoder.worker.embeddings import Embeddings
-from services.decoder.worker.inputs import Flags
+from services.decoder.worker.inputs import Flags, Longs
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.slots import SlotTable
@@ -54,7 +55,8 @@ class Collecting:
         tokens = np.full(len(plan.sample_row), -1, np.int32)
         if step.batch is not None:
             self._fail_not_finite(step, np.isfinite(arrived[0]), later)
-            self._report_prompt(step)
+            if step.reported:
+                self._report_prompt(step)
             self._sample(step, arrived[1:], tokens, later)
         for row, error in sorted(step.failed.items()):
             result.failed.append(FailedRow(row=row, failure=error.to_failure()))
@@ -84,12 +86,15 @@ class Collecting:
         tainted[: len(batch.token_rows)] |= np.isin(batch.token_rows, bad_rows)
         for after in later:  # their sequences may have been given the blocks
             tainted &= ~after.overwrites(batch.written, self._slots.block_size)
-        written = batch.step.meta.slots
-        index = torch.from_numpy(np.flatnonzero(tainted)).to(written.device)
-        for layer in self._kv:
-            self._ops.scrub(layer, written[index])
+        self._scrub(batch.step.meta.slots, np.flatnonzero(tainted))
         for row in bad_rows.tolist():
             self._fail_row(step, int(batch.rows.place[row]), nan_logits(), later)
+
+    @torch.inference_mode()
+    def _scrub(self, written: Tensor, tainted: Longs) -> None:
+        index = torch.from_numpy(tainted).to(written.device)
+        for layer in self._kv:
+            self._ops.scrub(layer, written[index])
 
     def _fail_row(
         self,
@@ -109,9 +114,8 @@ class Collecting:
         for after in later:
             after.void.update(np.flatnonzero(after.plan.row_slot == slot).tolist())
 
+    @torch.inference_mode()
     def _report_prompt(self, step: LaunchedStep) -> None:
-        if not step.reported:
-            return
         assert step.batch is not None and step.hidden is not None
         rows, ends = step.batch.rows, step.batch.last + 1
         for row in step.reported:
@@ -177,8 +181,9 @@ class Collecting:
         if not len(rows):
             return tokens
         assert step.draws is not None and step.logits is not None
-        index = torch.from_numpy(rows).to(step.logits.device)
-        logits = step.logits.index_select(0, index).cpu().numpy()
+        with torch.inference_mode():
+            index = torch.from_numpy(rows).to(step.logits.device)
+            logits = step.logits.index_select(0, index).cpu().numpy()
         result = np.array(tokens)
         result[rows] = step.draws.choose(logits, rows)
         owners = step.owners[rows]

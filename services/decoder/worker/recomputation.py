@@ -29,6 +29,7 @@ class Recomputation:
         self._model, self._device, self._kv = model, device, kv
         self._slots, self._read = slots, read
 
+    @torch.inference_mode()
     def run(self, step: LaunchedStep, arrived: Sequence[Array]) -> list[Array]:
         """The step's download as it would be, had its rows in `redo` been given the right tokens. What they wrote to
         the cache is written anew."""

@@ -151,7 +151,7 @@ class Worker:
         try:
             with self._device.explaining():
                 arrived = step.download.wait() if step.download is not None else []
-                with self._collected, torch.inference_mode():
+                with self._collected:
                     self._finish(step, arrived, deliver)
         except BaseException:
             self._has_failed = True
