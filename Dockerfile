@@ -40,9 +40,9 @@ FROM python AS libraries
 RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends binutils >/dev/null \
     && python -m venv --without-pip /venv
 WORKDIR /build
-COPY pyproject.toml constraints.txt README.md LICENSE .ci/install_libraries ./
-# The project itself is empty here: only what it depends on is installed.
-RUN mkdir -p services shared protos/tessera && touch services/__init__.py shared/__init__.py
+COPY pyproject.toml constraints.txt LICENSE .ci/install_libraries ./
+# The project itself is empty here, its README too: only what it depends on is installed.
+RUN mkdir -p services shared protos/tessera && touch README.md services/__init__.py shared/__init__.py
 
 FROM libraries AS gateway-libraries
 RUN ./install_libraries gateway
