@@ -71,8 +71,9 @@ def signatures(wheel: ZipFile) -> dict[str, list[str]]:
 
 
 def _add(found: dict[str, list[str]], schema: str) -> None:
-    name = schema.partition("(")[0].strip()
-    if name not in OPERATORS:
+    name, signature, _ = schema.partition("(")
+    name = name.strip()
+    if name not in OPERATORS or not signature:  # some names come once more by themselves
         return
     # torch_npu gives the first argument this name where it registers the op.
     renamed = re.sub(r"^([^(]*\(Tensor(?:\([a-z]!\))?\??) self\b", r"\1 input", schema)

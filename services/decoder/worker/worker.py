@@ -124,7 +124,7 @@ class Worker:
             StepTimes(queue_us=queue_us),
         )
         try:
-            with self._device.explaining(), self._collected:
+            with self._collected:
                 if self._in_flight:
                     self._collected.wait_for(lambda: not self._must_wait(plan))
                     for earlier in self._in_flight:
@@ -138,9 +138,10 @@ class Worker:
             if step.batch is not None:
                 with torch.inference_mode():
                     self._compute_within_memory(step)
-        except BaseException:
+        except BaseException as error:
             self._has_failed = True
             self._remove(step)
+            self._device.explain(error)
             raise
         return step
 
@@ -149,12 +150,12 @@ class Worker:
         sequences then, while the result is on its way.
         """
         try:
-            with self._device.explaining():
-                arrived = step.download.wait() if step.download is not None else []
-                with self._collected:
-                    self._finish(step, arrived, deliver)
-        except BaseException:
+            arrived = step.download.wait() if step.download is not None else []
+            with self._collected:
+                self._finish(step, arrived, deliver)
+        except BaseException as error:
             self._has_failed = True
+            self._device.explain(error)
             raise
         finally:
             self._remove(step)
@@ -300,11 +301,11 @@ class Worker:
             return [self._model.logits(last)]
         if step.draws is None:
             tokens, values = self._model.largest(last)
-            tokens = tokens.to(torch.int32)
         else:
             step.logits = self._model.logits(last)
             tokens, values = draw(step.logits, sent[2])
         if self._last_tokens is not None:
+            tokens = tokens.to(torch.int32)
             # The next step may run before anyone knows that there is no token: a row that is not finite has any index,
             # and the host may have to choose.
             valid = tokens.clamp(0, self._model.config.vocab_size - 1)

@@ -172,19 +172,24 @@ class Device(ABC):
         """What an error of the device's libraries means and what helps; None where that is not known."""
         return None
 
-    @contextmanager
-    def explaining(self) -> Iterator[None]:
-        """What is raised meanwhile and is known to `translate` is logged, and raised as that."""
-        try:
-            yield
-        except ServingError:
-            raise
-        except Exception as error:
-            known = self.translate(error)
-            if known is None:
-                raise
+    def explain(self, error: BaseException) -> None:
+        """Of an error that is being handled: raises what `translate` makes of it, and logs it; does nothing where that
+        is not known."""
+        if isinstance(error, ServingError) or not isinstance(error, Exception):
+            return
+        known = self.translate(error)
+        if known is not None:
             log.exception("the device failed", reason=known.reason)
             raise known from error
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Whatever is raised meanwhile is explained."""
+        try:
+            yield
+        except Exception as error:
+            self.explain(error)
+            raise
 
     # Sampling
 
