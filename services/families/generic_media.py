@@ -3,15 +3,26 @@
 from services.families.family import GENERIC_ENCODER, GENERIC_PROMPT, Family, ItemSize
 from services.families.generic import is_listed
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import unsupported
 from tessera.common.v1.media_pb2 import Modality
 
 # Parts of config.json that describe an encoder of images.
 _VISION = ("vision_config", "vq_config")
+# Architectures of transformers with images that cannot be served, with the reason.
+_REFUSED = {
+    "Molmo2ForConditionalGeneration": "the tokens of all images of a prompt see each other, also those of later images,"
+    " and their ids are outside the vocabulary of its output matrix",
+}
 
 
 def family_of(checkpoint: Checkpoint) -> Family | None:
-    """The family of an architecture of transformers with images; None for a model without, and for others."""
+    """The family of an architecture of transformers with images; None for a model without, and for others.
+
+    Raises InvalidRequest for an architecture that is known not to run here.
+    """
     architecture = checkpoint.architecture
+    if reason := _REFUSED.get(architecture):
+        raise unsupported(checkpoint, reason)
     takes_images = any(isinstance(checkpoint.config.get(part), dict) for part in _VISION)
     if not takes_images or not is_listed(architecture):
         return None

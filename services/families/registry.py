@@ -27,7 +27,8 @@ _DEFAULT_TEXT_TYPE = "llama"  # transformers' own, for composite models whose te
 def find(checkpoint: Checkpoint) -> Family:
     """The family of the checkpoint's architecture, which has its prompt rule and its encoder.
 
-    Raises InvalidRequest if it has none and is no model of text alone, or if it has more than one.
+    Raises InvalidRequest if it has none and is no model of text alone, if it has more than one, or if the code of
+    transformers is known not to run here.
     """
     for family in in_tree():
         if family.is_known_by_keys and family.recognises(checkpoint):

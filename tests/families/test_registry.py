@@ -166,6 +166,22 @@ def test_what_no_family_has_is_for_the_code_of_transformers(tmp_path: Path) -> N
     assert registry.find_decoder(other) is generic.GENERIC
 
 
+@pytest.mark.parametrize("vision", ["vision_config", "vit_config"])
+@pytest.mark.parametrize("backend", ModelBackend)
+def test_a_model_whose_images_see_later_ones_is_refused(
+    tmp_path: Path, vision: str, backend: ModelBackend
+) -> None:
+    molmo2 = checkpoint(
+        tmp_path,
+        architectures=["Molmo2ForConditionalGeneration"],
+        text_config={"model_type": "molmo2_text"},
+        **{vision: {"image_size": [56, 56]}},
+    )
+    for find in (registry.find, lambda found: registry.find_decoder(found, backend)):
+        with pytest.raises(InvalidRequest, match="all images of a prompt see each other"):
+            find(molmo2)
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
