@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
+from transformers.models.gemma3 import modeling_gemma3
 
 from services.decoder.loading.load import load
 from services.decoder.models.generic import attention
@@ -165,6 +167,18 @@ def test_a_model_that_does_not_compute_what_its_class_does_is_refused(
         load(DecoderSettings(**options, max_model_len=16))
     unchecked = load(DecoderSettings(**options, skip_model_check=True))
     assert not unchecked.row_invariant
+
+
+def test_a_model_whose_images_see_each_other_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_block(types: Tensor, device: torch.device) -> Tensor:
+        return torch.where(types.to(device) == 1, 0, -1)
+
+    folder = make_checkpoint(tmp_path / "gemma3", "gemma3")
+    monkeypatch.setattr(modeling_gemma3, "get_block_sequence_ids_for_mask", one_block)
+    with pytest.raises(InvalidRequest, match="see each other"):
+        load(DecoderSettings(model=folder, dtype="float32", kv_cache_memory_bytes=1 << 20))
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "llama4", "mixtral", "deepseek_v3"])

@@ -14,14 +14,15 @@ from services.decoder.models.generic.comparison import agree, short_reaches
 from services.decoder.models.generic.trial_run import TrialRun
 from services.decoder.models.needs import AttentionKind
 
-_LENGTH, _FIRST, _END = 23, 6, 12
+_LENGTH = 23
+_IMAGES = ((4, 9), (13, 17))  # two: whether they see each other is a part of the question
 _TYPES = ("token_type_ids", "mm_token_type_ids")  # as classes call them; 0 is text
 
 
 def run_marked(model: Any, axes: int) -> tuple[list[int], Tensor] | None:
-    """A text and its logits [n, vocabulary] by the class's own attention, with a stretch of it marked as an image.
+    """A text and its logits [n, vocabulary] by the class's own attention, with two stretches of it marked as images.
 
-    None for classes that take no marks, and for those that want to see the image too: they read no mask from marks.
+    None for classes that take no marks, and for those that want to see the images too: they read no mask from marks.
     """
     names = [name for name in _TYPES if name in inspect.signature(model.forward).parameters]
     if not names:
@@ -30,9 +31,10 @@ def run_marked(model: Any, axes: int) -> tuple[list[int], Tensor] | None:
     device = next(model.parameters()).device
     ids = torch.arange(_LENGTH, device=device)[None] * 7 % (vocabulary - 1) + 1
     types = torch.zeros_like(ids)
-    types[:, _FIRST:_END] = 1
+    for first, end in _IMAGES:
+        types[:, first:end] = 1
     given = {"input_ids": ids, "use_cache": False, **dict.fromkeys(names, types)}
-    if axes:  # else the class would compute them from the image
+    if axes:  # else the class would compute them from the images
         given["position_ids"] = torch.arange(_LENGTH, device=device).expand(axes, 1, -1)
     try:
         with short_reaches(model):
@@ -51,7 +53,7 @@ def attention_kind(
     prompt, expected = marked
     spans = {
         AttentionKind.CAUSAL: [],
-        AttentionKind.BIDIRECTIONAL_MEDIA: [(0, _FIRST, _END)],
+        AttentionKind.BIDIRECTIONAL_MEDIA: [(0, *image) for image in _IMAGES],
         AttentionKind.PREFIX_LM: [(0, 0, _LENGTH)],
     }
     with short_reaches(layers):
