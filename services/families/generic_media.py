@@ -8,11 +8,11 @@ from tessera.common.v1.media_pb2 import Modality
 
 # Parts of config.json that describe an encoder of images.
 _VISION = ("vision_config", "vq_config")
-# Architectures of transformers with images that cannot be served, with the reason.
-_REFUSED = {
+REFUSED = {
     "Molmo2ForConditionalGeneration": "the tokens of all images of a prompt see each other, also those of later images,"
     " and their ids are outside the vocabulary of its output matrix",
 }
+"""Architectures of transformers that would load, and then fail or be wrong at an image: the reason of each."""
 
 
 def family_of(checkpoint: Checkpoint) -> Family | None:
@@ -21,7 +21,7 @@ def family_of(checkpoint: Checkpoint) -> Family | None:
     Raises InvalidRequest for an architecture that is known not to run here.
     """
     architecture = checkpoint.architecture
-    if reason := _REFUSED.get(architecture):
+    if reason := REFUSED.get(architecture):
         raise unsupported(checkpoint, reason)
     takes_images = any(isinstance(checkpoint.config.get(part), dict) for part in _VISION)
     if not takes_images or not is_listed(architecture):
