@@ -7,10 +7,13 @@ from functools import cache
 TOOLKIT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
 NNAL = "/usr/local/Ascend/nnal/atb/set_env.sh"
 # For processes that may import torch, before they do. torch would import every torch_npu it finds, and fail where that
-# cannot be loaded; and torch_npu's allocator would split large blocks for good.
+# cannot be loaded; torch_npu's allocator would split large blocks for good; and ranks would wait 2 minutes for one that
+# loads slowly, and half an hour for one that is gone.
 ENVIRONMENT = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+    "HCCL_CONNECT_TIMEOUT": "600",
+    "HCCL_EXEC_TIMEOUT": "60",
 }
 _RUNTIME = "libascendcl.so"
 _OPERATORS = "libatb.so"

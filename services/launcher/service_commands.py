@@ -1,5 +1,6 @@
 """The processes of a whole system: the command and the environment of each of them."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ _LIBRARIES = {
 # Services that compute keep a core busy; the others need one for a moment, but at once, and go first.
 _WORKERS = ("decoder", "vision_encoder", "preprocess")
 _WORKER_NICENESS = 8
+
+# Until NPUs whose rank was killed can be joined again: CANN reports EJ0001 before that.
+_RANKS_PAUSE_S = 10.0
 
 # Variables that may hold API keys.
 KEY_VARIABLES = (
@@ -171,6 +175,11 @@ class ServiceCommands:
             *self._internal("preprocess", self._settings.preprocessors, threads=1),
         ]
 
+    def _pause_s(self, service: str) -> float:
+        """See `Program`."""
+        has_ranks = service == "decoder" and self._settings.tensor_parallel_size > 1
+        return _RANKS_PAUSE_S if has_ranks and self._placement.decoders else 0.0
+
     def _memory_share(self) -> dict[str, str]:
         """The decoders' share of an NPU that an encoder computes on too, unless one was given."""
         is_given = "gpu_memory_utilization" in self._settings.model_fields_set
@@ -213,6 +222,7 @@ class ServiceCommands:
                     service=service,
                     prewarm_command=self._prewarm_command(service),
                     niceness=_WORKER_NICENESS if service in _WORKERS else 0,
+                    pause_s=self._pause_s(service),
                 )
             )
         return programs
@@ -252,7 +262,7 @@ class ServiceCommands:
             PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
             **threading,
             **QUIET_GRPC,
-            **(_LIBRARIES if self._settings.prewarmed_processes else {}),
+            **(_libraries() if self._settings.prewarmed_processes else {}),
         )
 
 
@@ -260,6 +270,11 @@ def _passed_on(settings: ServeSettings, service: str) -> list[str]:
     """Settings that the service has too and that were given; for all others its own defaults hold."""
     known = SERVICE_SETTINGS[service].model_fields
     return [name for name in known if name in settings.model_fields_set]
+
+
+def _libraries() -> dict[str, str]:
+    """`_LIBRARIES`, but what is set already stays."""
+    return {name: os.environ.get(name, value) for name, value in _LIBRARIES.items()}
 
 
 def _share(replicas: int) -> int:

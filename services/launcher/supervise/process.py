@@ -31,6 +31,7 @@ class Program:
     niceness: int = 0  # added to the launcher's own
     quiet: bool = False  # its lines are shown only if it does not become ready
     umask: int = -1  # -1 keeps the launcher's
+    pause_s: float = 0.0  # at least so long between its end and its next start
 
 
 class Process:

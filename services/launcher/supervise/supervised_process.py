@@ -39,7 +39,8 @@ class GaveUp(Exception):
 class SupervisedProcess:
     """Keeps a program running until `stop`.
 
-    A program that ends is started again: at once, and after 0.2 s and up to 5 s when it keeps ending. One that was
+    A program that ends is started again: at once, and after 0.2 s and up to 5 s when it keeps ending, but never before
+    `Program.pause_s`. One that was
     ready and then answers no probe for 5 s is killed: its event loop is blocked, not merely busy. One that has never
     been ready and ends five times, or refuses its settings (status 2), makes `run` raise GaveUp.
     """
@@ -83,7 +84,7 @@ class SupervisedProcess:
                 break
             if loop.time() - started >= _STEADY_AFTER_S:
                 ended = 0
-            delay = _BACKOFF.pause_s(ended) if ended else 0.0
+            delay = max(self.program.pause_s, _BACKOFF.pause_s(ended) if ended else 0.0)
             self._give_up_if_hopeless(status)
             log.warning(
                 f"{self.name} {_describe(status)}, starting it again",

@@ -174,6 +174,17 @@ def environments(programs: list[Program], variable: str) -> dict[str, str | None
     return {program.name: program.environment.get(variable) for program in programs}
 
 
+def test_variables_of_libraries_that_are_set_already_stay(
+    checkpoint: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HCCL_EXEC_TIMEOUT", raising=False)
+    monkeypatch.setenv("HCCL_CONNECT_TIMEOUT", "1800")
+    settings = ServeSettings(model=checkpoint, prewarmed_processes=True)
+    [decoder] = ServiceCommands(settings, folders, REDIS).workers()[:1]
+    assert decoder.environment["HCCL_CONNECT_TIMEOUT"] == "1800"
+    assert decoder.environment["HCCL_EXEC_TIMEOUT"] == "60"
+
+
 def test_npus_are_divided_among_decoders_and_encoders(checkpoint: Path, folders: Folders) -> None:
     settings = ServeSettings(model=checkpoint, decoders=2)
     commands = ServiceCommands(settings, folders, REDIS, npus=[4, 5, 6])
@@ -194,6 +205,10 @@ def test_the_ranks_of_a_decoder_have_an_npu_each(checkpoint: Path, folders: Fold
     visible = environments(commands.workers(), "ASCEND_RT_VISIBLE_DEVICES")
     assert (visible["decoder-0"], visible["decoder-1"]) == ("0,1", "2,3")
     assert visible["vision-encoder"] == "4"
+    pauses = {program.name: program.pause_s for program in commands.workers()}
+    assert pauses == {"decoder-0": 10, "decoder-1": 10, "vision-encoder": 0, "preprocess": 0}
+    alone = ServiceCommands(settings, folders, REDIS)
+    assert not any(program.pause_s for program in alone.workers())
     with pytest.raises(InvalidRequest, match="need 4 NPUs, and 3 are visible"):
         ServiceCommands(settings, folders, REDIS, npus=range(3))
 

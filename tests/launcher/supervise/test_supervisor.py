@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from services.launcher.supervise import prewarmed_process
 from services.launcher.supervise.probe import HeartbeatProbe
@@ -83,6 +85,22 @@ async def test_a_killed_process_is_started_again(program: ProgramMaker, record: 
     states = record.of("decoder")
     assert states.index("restarting") > states.index("ready")
     assert states[-1] == "stopped"
+
+
+async def test_a_program_with_a_pause_starts_again_after_it_and_stops_during_it(
+    program: ProgramMaker, record: Record
+) -> None:
+    process = record.supervised(replace(program("decoder"), pause_s=600.0))
+    with capture_logs() as logs:
+        async with running(Supervisor([[process]])):
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            async with asyncio.timeout(30):
+                while not any("starting it again" in line["event"] for line in logs):
+                    await asyncio.sleep(0.01)
+    assert logs[0]["after_s"] == 600.0
+    assert record.of("decoder").count("starting") == 1
+    assert record.of("decoder")[-1] == "stopped"
 
 
 async def test_a_process_that_no_longer_answers_is_killed(
