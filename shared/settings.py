@@ -265,6 +265,11 @@ def python_path(*folders: Path) -> str:
     return os.pathsep.join([*map(str, folders), *filter(None, [given])])
 
 
+def unless_set(**values: str) -> dict[str, str]:
+    """These variables for a process that this one starts; a value that is set already stays."""
+    return {name: os.environ.get(name, value) for name, value in values.items()}
+
+
 def set_process_environment(**values: str) -> None:
     """Sets variables that libraries read when they are imported; a value that is set already stays."""
     for name, value in values.items():

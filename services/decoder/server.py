@@ -112,4 +112,5 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         has_state=loaded.needs.state,
         whole_prompt=loaded.needs.whole_prompt,
         max_step_tokens=limits.max_step_tokens,
+        ranks=loaded.part.ranks or 1,
     )

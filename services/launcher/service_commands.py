@@ -1,6 +1,5 @@
 """The processes of a whole system: the command and the environment of each of them."""
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared import ascend, processors
 from shared.checkpoint.folder import Checkpoint
-from shared.settings import ServiceSettings, child_environment, python_path
+from shared.settings import ServiceSettings, child_environment, python_path, unless_set
 
 _ROOT = Path(__file__).parents[2]
 _PORTS_APART = 10  # between one gateway and the next
@@ -262,7 +261,7 @@ class ServiceCommands:
             PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
             **threading,
             **QUIET_GRPC,
-            **(_libraries() if self._settings.prewarmed_processes else {}),
+            **(unless_set(**_LIBRARIES) if self._settings.prewarmed_processes else {}),
         )
 
 
@@ -270,11 +269,6 @@ def _passed_on(settings: ServeSettings, service: str) -> list[str]:
     """Settings that the service has too and that were given; for all others its own defaults hold."""
     known = SERVICE_SETTINGS[service].model_fields
     return [name for name in known if name in settings.model_fields_set]
-
-
-def _libraries() -> dict[str, str]:
-    """`_LIBRARIES`, but what is set already stays."""
-    return {name: os.environ.get(name, value) for name, value in _LIBRARIES.items()}
 
 
 def _share(replicas: int) -> int:

@@ -143,6 +143,7 @@ class Fleet:
                 step_ms=round(link.hello.step_us / 1000, 2),
                 token_ms=round(link.hello.token_us / 1000, 3),
                 kept_blocks=len(link.hello.sealed_blocks) // 4,
+                ranks=link.hello.ranks or 1,
             )
             self.links[did] = link
             self.router.add(link)

@@ -18,6 +18,7 @@ async def test_two_processes_generate_what_transformers_does(
         running_decoder(llama_folder, short_tmp / "s", tensor_parallel_size=2) as decoder,
         StepStream.open(decoder.address) as stream,
     ):
+        assert stream.hello.ranks == 2
         await NaiveScheduler(stream).generate(texts, 12, 16)
     for text in texts:
         expected, logits = greedy_tokens(reference, text.prompt, 12)

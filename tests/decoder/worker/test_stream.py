@@ -74,7 +74,7 @@ async def test_hello_says_what_the_decoder_is(decoder: Decoder) -> None:
     assert hello.num_blocks > 50 and hello.num_host_blocks == 2
     assert hello.max_slots == 32 and hello.max_model_len == 512 and hello.plans_in_flight == 2
     assert hello.max_batched_tokens == 272 and hello.row_invariant
-    assert len(hello.model_fingerprint) == 16
+    assert len(hello.model_fingerprint) == 16 and hello.ranks == 1
 
 
 async def test_smaller_and_equal_leases_and_other_incarnations_are_refused(

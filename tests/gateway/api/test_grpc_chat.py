@@ -251,8 +251,9 @@ async def test_health_reflection_and_models(stage: Stage, channel: grpc.aio.Chan
     assert model.parts.keys() == {"prompt", "decoder"}
     for name, part in model.parts.items():
         said: dict[str, Any] = {"code": part.code, "off": list(part.off)}
-        if part.HasField("largest_difference"):
-            said["largest_difference"] = part.largest_difference
+        for field in ("largest_difference", "ranks"):
+            if part.HasField(field):
+                said[field] = getattr(part, field)
         assert said == card["parts"][name]
 
 

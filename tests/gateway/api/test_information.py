@@ -25,7 +25,12 @@ async def test_models_are_listed(stage: Stage) -> None:
 
 async def test_whose_code_runs_each_part_is_said(stage: Stage) -> None:
     (card,) = (await stage.http.get("/v1/models")).json()["data"]
-    decoder = {"code": "transformers 5", "off": ["prefix reuse"], "largest_difference": 2e-6}
+    decoder = {
+        "code": "transformers 5",
+        "off": ["prefix reuse"],
+        "largest_difference": 2e-6,
+        "ranks": 2,
+    }
     assert card["parts"] == {"prompt": {"code": "native", "off": []}, "decoder": decoder}
 
 

@@ -227,7 +227,7 @@ class SchedulerPlayer:
                 "decoder",
                 new_instance_id(),
                 "unix:/none",
-                ServedPart("transformers 5", ("prefix reuse",), 2e-6).to_json(),
+                ServedPart("transformers 5", ("prefix reuse",), 2e-6, ranks=2).to_json(),
             )
         )
         self.encoder = await self._stack.enter_async_context(

@@ -163,7 +163,10 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
 def _part(said: Mapping[str, Any]) -> ModelPart:
     return ModelPart(
-        code=said["code"], off=said["off"], largest_difference=said.get("largest_difference")
+        code=said["code"],
+        off=said["off"],
+        largest_difference=said.get("largest_difference"),
+        ranks=said.get("ranks"),
     )
 
 
