@@ -57,6 +57,8 @@ def read(checkpoint: Checkpoint) -> TextSizes:
         name: next((int(text[key]) for key in keys if text.get(key)), 0)
         for name, keys in _SIZES.items()
     }
+    if sizes["vocab_size"]:  # tokens that have an embedding and no output are counted
+        sizes["vocab_size"] += int(text.get("additional_vocab_size") or 0)
     return TextSizes(**sizes)
 
 

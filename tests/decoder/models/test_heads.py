@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from services.decoder.devices.cpu.device import CpuDevice
+from services.decoder.models.generic.decoder import GenericDecoder
 from services.families import registry
 from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
@@ -70,3 +72,18 @@ def test_pairs_are_those_of_transformers(
     warnings = [line for line in logs if line["log_level"] == "warning"]
     assert bool(warnings) is warns
     assert all("lm_head.weight" in line["event"] for line in warnings)
+
+
+def test_tokens_without_an_output_are_a_part_of_the_vocabulary_and_never_chosen() -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **layers)).eval().requires_grad_(False)
+    model.set_input_embeddings(torch.nn.Embedding(72, 32).requires_grad_(False))
+    with torch.inference_mode():
+        model.set_attn_implementation("eager")
+        decoder = GenericDecoder.checked(model, CpuDevice(torch.float32).ops)
+        rows = decoder.embed(torch.tensor([63, 71]), [], [])
+        logits, (chosen, _) = decoder.logits(rows), decoder.largest(rows)
+    assert decoder.config.vocab_size == 72 and logits.shape == (2, 72)
+    assert (logits[:, 64:] == float("-inf")).all() and logits[:, :64].isfinite().all()
+    assert chosen.tolist() == logits.argmax(-1).tolist()

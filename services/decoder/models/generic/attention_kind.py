@@ -11,6 +11,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.generic.attention import NotServed
 from services.decoder.models.generic.comparison import agree, short_reaches
+from services.decoder.models.generic.head import in_vocabulary
 from services.decoder.models.generic.trial_run import TrialRun
 from services.decoder.models.needs import AttentionKind
 
@@ -41,7 +42,8 @@ def run_marked(model: Any, axes: int) -> tuple[list[int], Tensor] | None:
             logits = model(**given).logits[0]
     except (TypeError, ValueError, AttributeError, RuntimeError, StopIteration):
         return None
-    return ids[0].tolist(), logits.float()
+    known = len(model.get_input_embeddings().weight)
+    return ids[0].tolist(), in_vocabulary(logits.float(), known)
 
 
 def attention_kind(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.generic.head import in_vocabulary
 from services.decoder.models.generic.loading import language_layers
 from services.decoder.models.generic.trial_run import Pieces, TrialRun
 
@@ -63,6 +64,8 @@ def run_eagerly(model: Any, vocab_size: int) -> Expected:
             model(input_ids=torch.tensor([prompt], device=device), use_cache=False).logits[0]
             for prompt in prompts
         ]
+    known = len(model.get_input_embeddings().weight)
+    logits = [in_vocabulary(found, known) for found in logits]
     return Expected(prompts, logits, [found[0] for found in outputs])
 
 

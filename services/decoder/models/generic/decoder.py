@@ -25,7 +25,7 @@ from services.decoder.models.generic.attention import (
 from services.decoder.models.generic.attention_kind import attention_kind, run_marked
 from services.decoder.models.generic.comparison import Verdict, compare, run_eagerly
 from services.decoder.models.generic.experts import pack_experts
-from services.decoder.models.generic.head import make_head
+from services.decoder.models.generic.head import in_vocabulary, make_head
 from services.decoder.models.generic.loading import (
     find_class,
     language_layers,
@@ -213,8 +213,8 @@ class GenericDecoder(DecoderModel):
         return last[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `DecoderModel.logits`."""
-        return self._head.logits(hidden)
+        """See `DecoderModel.logits`; those of tokens that have an embedding and no output are -inf."""
+        return in_vocabulary(self._head.logits(hidden), self.config.vocab_size)
 
     def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `DecoderModel.largest`."""
@@ -277,7 +277,7 @@ def _require(verdict: Verdict) -> None:
 def _sizes(model: Any, embedding: Any) -> TextSizes:
     text = model.config.get_text_config(decoder=True)
     return TextSizes(
-        vocab_size=model.get_output_embeddings().weight.shape[0],
+        vocab_size=max(len(model.get_output_embeddings().weight), len(embedding.weight)),
         hidden_size=embedding.weight.shape[1],
         num_layers=text.num_hidden_layers,
         max_position_embeddings=getattr(text, "max_position_embeddings", 0),

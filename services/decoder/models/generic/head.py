@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.decoder.devices.base.attention_meta import Packed
@@ -99,6 +100,13 @@ class _WideLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         return self._ops.linear_float32(rows, self._packed).view(*x.shape[:-1], -1)
+
+
+def in_vocabulary(logits: Tensor, size: int) -> Tensor:
+    """Of logits [rows, outputs] those of `size` tokens: the last ones, which have an embedding and no output, are never
+    chosen."""
+    missing = size - logits.shape[-1]
+    return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
 
 
 def make_head(model: Any, layers: str, ops: BaseOps) -> Head:
