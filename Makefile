@@ -10,6 +10,8 @@ VENV   ?= .venv
 MODEL  ?=
 PORT   ?= 8000
 ARGS   ?=
+# How many tests run at once. They wait for servers and for time: one more than cores keeps the cores at work.
+JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 TORCH_INDEX ?=
 
 BIN       := $(VENV)/bin
@@ -80,11 +82,11 @@ lint: install proto ## Check style, format and which service imports what
 types: install proto ## Check types
 	$(BIN)/mypy
 
-test: install proto kernels ## Run the tests (ARGS= goes to pytest)
-	$(BIN)/pytest $(ARGS)
+test: install proto kernels ## Run the tests, JOBS= at once (ARGS= goes to pytest)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 test-full: install proto kernels ## Run the tests, also those that cover more of what another test covers
-	$(BIN)/pytest -m 'not compose' $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m 'not compose' $(ARGS)
 
 test-npu: install proto ## Run the tests on a simulated Ascend NPU (ARGS= goes to pytest); the first time downloads 43 MB
 	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend $(ARGS)

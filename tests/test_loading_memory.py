@@ -27,9 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.mark.parametrize(
-    "part", [pytest.param("native", marks=pytest.mark.full), "transformers", "encoder"]
-)
+@pytest.mark.full  # 200 MB of weights are made and read
+@pytest.mark.parametrize("part", ["native", "transformers", "encoder"])
 def test_the_most_is_the_part_and_a_shard(folder: Path, part: str) -> None:
     checkpoint = Checkpoint(folder)
     sizes = {name: checkpoint.nbytes(name) for name in checkpoint.names()}

@@ -18,7 +18,7 @@ from shared.queue.keys import Keys
 from tests.support.pictures import data_url, png
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 LENGTH = 90
 COUNTS = {"scheduler": 1, "decoder": 2, "vision_encoder": 2, "preprocess": 2}

@@ -15,7 +15,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.pictures import animation, data_url, png
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 PICTURE = png(size=(60, 40))
 VIDEO = animation([png(number, (60, 40)) for number in range(4)], 500)

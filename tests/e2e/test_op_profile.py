@@ -12,7 +12,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.pictures import data_url, png
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 SERVICES = ("decoder", "vision_encoder")
 

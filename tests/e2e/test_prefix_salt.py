@@ -8,7 +8,7 @@ from openai import OpenAI
 from tests.support.checkpoints import make_checkpoint
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 SECRET = "The treasure lies under the third oak behind the mill, two metres deep. " * 3
 

@@ -12,7 +12,7 @@ from tests.e2e.test_failures import KINDS, ask, disturb
 from tests.support.checkpoints import make_checkpoint
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 
 @pytest.fixture(scope="module")

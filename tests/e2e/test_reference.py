@@ -107,11 +107,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 BY_DEFAULT = {
     "internvl-chat-internlm2",
-    "qwen2-linear-rope-sharded",
-    "llava-clip-gemma2-by-transformers",
     "llava-clip-llama-old-names",
-    "llava-next-siglip-qwen3-new-names",
-    "qwen2-vl-old-config",
     "qwen2.5-vl-tied-sharded-new-names",
     "idefics3-transformers-llama",
 }

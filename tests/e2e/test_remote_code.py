@@ -13,7 +13,7 @@ from tests.support.greedy_reference import assert_greedy
 from tests.support.system import System
 from tests.support.vision_checkpoints import llama_checkpoint
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 # Unlike Llama it takes embeddings three times as large, and tells where its code is run.
 MODELING = """

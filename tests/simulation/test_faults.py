@@ -16,7 +16,7 @@ from tests.simulation.planted import PLANTED, planted
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.world import Outcome, simulate
 
-SEEDS = int(os.environ.get("TESSERA_SIMULATION_SEEDS", "60"))
+SEEDS = int(os.environ.get("TESSERA_SIMULATION_SEEDS", "30"))
 _ROOT = Path(__file__).parents[2]
 _AT_A_TIME = 5  # few, so that all cores end at about the same time
 _SEEDS_WITH_A_FAULT = 120  # what the rarest of them needs takes place in one of a hundred
@@ -57,7 +57,10 @@ def test_a_calm_run_gives_every_client_its_text() -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("fault", sorted(PLANTED))
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(n, marks=pytest.mark.full if i else ()) for i, n in enumerate(sorted(PLANTED))],
+)
 def test_a_deliberate_fault_is_caught(fault: str) -> None:
     for seed in range(_SEEDS_WITH_A_FAULT):
         with planted(fault):
@@ -69,14 +72,14 @@ def test_a_deliberate_fault_is_caught(fault: str) -> None:
 
 
 def test_a_seed_is_the_same_run_every_time_and_everywhere() -> None:
-    here = [simulate(seed).digest for seed in range(4)]
-    assert here == [simulate(seed).digest for seed in range(4)]
-    assert len(set(here)) == 4
+    here = [simulate(seed).digest for seed in range(2)]
+    assert here == [simulate(seed).digest for seed in range(2)]
+    assert len(set(here)) == 2
     for hash_seed in ("1", "2"):
-        command = [sys.executable, "-m", "tests.simulation", "--seeds", "4", "--digest"]
+        command = [sys.executable, "-m", "tests.simulation", "--seeds", "2", "--digest"]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         said = subprocess.check_output(command, cwd=_ROOT, env=environment, text=True)
-        assert said.splitlines()[:4] == [f"{seed} {digest}" for seed, digest in enumerate(here)]
+        assert said.splitlines()[:2] == [f"{seed} {digest}" for seed, digest in enumerate(here)]
 
 
 def test_a_killed_process_runs_no_further_and_a_frozen_one_later() -> None:

@@ -15,7 +15,7 @@ from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels.build import InstructionSet
-from tests.support.decoder.instruction_sets import RUNNABLE, open_kernels
+from tests.support.decoder.instruction_sets import EACH, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache, Row
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ class OwnKernels:
         return self.known.name
 
 
-OWN = [OwnKernels(known) for known in RUNNABLE]
+OWN = [pytest.param(OwnKernels(p.values[0]), id=p.id, marks=p.marks) for p in EACH]
 
 
 def invariant(kind: Kind, dtype: torch.dtype, threads: int) -> BaseOps:
@@ -64,8 +64,11 @@ def one_thread() -> Iterator[None]:
 
 
 INVARIANT = [
-    *((own, torch.float32) for own in OWN),
-    *((own, torch.bfloat16) for own in OWN),
+    *(
+        pytest.param(*own.values, dtype, marks=own.marks)
+        for dtype in (torch.float32, torch.bfloat16)
+        for own in OWN
+    ),
     (TorchCpuOps, torch.float32),
 ]
 
@@ -346,25 +349,26 @@ def test_fused_rows_are_split_turned_and_written(kind: Kind, normed: bool, size:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_what_lies_behind_the_mask_does_not_matter() -> None:
-    heads = Heads(4, 2, 16)
-    kinds: list[Kind] = [*OWN, TorchCpuOps, CudaOps]
-    for kind in kinds:
-        ops = kind(CPU, torch.float32)
-        cache = Cache(ops, heads, [ops.block_size + 4, 40])
-        rows = [Row(0, ops.block_size + 4, 1), Row(1, 40, 1)]
-        before = cache.attend(rows)
-        big = torch.full((cache.ops.block_size, 2, 16), 1e30)
-        k, v = cache.ops.export_block(cache.kv, int(cache.tables[0][1]))
-        k[4:], v[4:] = big[4:], big[4:]
-        cache.ops.import_block(cache.kv, int(cache.tables[0][1]), k, v)
-        cache.ops.import_block(cache.kv, 0, big, big)
-        for old, new in zip(before, cache.attend(rows), strict=True):
-            assert torch.equal(old, new)
+@pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])
+def test_what_lies_behind_the_mask_does_not_matter(kind: Kind) -> None:
+    ops = kind(CPU, torch.float32)
+    cache = Cache(ops, Heads(4, 2, 16), [ops.block_size + 4, 40])
+    rows = [Row(0, ops.block_size + 4, 1), Row(1, 40, 1)]
+    before = cache.attend(rows)
+    big = torch.full((cache.ops.block_size, 2, 16), 1e30)
+    k, v = cache.ops.export_block(cache.kv, int(cache.tables[0][1]))
+    k[4:], v[4:] = big[4:], big[4:]
+    cache.ops.import_block(cache.kv, int(cache.tables[0][1]), k, v)
+    cache.ops.import_block(cache.kv, 0, big, big)
+    for old, new in zip(before, cache.attend(rows), strict=True):
+        assert torch.equal(old, new)
 
 
-def test_the_check_at_start_tells_ops_that_keep_bits_from_those_that_do_not() -> None:
-    for own in OWN:
-        assert rows_are_equal(own(CPU, torch.float32))
-        assert rows_are_equal(own(CPU, torch.bfloat16))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("own", OWN)
+def test_the_check_at_start_finds_that_rows_keep_their_bits(own: Kind, dtype: torch.dtype) -> None:
+    assert rows_are_equal(own(CPU, dtype))
+
+
+def test_the_check_at_start_finds_rows_that_depend_on_the_batch() -> None:
     assert not rows_are_equal(BaseOps(CPU, torch.float32))

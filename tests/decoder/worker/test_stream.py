@@ -33,7 +33,9 @@ from tests.support.step_stream import (
 PROMPT = [5, 6, 7, 8, 9]
 
 
-@pytest.fixture(params=[(0, "cpu"), (128, "cpu"), (0, "deferred")])
+@pytest.fixture(
+    params=[(0, "cpu"), pytest.param((128, "cpu"), marks=pytest.mark.full), (0, "deferred")]
+)
 async def decoder(
     llama_folder: Path, short_tmp: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[Decoder]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 CALLERS = 2000
 BODY = json.dumps(

@@ -17,7 +17,7 @@ from services.launcher.supervise.process_table import ProcessTable, waiting
 from services.launcher.supervise.process_table import System as TableContent
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 
 @contextmanager

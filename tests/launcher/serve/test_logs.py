@@ -20,7 +20,7 @@ from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, G
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 _KEY = "sk-planted-key-0123456789"
 _WRONG = "sk-planted-wrong-9876543210"

@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 SERVICES = ("gateway", "scheduler", "preprocess", "decoder")
 
 

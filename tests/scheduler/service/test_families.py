@@ -31,7 +31,7 @@ def cache_bytes(family: str) -> int:
 
 
 @pytest.mark.parametrize("family", sorted({*TEXT_FAMILIES, *GENERIC_MODELS}))
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("mode", ["recompute", pytest.param("swap", marks=pytest.mark.full)])
 async def test_eight_requests_of_two_choices_in_a_small_cache(
     bench: Bench, tmp_path: Path, short_tmp: Path, family: str, mode: str
 ) -> None:
