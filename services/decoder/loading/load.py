@@ -133,8 +133,7 @@ def load_rank(
         device.ops.share = share
         model = _load_model(settings, checkpoint, device.ops, longest)
         if place.meeting is not None:
-            ops = device.ops
-            ops.ranks = connect(share, device.rank_backend, ops.device, place.meeting)
+            device.ops.ranks = connect(share, device.rank_backend, place.meeting)
         model.needs.require_served()
         device.require_attention(model.needs.attention)
         checkpoint.close()

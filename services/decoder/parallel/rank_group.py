@@ -20,8 +20,10 @@ from shared.settings import set_process_environment
 
 T = TypeVar("T")
 
+SUMS_OF_LAYER = 2  # calls of `RankGroup.sum`: behind attention, and behind the MLP
 _LOADING_S = 600.0  # that one rank may load longer than another
 _CALL_S = 60.0  # that one may come later to a call than another
+_HOST_BACKEND = "gloo"
 
 # Newer versions of torch have another name for it, and warn of the old one.
 _gather: Callable[[Tensor, Tensor], object] = getattr(
@@ -34,19 +36,24 @@ class RankLost(Unavailable):
 
 
 class RankGroup:
-    """Of `share.size` ranks this one is number `share.rank`; what the calls take and give is on `device`."""
+    """Of `share.size` ranks this one is number `share.rank`. `calls`: how many calls with tensors it has made."""
 
-    def __init__(self, share: Share, backend: str, device: torch.device) -> None:
-        """backend: of torch.distributed."""
+    def __init__(
+        self, share: Share, backend: str, on_host: dist.ProcessGroup | None = None
+    ) -> None:
+        """backend: of torch.distributed; on_host: the same ranks, as they reach each other without their devices, where
+        that is not the default group."""
         self.share = share
-        self._device = device
+        self.calls = 0
+        self._on_host = on_host
         # Gloo adds up in an order that depends on an element's place in the batch, which two summands do not show.
-        self._in_order = backend == "gloo" and share.size > 2
+        self._in_order = backend == _HOST_BACKEND and share.size > 2
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of all ranks' rows [T, H], which it may overwrite: equal bits on every rank."""
         if not self._in_order:
             _complete(lambda: dist.all_reduce(x))
+            self.calls += 1
             return x
         parts = self._collect(x)
         total = parts[0].float()
@@ -72,10 +79,14 @@ class RankGroup:
         return torch.where(each == best, found, total - 1).amin(0), best
 
     def least(self, *numbers: int) -> list[int]:
-        """Of each number the smallest that a rank gives."""
-        found = torch.tensor(numbers, dtype=torch.int32, device=self._device)
-        _complete(lambda: dist.all_reduce(found, dist.ReduceOp.MIN))
+        """Of each number the smallest that a rank gives. Waits for the other ranks' hosts, not for devices."""
+        found = torch.tensor(numbers, dtype=torch.int32)
+        _complete(lambda: dist.all_reduce(found, dist.ReduceOp.MIN, group=self._on_host))
         return [int(number) for number in found.tolist()]
+
+    def agree(self, fine: bool) -> bool:
+        """Whether every rank says so."""
+        return bool(self.least(int(fine))[0])
 
     def wait(self) -> None:
         """Until every rank has made this call."""
@@ -86,10 +97,11 @@ class RankGroup:
         x = x.contiguous()
         parts = x.new_empty((self.share.size * x.shape[0], *x.shape[1:]))
         _complete(lambda: _gather(parts, x))
+        self.calls += 1
         return parts.view(self.share.size, *x.shape)
 
 
-def connect(share: Share, backend: str, device: torch.device, meeting: Path) -> RankGroup:
+def connect(share: Share, backend: str, meeting: Path) -> RankGroup:
     """Waits until all ranks have loaded their weights; they find each other by the file `meeting`. One group for each
     process. Raises RankLost."""
     set_process_environment(GLOO_SOCKET_IFNAME="lo")  # all are on this machine
@@ -97,16 +109,20 @@ def connect(share: Share, backend: str, device: torch.device, meeting: Path) -> 
     store.set(f"loaded {share.rank}", "")
     others = [f"loaded {rank}" for rank in range(share.size)]
     _complete(lambda: store.wait(others, timedelta(seconds=_LOADING_S)))
+    patience = timedelta(seconds=_CALL_S)
     _complete(
         lambda: dist.init_process_group(
             backend,
             store=store,
             rank=share.rank,
             world_size=share.size,
-            timeout=timedelta(seconds=_CALL_S),
+            timeout=patience,
         )
     )
-    return RankGroup(share, backend, device)
+    if backend == _HOST_BACKEND:
+        return RankGroup(share, backend)
+    on_host = _complete(lambda: dist.new_group(backend=_HOST_BACKEND, timeout=patience))
+    return RankGroup(share, backend, on_host)
 
 
 def disconnect() -> None:

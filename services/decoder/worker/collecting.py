@@ -86,12 +86,13 @@ class Collecting:
         tainted[: len(batch.token_rows)] |= np.isin(batch.token_rows, bad_rows)
         for after in later:  # their sequences may have been given the blocks
             tainted &= ~after.overwrites(batch.written, self._slots.block_size)
-        self._scrub(batch.step.meta.slots, np.flatnonzero(tainted))
+        self.scrub(batch.step.meta.slots, np.flatnonzero(tainted))
         for row in bad_rows.tolist():
             self._fail_row(step, int(batch.rows.place[row]), nan_logits(), later)
 
     @torch.inference_mode()
-    def _scrub(self, written: Tensor, tainted: Longs) -> None:
+    def scrub(self, written: Tensor, tainted: Longs) -> None:
+        """Takes out of the cache what was written for some tokens of a batch; written: the place of each token."""
         index = torch.from_numpy(tainted).to(written.device)
         for layer in self._kv:
             self._ops.scrub(layer, written[index])

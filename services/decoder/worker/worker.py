@@ -13,7 +13,7 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
-from services.decoder.parallel.rank_group import RankGroup
+from services.decoder.parallel.rank_group import SUMS_OF_LAYER, RankGroup
 from services.decoder.sampling.device_sampler import draw
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.embeddings import Embeddings
@@ -252,24 +252,54 @@ class Worker:
         largest prompt, until it does: up to its samples a step may be computed again. Raises Overloaded where no prompt
         is left."""
         failures = 0
-        while step.batch is not None:
-            try:
-                self._compute(step, step.batch)
-                return
-            except torch.OutOfMemoryError:
-                if self.ranks is not None:
-                    raise  # the other ranks compute what this one would leave out
-                failures += 1
+        while step.batch is not None and not self._fits(step, step.batch):
+            failures += 1
+            step.hidden = step.logits = None
             self._device.free_unused()
             if failures > 1:
-                self._leave_out_largest(step, step.batch.rows)
+                self._leave_out_largest(step, step.batch)
 
-    def _leave_out_largest(self, step: LaunchedStep, rows: Rows) -> None:
+    def _fits(self, step: LaunchedStep, batch: Batch) -> bool:
+        """Computes; whether memory sufficed, of several ranks that of every one. Raises torch.OutOfMemoryError for one
+        of several ranks in a step without prompts: what such steps take does not vary, and none waits for the others.
+        """
+        ranks = self.ranks
+        is_alone = ranks is None or batch.rows.count.max() == 1
+        before = 0 if ranks is None else ranks.calls
+        try:
+            self._compute(step, batch)
+            fits = True
+        except torch.OutOfMemoryError:
+            if is_alone and ranks is not None:
+                raise
+            fits = False
+        if ranks is None or is_alone:
+            return fits
+        if not fits:
+            self._make_calls(step, batch, ranks, ranks.calls - before)
+        return ranks.agree(fits)
+
+    def _make_calls(self, step: LaunchedStep, batch: Batch, ranks: RankGroup, made: int) -> None:
+        """Those calls of a step that this rank has not made: the others are in them, and cannot leave them. What comes
+        of them is not used. made: how many it has made."""
+        sums = SUMS_OF_LAYER * len(self._kv)
+        ops, size = self._device.ops, (len(batch.step.ids), self._model.config.hidden_size)
+        hidden = torch.zeros(size, dtype=ops.dtype, device=ops.device)
+        for _ in range(made, sums):
+            ranks.sum(hidden.zero_())
+        if made <= sums and len(step.owners):
+            self._submit_samples(step, hidden.zero_(), batch.extra)
+
+    def _leave_out_largest(self, step: LaunchedStep, batch: Batch) -> None:
         """Fails the longest row, and prepares the others anew."""
+        rows = batch.rows
         largest = int(rows.count.argmax())
         count, place = int(rows.count[largest]), int(rows.place[largest])
         if count == 1:
             raise out_of_memory(f"a step of {len(rows.slot)} sequences does")
+        if self.ranks is not None:  # some wrote what they computed without the summands of others
+            written = batch.step.meta.slots
+            self._collecting.scrub(written, np.flatnonzero(batch.token_rows == largest))
         with self._collected:
             self.slots.failed[rows.slot[largest]] = True
             step.failed[place] = out_of_memory(f"{count} tokens of a prompt do")

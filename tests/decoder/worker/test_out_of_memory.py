@@ -9,18 +9,11 @@ import torch
 
 from services.decoder.loading.load import Loaded
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
 from services.decoder.worker.worker import Worker
 from shared.errors import Overloaded
-from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.support.decoder.deferred_device import LOADS
-from tests.support.step_stream import Text, greedy, introduce, make_plan, read_ints
-
-PROMPTS = [[5, 6, 7], list(range(100, 140)), [9, 8, 7, 6]]
-SLOTS = list(range(len(PROMPTS)))
-LENGTHS = [len(prompt) for prompt in PROMPTS]
-LARGEST = 1
-BLOCKS = 3  # of each sequence
+from tests.support.decoder.prompts_step import LARGEST, LENGTHS, SLOTS, run_next, run_prompts
+from tests.support.step_stream import read_ints
 
 
 @pytest.fixture(params=LOADS)
@@ -28,44 +21,6 @@ def worker(llama_folder: Path, request: pytest.FixtureRequest) -> Worker:
     chosen = {"model": llama_folder, "device": "cpu", "kv_cache_memory_bytes": 4 << 20}
     loaded: Loaded = LOADS[request.param](DecoderSettings.model_validate({**chosen, "threads": 1}))
     return loaded.worker
-
-
-def run_prompts(worker: Worker) -> StepResult:
-    worker.reset()
-    plan = make_plan(
-        step=1,
-        new=[introduce(Text(slot, PROMPTS[slot], greedy())) for slot in SLOTS],
-        edit_slot=SLOTS,
-        edit_index=[0] * len(SLOTS),
-        edit_len=[BLOCKS] * len(SLOTS),
-        edit_blocks=list(range(1, 1 + BLOCKS * len(SLOTS))),
-        row_slot=SLOTS,
-        row_start=[0] * len(SLOTS),
-        row_count=LENGTHS,
-        sample_row=SLOTS,
-        sample_slot=SLOTS,
-    )
-    return run(worker, plan)
-
-
-def run_next(worker: Worker, slots: list[int]) -> StepResult:
-    """One token of some of the sequences."""
-    rows = list(range(len(slots)))
-    plan = make_plan(
-        step=2,
-        row_slot=slots,
-        row_start=[LENGTHS[slot] for slot in slots],
-        row_count=[1] * len(slots),
-        sample_row=rows,
-        sample_slot=slots,
-    )
-    return run(worker, plan)
-
-
-def run(worker: Worker, plan: Any) -> StepResult:
-    results: list[StepResult] = []
-    worker.step(read_plan(plan, worker.limits), results.append)
-    return results[0]
 
 
 def fail_forward(

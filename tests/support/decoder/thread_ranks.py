@@ -26,11 +26,19 @@ class ThreadRanks(RankGroup):
     """Sums in the order of ranks."""
 
     def __init__(self, share: Share, meeting: Meeting) -> None:
-        super().__init__(share, "gloo", torch.device("cpu"))
+        super().__init__(share, "gloo")
         self._in_order = True
         self._meeting = meeting
 
+    def least(self, *numbers: int) -> list[int]:
+        """See `RankGroup.least`."""
+        return [int(number) for number in self._meet(torch.tensor(numbers)).amin(0)]
+
     def _collect(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self._meet(x)
+
+    def _meet(self, x: Tensor) -> Tensor:
         meeting = self._meeting
         meeting.given[self.share.rank] = x.clone()
         meeting.barrier.wait()
