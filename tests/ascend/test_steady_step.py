@@ -21,6 +21,10 @@ SLOTS = list(range(len(PROMPTS)))
 LENGTHS = [len(prompt) for prompt in PROMPTS]
 STEPS = 8
 BLOCKS = 2  # of each sequence
+KINDS: list[list[dict[str, Any]]] = [
+    [{}, {}, {}],
+    [{}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.0, "top_p": 0.9}],
+]
 TRANSFERS = ("copy_h2d", "copy_d2h", "synchronize_event")
 
 
@@ -31,6 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(folder: Path) -> Worker:
+    return load_worker(folder)
+
+
+def load_worker(folder: Path) -> Worker:
     chosen = {"model": folder, "device": "npu", "dtype": "float16", "max_num_seqs": 8}
     return load(
         DecoderSettings.model_validate({**chosen, "kv_cache_memory_bytes": 16 << 20})
@@ -66,13 +74,7 @@ def collect(worker: Worker, step: LaunchedStep) -> list[int]:
     return read_ints(results[0].tokens)
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        [{}, {}, {}],
-        [{}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.0, "top_p": 0.9}],
-    ],
-)
+@pytest.mark.parametrize("kinds", KINDS)
 def test_a_step_takes_one_copy_each_way_and_one_wait(
     worker: Worker, kinds: list[dict[str, Any]]
 ) -> None:
@@ -91,3 +93,16 @@ def test_a_step_takes_one_copy_each_way_and_one_wait(
     for cost in costs[1:]:
         assert {name: cost[name] for name in TRANSFERS} == dict.fromkeys(TRANSFERS, 1)
         assert counters.synchronisations(cost) == 1  # the wait for the result
+
+
+def test_heads_of_another_size_take_no_more_kernels(tmp_path: Path) -> None:
+    """They are filled up with zeros when the model is loaded."""
+    costs = []
+    for size in (64, 80):
+        text = {"head_dim": size, "num_attention_heads": 4, "num_key_value_heads": 2}
+        own = load_worker(make_checkpoint(tmp_path / str(size), "llama", text=text))
+        collect(own, launch(own, 0, KINDS[0]))
+        before = Counter(counters.kernels)
+        collect(own, launch(own, 1, KINDS[0]))
+        costs.append(Counter(counters.kernels) - before)
+    assert costs[0] == costs[1]

@@ -11,8 +11,9 @@ from torch import Tensor
 
 Axis = Literal["out", "in"]
 Range = tuple[int, int]  # [first, last)
+Numbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 # Numbers of outputs or inputs, in any order; None: all of them, in theirs.
-Places: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]] | None"
+Places: TypeAlias = "Numbers | None"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class LinearWeight(ABC):
     def reordered(self, order: Sequence[int]) -> "LinearWeight":
         """Output number i is what is number order[i] here. The weight itself where nothing moves."""
         return self if list(order) == list(range(self.out)) else _Reordered(self, order)
+
+    def spread(self, axis: Axis, places: Sequence[int], count: int) -> "LinearWeight":
+        """With `count` outputs or inputs: number i of those here is number places[i], the others are zeros. The weight
+        itself where there are no others."""
+        return self if list(places) == list(range(count)) else _Spread(self, axis, places, count)
 
 
 class StoredWeight(LinearWeight):
@@ -152,13 +158,38 @@ class _Reordered(LinearWeight):
         return self._whole.select(_of(self._places, rows), columns, dtype)
 
 
+class _Spread(LinearWeight):
+    def __init__(self, whole: LinearWeight, axis: Axis, places: Sequence[int], count: int) -> None:
+        self._whole, self._axis = whole, axis
+        # Which of the outputs or inputs each is; -1: zeros.
+        self._sources = np.full((count,), -1, np.int64)
+        self._sources[list(places)] = np.arange(len(places))
+        bias = whole.bias
+        if axis == "in":
+            super().__init__(whole.name, whole.out, count, bias)
+            return
+        if bias is not None:
+            bias = bias.new_zeros(count).index_copy(0, torch.tensor(places), bias)
+        super().__init__(whole.name, count, whole.inputs, bias)
+
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        out = self._axis == "out"
+        sources = _of(self._sources, rows if out else columns)
+        stored = np.flatnonzero(sources >= 0)
+        mine = sources[stored]
+        found = self._whole.select(mine if out else rows, columns if out else mine, dtype)
+        shape = (len(sources), found.shape[1]) if out else (len(found), len(sources))
+        at = torch.from_numpy(stored)
+        return found.new_zeros(shape).index_copy_(0 if out else 1, at, found)
+
+
 def in_memory(weight: Tensor, bias: Tensor | None = None, name: str = "a tensor") -> LinearWeight:
     """Of a tensor [out, inputs] that is there already."""
     out, inputs = weight.shape
     return StoredWeight(name, out, inputs, bias, lambda rows, columns: weight[rows, columns])
 
 
-def _of(places: "np.ndarray[tuple[int], np.dtype[np.int64]]", some: Places) -> Places:
+def _of(places: Numbers, some: Places) -> Numbers:
     return places if some is None else places[some]
 
 

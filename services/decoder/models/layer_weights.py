@@ -1,10 +1,11 @@
 """The weights of one decoder layer: taken from a checkpoint, fused, and packed for a device."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import HeadNorms
+from services.decoder.devices.base.attention_meta import HeadNorms, Heads
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.linear_weight import LinearWeight, StackedWeight
@@ -44,13 +45,13 @@ def load_layer(
         gate_up = gate_up.reordered([*range(inner, 2 * inner), *range(inner)])
     down = weights.take_linear(f"{layer}.mlp.down_proj", hidden, inner, config.mlp_bias)
     return DecoderLayer(
-        qkv=ops.pack(share.fused(_qkv(weights, attention, config), config)),
-        output=ops.pack(share.inputs(output)),
+        qkv=ops.pack(own_heads(_qkv(weights, attention, config), config, ops)),
+        output=ops.pack(attended(output, config, ops)),
         post_norm=norm("post_attention") if config.pre_norms else None,
         gate_up=ops.pack_gate_up(share.halves(gate_up)),
         down=ops.pack(share.inputs(down)),
         after_norm=after_norm,
-        heads=share.heads(config),
+        heads=heads(config, ops),
         norms=_head_norms(weights, attention, config, ops) if config.head_norms else None,
         scale=config.head_size**-0.5,
         window=config.windows[i],
@@ -59,6 +60,37 @@ def load_layer(
         mlp_norm=norm("post_mlp") if config.post_norms else None,
         row_norms=_row_norms(weights, attention, config, ops) if config.row_norms else None,
     )
+
+
+def heads(config: DecoderConfig, ops: BaseOps) -> Heads:
+    """Those that one rank computes in each layer, filled up with zeros to the size that attention wants. Where heads
+    have norms they are as the model has them: a norm would count the zeros."""
+    own = ops.share.heads(config)
+    if config.head_norms or config.row_norms:
+        return own
+    return replace(own, size=ops.head_width(own.size))
+
+
+def own_heads(qkv: LinearWeight, config: DecoderConfig, ops: BaseOps) -> LinearWeight:
+    """Of a layer of all queries, keys and values the outputs that are `heads`."""
+    own, size = heads(config, ops), config.head_size
+    count = own.num_q + 2 * own.num_kv
+    places = _places(count, size, own.size)
+    return ops.share.fused(qkv, config).spread("out", places, count * own.size)
+
+
+def attended(output: LinearWeight, config: DecoderConfig, ops: BaseOps) -> LinearWeight:
+    """Of a layer whose inputs are what attention gives, the inputs that are of `heads`."""
+    own = heads(config, ops)
+    places = _places(own.num_q, config.head_size, own.size)
+    return ops.share.inputs(output).spread("in", places, own.num_q * own.size)
+
+
+def _places(count: int, size: int, width: int) -> list[int]:
+    """Where the elements of `count` heads of `size` are in heads of `width`: each half, which is rotated with the
+    other, at the begin of a half."""
+    starts = range(0, count * width, width // 2)
+    return [start + place for start in starts for place in range(size // 2)]
 
 
 def _qkv(weights: LanguageWeights, attention: str, config: DecoderConfig) -> LinearWeight:

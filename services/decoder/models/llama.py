@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.adapters import LayerSegments
-from services.decoder.devices.base.attention_meta import Packed, PagedKV
+from services.decoder.devices.base.attention_meta import Heads, Packed, PagedKV
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.linear_weight import LinearWeight, in_memory
 from services.decoder.loading.weights import LanguageWeights, canonical_name
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
-from services.decoder.models.layer_weights import load_layer
+from services.decoder.models.layer_weights import heads, load_layer
 from services.decoder.models.plora import LayerAddition
 from services.decoder.models.rope import rope_table
 from services.decoder.models.step import Step
@@ -47,10 +47,12 @@ class Llama(DecoderModel):
 
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         self.config = config
-        heads, size = ops.share.heads(config).num_kv, config.head_size
-        self.layers = [Paged(heads, size, size, ops.dtype, window) for window in config.windows]
+        own = self.heads(config, ops)
+        self.layers = [
+            Paged(own.num_kv, own.size, own.size, ops.dtype, window) for window in config.windows
+        ]
         self._ops = ops
-        cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype)
+        cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype, own.size)
         self._cos, self._sin = ops.rotary_table(cos, sin)
         self._layers: list[DecoderLayer] = []
         self._embedding: Tensor
@@ -58,6 +60,11 @@ class Llama(DecoderModel):
         self._head: Packed  # of several ranks this one's share
         self._outputs: int  # of all ranks together
         self._additions: Sequence[LayerAddition] = ()
+
+    @staticmethod
+    def heads(config: DecoderConfig, ops: BaseOps) -> Heads:
+        """Those of each layer that are computed here, as `load_layer` loads them."""
+        return heads(config, ops)
 
     @staticmethod
     def canonical(name: str) -> str:

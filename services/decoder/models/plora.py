@@ -12,7 +12,7 @@ from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.linear_weight import LinearWeight, in_memory
 from services.decoder.loading.weights import LanguageWeights
-from services.decoder.models.layer_weights import qkv_order
+from services.decoder.models.layer_weights import attended, own_heads, qkv_order
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.decoder import DecoderConfig
@@ -86,10 +86,11 @@ def load_addition(
         return ops.pack(share.inputs(down)), ops.pack(up)
 
     qkv_down, qkv_up = pair(_QKV, queries + 2 * keys, hidden)
-    fused = share.fused(qkv_up.reordered(qkv_order(config)), config)
+    fused = own_heads(qkv_up.reordered(qkv_order(config)), config, ops)
+    output_down, output_up = pair("self_attn.o_proj", hidden, queries)
     return LayerAddition(
         qkv=(ops.pack(qkv_down), ops.pack(fused)),
-        output=by_inputs(pair("self_attn.o_proj", hidden, queries)),
+        output=(ops.pack(attended(output_down, config, ops)), ops.pack(output_up)),
         gate=by_outputs(pair("mlp.gate_proj", inner, hidden)),
         up=by_outputs(pair("mlp.up_proj", inner, hidden)),
         down=by_inputs(pair("mlp.down_proj", hidden, inner)),

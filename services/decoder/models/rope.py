@@ -19,8 +19,11 @@ from torch import Tensor
 from shared.model_config.rope import RopeConfig
 
 
-def rope_table(rope: RopeConfig, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, 1, head_size]; the first half of the sines is negated (`ops.rope`).
+def rope_table(
+    rope: RopeConfig, length: int, dtype: torch.dtype, width: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [length, 1, width], the size of a head unless given; the first half of the sines is negated
+    (`ops.rope`).
 
     What is not rotated stands behind what is, in both halves, with cosine 1 and sine 0.
     """
@@ -31,7 +34,7 @@ def rope_table(rope: RopeConfig, length: int, dtype: torch.dtype) -> tuple[Tenso
     else:
         frequencies, scaling = _frequencies(rope, length)
         angles = positions * frequencies
-    still = (0, (rope.head_size - rope.size) // 2)
+    still = (0, ((width or rope.head_size) - rope.size) // 2)
     cos = F.pad(angles.cos() * scaling, still, value=1.0)
     sin = F.pad(angles.sin() * scaling, still)
     table_cos = torch.cat([cos, cos], -1).to(dtype)

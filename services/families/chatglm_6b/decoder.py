@@ -81,6 +81,11 @@ class ChatGLM6B(Llama):
         self._residual = math.sqrt(2 * config.num_layers)
 
     @staticmethod
+    def heads(config: DecoderConfig, ops: BaseOps) -> Heads:
+        """As the model has them: two rotations divide each in quarters."""
+        return ops.share.heads(config)
+
+    @staticmethod
     def canonical(name: str) -> str:
         """See `Llama.canonical`."""
         name = name.removeprefix("transformer.")
@@ -144,7 +149,7 @@ class ChatGLM6B(Llama):
         """See `DecoderModel.forward`."""
         ops, config, meta = self._ops, self.config, step.meta
         cos, sin = self.rotation(step.positions)
-        heads = Heads(config.num_heads, config.num_kv_heads, config.head_size)
+        heads = self.heads(config, ops)
         scale = config.head_size**-0.5
         for block, cache in zip(self._blocks, caches, strict=False):
             normed = self._normed(hidden, block.attention_norm)

@@ -34,6 +34,7 @@ class Qwen2VL(Llama):
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         super().__init__(config, ops, max_model_len)
         axes = [axis % 3 for axis, size in enumerate(config.rope.sections()) for _ in range(size)]
+        axes += [0] * (self._cos.shape[-1] // 2 - len(axes))  # what is not rotated
         # The axis of each element of a head; the second half repeats the first's frequencies.
         self._axis = torch.tensor([*axes, *axes], device=ops.device)
         self._merge = 2

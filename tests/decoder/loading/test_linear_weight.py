@@ -67,6 +67,24 @@ def test_stacked_weights_are_one_and_shards_are_cut_out_of_them() -> None:
     assert torch.equal(corner.dense(torch.float32), whole[[0, 2, 1, 4]][:, [5, 1, 2]])
 
 
+def test_a_weight_is_filled_up_with_zeros() -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(4, 6), torch.randn(4)
+    stored = in_memory(weight, bias)
+    assert stored.spread("out", range(4), 4) is stored
+    rows = stored.spread("out", [0, 1, 4, 5], 7)
+    assert (rows.out, rows.inputs) == (7, 6) and rows.bias is not None
+    assert torch.equal(rows.bias[[0, 1, 4, 5]], bias) and not rows.bias[[2, 3, 6]].any()
+    found = rows.dense(torch.float32)
+    assert torch.equal(found[[0, 1, 4, 5]], weight) and not found[[2, 3, 6]].any()
+    columns = stored.spread("in", [7, 0, 1, 2, 4, 5], 8)
+    assert (columns.out, columns.inputs) == (4, 8) and columns.bias is bias
+    found = columns.dense(torch.float32)
+    assert torch.equal(found[:, [7, 0, 1, 2, 4, 5]], weight) and not found[:, [3, 6]].any()
+    assert torch.equal(columns.shard("in", [(6, 8)]).dense(torch.float32), found[:, 6:])
+    assert torch.equal(rows.shard("in", [(1, 3)]).dense(torch.float32)[4], weight[2, 1:3])
+
+
 @pytest.mark.parametrize("pickled", [False, True])
 def test_a_shard_reads_its_part_of_the_checkpoint_alone(tmp_path: Path, pickled: bool) -> None:
     parts: list[torch.Tensor] = []

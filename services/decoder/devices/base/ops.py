@@ -53,6 +53,10 @@ class BaseOps:
         """How many rows a batch of `rows` tokens should have, padding included."""
         return rows
 
+    def head_width(self, size: int) -> int:
+        """How many elements heads of `size` should have, zeros included, so that attention takes them as they are."""
+        return size
+
     # Linear layers
 
     def pack(self, weight: LinearWeight) -> Packed:

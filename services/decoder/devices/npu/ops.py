@@ -42,6 +42,10 @@ class NpuOps(BaseOps):
         self._moves = torch_npu.npu.Stream(device)
         self._write = _best_write()
 
+    def head_width(self, size: int) -> int:
+        """As heads are in the cache."""
+        return padded_size(size)
+
     # Linear layers and small ops
 
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
