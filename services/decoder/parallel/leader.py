@@ -1,11 +1,9 @@
 """The first rank's hold on the others: it starts them, tells them what it does, and ends when one of them fails."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -50,10 +48,11 @@ class _Other:
 class Leader:
     """Everything but `close` may be called on any thread."""
 
-    def __init__(self, place: Place, folder: Path) -> None:
-        """folder: removed at the end."""
+    def __init__(self, place: Place, meeting: int) -> None:
+        """meeting: the descriptor of a file without a name, by which the ranks find each other: nothing is left of it
+        however they end. It stays open: torch opens the file again whenever its store is destroyed."""
         self.place = place
-        self._folder = folder
+        self._meeting = meeting
         self._others: list[_Other] = []
         self._sending = threading.Lock()
         self._ending = threading.Lock()
@@ -65,10 +64,11 @@ class Leader:
         """Starts the other ranks, which end with this thread; called before this process imports what it computes with,
         so that they do so at the same time. Raises InvalidRequest for a device that is not there."""
         device = resolve_device(settings.device)
-        folder = Path(tempfile.mkdtemp(prefix="tessera-ranks-"))
-        leader = cls(Place.among(settings, 0, folder / "meeting"), folder)
+        meeting = os.memfd_create("tessera-ranks")
+        path = Path(f"/proc/self/fd/{meeting}")  # the same in every rank, which inherits it
+        leader = cls(Place.among(settings, 0, path), meeting)
         for rank in range(1, settings.tensor_parallel_size):
-            leader._start(Place.among(settings, rank, folder / "meeting"), device)
+            leader._start(Place.among(settings, rank, path), device)
         log.info("ranks started", ranks=settings.tensor_parallel_size)
         return leader
 
@@ -107,7 +107,6 @@ class Leader:
             except subprocess.TimeoutExpired:
                 other.process.kill()
                 other.process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, place: Place, device: str) -> None:
         rank = place.rank
@@ -128,7 +127,7 @@ class Leader:
                 PYTHONPATH=python_path(_ROOT, _ROOT / "protos"), **_visible(device, rank)
             ),
             stdin=subprocess.DEVNULL,
-            pass_fds=descriptors,
+            pass_fds=(*descriptors, self._meeting),
             preexec_fn=die_with_parent(),
         )
         orders.close()
@@ -167,7 +166,6 @@ class Leader:
     def _end(self, what: str, rank: int, cause: str) -> NoReturn:
         with self._ending:  # what fails next fails for the same reason
             log.error(f"the decoder ends: {what}", rank=rank, cause=cause)
-            shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(1)
 
 

@@ -1,4 +1,5 @@
-"""The first rank ends, with a line that says why, when another one is gone or silent."""
+"""The first rank ends, with a line that says why, when another one is gone or silent; of one that is killed nothing is
+left."""
 
 import subprocess
 import sys
@@ -22,6 +23,14 @@ time.sleep(30)
 """
 
 
+def run(folder: Path, patience: float, then: str) -> "subprocess.CompletedProcess[str]":
+    program = PROGRAM.format(patience=patience, model=str(folder), then=then)
+    paths = python_path(ROOT, ROOT / "protos")
+    environment = child_environment(PYTHONPATH=paths, TMPDIR=str(folder))
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=25, env=environment)
+
+
 @pytest.mark.parametrize(
     ("patience", "then", "cause"),
     [
@@ -32,9 +41,11 @@ time.sleep(30)
 def test_a_rank_that_is_lost_is_named(
     tmp_path: Path, patience: float, then: str, cause: str
 ) -> None:
-    program = PROGRAM.format(patience=patience, model=str(tmp_path), then=then)
-    environment = child_environment(PYTHONPATH=python_path(ROOT, ROOT / "protos"))
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=25, env=environment)
+    ended = run(tmp_path, patience, then)
     assert ended.returncode == 1
     assert "a rank is lost" in ended.stdout and "rank=1" in ended.stdout and cause in ended.stdout
+
+
+def test_a_decoder_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
+    assert run(tmp_path, 60, "os.kill(os.getpid(), 9)").returncode == -9
+    assert not any(tmp_path.iterdir())
