@@ -88,8 +88,8 @@ test: install proto kernels ## Run the tests, JOBS= at once (ARGS= goes to pytes
 test-full: install proto kernels ## Run the tests, also those that cover more of what another test covers
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m 'not compose' $(ARGS)
 
-test-npu: install proto ## Run the tests on a simulated Ascend NPU (ARGS= goes to pytest); the first time downloads 43 MB
-	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend $(ARGS)
+test-npu: install proto ## Run the tests on a simulated Ascend NPU, JOBS= at once (ARGS= goes to pytest); the first time downloads 43 MB
+	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -138,6 +138,7 @@ def test_most_fresh_questions_are_right(model: Any, processor: Any, source: str)
     assert hits >= 0.8 * len(asked)
 
 
+@pytest.mark.full
 def test_bfloat16_says_the_same(model: Any, processor: Any) -> None:
     half = load_model(torch.bfloat16)
     asked = [c for c in cases("ours", per_kind=1, seed=5) if c.picture is not None]

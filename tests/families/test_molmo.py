@@ -125,7 +125,14 @@ def test_ids_of_drawn_sizes(folder: Path, reference: Molmo) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "chunk"), [*((variant, 16) for variant in VARIANTS), ("norms before", 1024)]
+    ("variant", "chunk"),
+    [
+        ("norms before", 16),
+        ("norms after and of rows", 16),
+        pytest.param("norms before", 1024, marks=pytest.mark.full),
+        pytest.param("norms after", 16, marks=pytest.mark.full),
+        pytest.param("norms of rows", 16, marks=pytest.mark.full),
+    ],
 )
 async def test_tokens(variant: str, chunk: int, tmp_path: Path, short_tmp: Path) -> None:
     """One alone, then seven more beside it, three of which begin with its blocks and two have no picture.

@@ -57,10 +57,8 @@ def test_a_calm_run_gives_every_client_its_text() -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "fault",
-    [pytest.param(n, marks=pytest.mark.full if i else ()) for i, n in enumerate(sorted(PLANTED))],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("fault", sorted(PLANTED))
 def test_a_deliberate_fault_is_caught(fault: str) -> None:
     for seed in range(_SEEDS_WITH_A_FAULT):
         with planted(fault):
@@ -75,11 +73,10 @@ def test_a_seed_is_the_same_run_every_time_and_everywhere() -> None:
     here = [simulate(seed).digest for seed in range(2)]
     assert here == [simulate(seed).digest for seed in range(2)]
     assert len(set(here)) == 2
-    for hash_seed in ("1", "2"):
-        command = [sys.executable, "-m", "tests.simulation", "--seeds", "2", "--digest"]
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        said = subprocess.check_output(command, cwd=_ROOT, env=environment, text=True)
-        assert said.splitlines()[:2] == [f"{seed} {digest}" for seed, digest in enumerate(here)]
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", "2", "--digest"]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    said = subprocess.check_output(command, cwd=_ROOT, env=environment, text=True)
+    assert said.splitlines()[:2] == [f"{seed} {digest}" for seed, digest in enumerate(here)]
 
 
 def test_a_killed_process_runs_no_further_and_a_frozen_one_later() -> None:

@@ -7,7 +7,7 @@ from services.vision_encoder.devices.cpu import device
 from services.vision_encoder.devices.cpu.ops import KernelOps
 from shared.cpu_kernels.binding import load_kernels
 
-ENGINES = ("kernels", "torch")
+ENGINES = ("kernels", pytest.param("torch", marks=pytest.mark.full))
 
 
 def choose(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from services.decoder.devices.base.adapters import Segment
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.loading.linear_weight import in_memory
-from tests.support.decoder.instruction_sets import EACH, open_kernels
+from tests.support.decoder.instruction_sets import each, open_kernels
 
 ROWS, INPUTS, INNER, RANK = 7, 41, 75, 5
 FIRST, SECOND = [1, 2, 5], [0, 6]
 
 
-@pytest.fixture(params=["base", *EACH])
+@pytest.fixture(params=["base", *each()])
 def ops(request: pytest.FixtureRequest) -> BaseOps:
     torch.manual_seed(3)
     if request.param == "base":

@@ -19,7 +19,7 @@ from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding, build
 from shared.errors import InvalidRequest
-from tests.support.decoder.instruction_sets import EACH, RUNNABLE, open_kernels
+from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ if not RUNNABLE:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=each())
 def kernels(request: pytest.FixtureRequest) -> binding.Kernels:
     return open_kernels(request.param)
 
@@ -114,7 +114,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     binding.load_kernels.cache_clear()
 
 
-@pytest.mark.parametrize("known", EACH)
+@pytest.mark.parametrize("known", each())
 def test_a_set_can_be_forced(asked: Callable[[str], None], known: build.InstructionSet) -> None:
     open_kernels(known)
     asked(known.name)

@@ -10,14 +10,14 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding
-from tests.support.decoder.instruction_sets import EACH, RUNNABLE, open_kernels
+from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
 
 if not RUNNABLE:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=each())
 def kernels(request: pytest.FixtureRequest) -> binding.Kernels:
     return open_kernels(request.param)
 

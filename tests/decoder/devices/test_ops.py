@@ -15,7 +15,7 @@ from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels.build import InstructionSet
-from tests.support.decoder.instruction_sets import EACH, open_kernels
+from tests.support.decoder.instruction_sets import each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache, Row
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ class OwnKernels:
         return self.known.name
 
 
-OWN = [pytest.param(OwnKernels(p.values[0]), id=p.id, marks=p.marks) for p in EACH]
+OWN = each(OwnKernels)
 
 
 def invariant(kind: Kind, dtype: torch.dtype, threads: int) -> BaseOps:

@@ -8,7 +8,7 @@ from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.cpu import ops as cpu
 from services.decoder.loading.linear_weight import in_memory
 from shared.cpu_kernels import binding, shortlist
-from tests.support.decoder.instruction_sets import EACH, RUNNABLE, open_kernels
+from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 
 if not RUNNABLE:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
@@ -16,7 +16,7 @@ HIDDEN = 72
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=each())
 def kernels(request: pytest.FixtureRequest) -> binding.Kernels:
     return open_kernels(request.param)
 

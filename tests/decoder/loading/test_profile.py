@@ -29,7 +29,13 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(WIDE))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(k, marks=pytest.mark.full if i else ())
+        for i, k in enumerate(sorted(WIDE)[::-1])
+    ],
+)
 def test_the_largest_step_takes_the_memory_that_was_predicted(tmp_path: Path, kind: str) -> None:
     text, options = WIDE[kind]
     folder = make_checkpoint(tmp_path, "llama", text={"max_position_embeddings": 2048, **text})

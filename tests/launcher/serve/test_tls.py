@@ -12,7 +12,7 @@ from tests.support.network.certificates import make_certificates
 from tests.support.network.hub_server import HubServer
 from tests.support.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 
 def tessera(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -94,7 +94,9 @@ async def test_ids_and_tensors_are_those_of_the_processor(
                 np.testing.assert_array_equal(array_of(item.fields[name]), made[name])
 
 
-@pytest.mark.parametrize("family", GENERIC)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.full if i else ()) for i, f in enumerate(GENERIC)]
+)
 async def test_several_images_stand_each_in_its_place(
     family: str, tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:

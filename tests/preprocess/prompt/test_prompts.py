@@ -315,6 +315,7 @@ LOOP = "{% for a in list %}{% for b in list %}{% set c = a %}{% endfor %}{% endf
 WRITES = "{% for a in list %}{{ text }}{% endfor %}"
 
 
+@pytest.mark.full  # five seconds of a template that loops
 async def test_templates_that_never_end_are_ended(
     llama_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_bad_word_without_tokens_is_refused(trie: Path) -> None:
         read_bad_words("国", tokenizer)
 
 
+@pytest.mark.full
 def test_a_vocabulary_of_size_is_matched_in_no_time_that_grows_with_the_square(
     tmp_path: Path,
 ) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import random
 from typing import Any
 
+import pytest
+
 from shared.errors import Conflict, Overloaded
 from shared.net import tasks
 from shared.queue import Append, AppendCode, TakenRequest
@@ -141,6 +143,7 @@ class Soak:
             await asyncio.sleep(0)
 
 
+@pytest.mark.full
 async def test_redis_is_empty_afterwards(client: QueueClient) -> None:
     client.with_lifetimes(lease_ms=100, reservation_ms=50, keep_ended_s=1, grace_ms=0)
     soak = Soak(client)
