@@ -10,8 +10,12 @@ from tests.support.greedy_reference import assert_greedy
 from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 
 
-async def test_two_ranks_in_float16(
-    tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtype", "tie"),
+    [("float16", 0.05), pytest.param("bfloat16", 0.1, marks=pytest.mark.full)],
+)
+async def test_two_ranks(
+    dtype: str, tie: float, tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(
         "FAKE_NPU_COUNT", "2"
@@ -20,11 +24,11 @@ async def test_two_ranks_in_float16(
     texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(prompts(3, 400))]
     async with (
         running_decoder(
-            folder, short_tmp / "s", device="npu", dtype="float16", tensor_parallel_size=2
+            folder, short_tmp / "s", device="npu", dtype=dtype, tensor_parallel_size=2
         ) as decoder,
         StepStream.open(decoder.address) as stream,
     ):
         await NaiveScheduler(stream).generate(texts, 8, 64)
     reference = load_reference(folder)
     for text in texts:
-        assert_greedy(reference, text.prompt, text.output, tie=0.05)
+        assert_greedy(reference, text.prompt, text.output, tie=tie)

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.checkpoints import load_reference
-from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.greedy_reference import assert_greedy, assert_same_up_to_ties, greedy_tokens
 from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 
 PROMPTS = [[5, 9, 200, 31], list(range(40, 75)), [7]]
@@ -23,3 +25,18 @@ async def test_two_processes_generate_what_transformers_does(
     for text in texts:
         expected, logits = greedy_tokens(reference, text.prompt, 12)
         assert_same_up_to_ties(text.output, expected, logits)
+
+
+@pytest.mark.full
+async def test_two_processes_in_bfloat16(llama_folder: Path, short_tmp: Path) -> None:
+    texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(PROMPTS)]
+    async with (
+        running_decoder(
+            llama_folder, short_tmp / "s", tensor_parallel_size=2, dtype="bfloat16"
+        ) as decoder,
+        StepStream.open(decoder.address) as stream,
+    ):
+        await NaiveScheduler(stream).generate(texts, 12, 16)
+    reference = load_reference(llama_folder)
+    for text in texts:
+        assert_greedy(reference, text.prompt, text.output, tie=0.05)
