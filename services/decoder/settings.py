@@ -1,6 +1,6 @@
 """Settings of the decoder. Names are vLLM's where the meaning is the same."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -66,6 +66,12 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
         ge=0,
         description="Bytes of an NPU's memory that each decoder leaves to workspaces of operators, graphs and"
         " communication; unless given 3 percent of all, 1 GiB at least.",
+    )
+
+    graphs: Literal["off", "on", "auto"] = Field(
+        "off",
+        description="Steps that only generate are captured as graphs at the start and replayed, in place of a call for"
+        " each operation: off, on, or auto, whichever is measured to be faster. On npu alone, but not on a 310P.",
     )
 
     @property

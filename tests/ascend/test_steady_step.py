@@ -33,16 +33,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
 
 
+@pytest.fixture(scope="module", params=["off", "on"])
+def graphs(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def worker(folder: Path) -> Worker:
-    return load_worker(folder)
+def worker(folder: Path, graphs: str) -> Worker:
+    return load_worker(folder, graphs)
 
 
-def load_worker(folder: Path) -> Worker:
+def load_worker(folder: Path, graphs: str = "off") -> Worker:
     chosen = {"model": folder, "device": "npu", "dtype": "float16", "max_num_seqs": 8}
-    return load(
-        DecoderSettings.model_validate({**chosen, "kv_cache_memory_bytes": 16 << 20})
-    ).worker
+    cache = {"kv_cache_memory_bytes": 16 << 20, "graphs": graphs}
+    return load(DecoderSettings.model_validate({**chosen, **cache})).worker
 
 
 def launch(worker: Worker, step: int, kinds: list[dict[str, Any]]) -> LaunchedStep:
@@ -76,7 +80,7 @@ def collect(worker: Worker, step: LaunchedStep) -> list[int]:
 
 @pytest.mark.parametrize("kinds", KINDS)
 def test_a_step_takes_one_copy_each_way_and_one_wait(
-    worker: Worker, kinds: list[dict[str, Any]]
+    worker: Worker, graphs: str, kinds: list[dict[str, Any]]
 ) -> None:
     worker.reset()
     in_turn = [collect(worker, launch(worker, step, kinds)) for step in range(STEPS)]
@@ -93,6 +97,7 @@ def test_a_step_takes_one_copy_each_way_and_one_wait(
     for cost in costs[1:]:
         assert {name: cost[name] for name in TRANSFERS} == dict.fromkeys(TRANSFERS, 1)
         assert counters.synchronisations(cost) == 1  # the wait for the result
+        assert cost["replay"] == (graphs == "on")
 
 
 def test_heads_of_another_size_take_no_more_kernels(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from services.decoder.devices import device_class
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
+from services.decoder.loading.graphs import find_graphs, graph_bytes, require_graphs
 from services.decoder.loading.memory import count_blocks, count_host_blocks, kv_bytes
 from services.decoder.loading.profile_run import Profile, profile
 from services.decoder.loading.step_size import StepSize, step_size
@@ -119,6 +120,7 @@ def load_rank(
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
     )
+    require_graphs(settings.graphs, device)
     if not settings.kv_cache_memory_bytes:
         device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
@@ -141,11 +143,13 @@ def load_rank(
         tokens = settings.max_num_batched_tokens or device.default_batched_tokens
         steps = step_size(model.needs, checkpoint, tokens, slots, longest)
         measured = profile(model, device, steps.largest, slots, longest)
-        limits = _limits(settings, model, device, longest, steps, measured)
+        graphs = graph_bytes(settings.graphs, model, device, slots, longest)
+        limits = _limits(settings, model, device, longest, steps, measured.step_bytes, graphs)
         embeddings = make_embeddings(
             ArtifactReader(), device.copy_in, settings.embedding_cache_bytes
         )
         worker = make_worker(model, device, limits, embeddings)
+        worker.graphs = find_graphs(settings.graphs, model, device, worker)
         equal = model.equal_rows and _promises_equal_rows(device.ops)
         name = fingerprint(checkpoint, dtype, model.code, share.size)
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
@@ -190,7 +194,8 @@ def _limits(
     device: Device,
     longest: int,
     steps: StepSize,
-    measured: Profile,
+    step_bytes: int,
+    graphs: int,
 ) -> Limits:
     block_size, ops = device.block_size, device.ops
     host_sharers = settings.memory_sharers * ops.share.size
@@ -198,8 +203,8 @@ def _limits(
     block_bytes = sum(ops.block_bytes(layer) for layer in paged_layers(model.layers))
     useful = (settings.max_num_seqs * -(-longest // block_size) + 1) * block_bytes
     budget = device.cache_budget(
-        settings.gpu_memory_utilization, sharers, measured.step_bytes, settings.npu_reserved_memory
-    )
+        settings.gpu_memory_utilization, sharers, step_bytes, settings.npu_reserved_memory
+    ).less("graphs (--graphs)", graphs)
     asked = settings.kv_cache_memory_bytes or 0
     total = kv_bytes(asked, budget.nbytes, useful)
     swap = device.swap_bytes(host_sharers)

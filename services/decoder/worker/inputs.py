@@ -74,19 +74,23 @@ def build_batch(
     last_tokens: Tensor | None = None,
     levels: int = 0,
     attention: AttentionKind = AttentionKind.CAUSAL,
+    least_rows: int = 0,
 ) -> Batch:
     """Builds the batch of `order_rows(...)`; every row fits its history and its block table.
 
     ends: where each row ends in the batch; extra: arrays that are sent in the same transfer; last_tokens: int32 [slots]
-    on the device, from which ids that are PENDING are taken; levels: see `DecoderModel.levels`.
+    on the device, from which ids that are PENDING are taken; levels: see `DecoderModel.levels`; least_rows: if
+    there are fewer, they are filled up with sequences of one token that nobody asked for, where all rows have one.
     """
     token_rows, places = _lay_out(rows, ends)
     owners = rows.slot[token_rows]
     size = slots.block_size
     blocks = slots.table[owners, places // size].astype(np.int64)
-    padded = device.ops.padded_rows(len(places))
+    blank = max(0, least_rows - len(rows.slot))
+    padded = max(least_rows, device.ops.padded_rows(len(places)))
     ids = _padded(slots.tokens[owners, places], padded)
     written = _padded(blocks * size + places % size, padded)
+    written[len(places) :] = np.arange(padded - len(places)) % size  # in block 0
     rotary = places[None] if slots.rotary is None else slots.rotary[:, owners, places]
     positions = _padded(rotary, padded)
 
@@ -102,12 +106,15 @@ def build_batch(
     if last_tokens is not None and (ids < 0).any():
         optional["owners"] = _padded(owners, padded)
     table: Array = slots.table[rows.slot, :width]
+    if blank:
+        table = np.concatenate([table, np.zeros((blank, width), np.int32)])
     sent = device.upload(ids, positions, table, written, *extra, *optional.values())
     found = dict(zip(optional, sent[4 + len(extra) :], strict=True))
     if last_tokens is not None and "owners" in found:
         sent[0] = _with_pending(sent[0], last_tokens, found["owners"])
     spans = whole_spans(attention, slots, slots_of_rows, starts, lengths)
-    meta = device.ops.make_meta(rows.count.tolist(), lengths, sent[2], sent[3], spans)
+    counts, lengths = rows.count.tolist() + [1] * blank, lengths + [1] * blank
+    meta = device.ops.make_meta(counts, lengths, sent[2], sent[3], spans)
     return Batch(
         rows=rows,
         step=Step(
@@ -140,7 +147,7 @@ def _lay_out(rows: Rows, ends: Longs) -> tuple[Longs, Longs]:
 
 
 def _padded(values: Integers, width: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """int64 [..., width]: padding is token 0 at position 0, written to block 0, which no row reads."""
+    """int64 [..., width], with zeros."""
     count = values.shape[-1]
     if count == width:
         return values.astype(np.int64, copy=False)

@@ -26,6 +26,7 @@ class LaunchedStep:
     times: StepTimes
     failed: dict[int, ServingError] = field(default_factory=dict)  # by row of the plan
     batch: Batch | None = None  # None if no row runs
+    is_replayed: bool = False  # by a graph: the batch has as many rows as one
     hidden: Tensor | None = None  # [T, H]
     samples: Longs = field(default_factory=lambda: _NONE)  # of the plan, that are computed
     owners: Longs = field(default_factory=lambda: _NONE)  # the slot of each

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.device import Device
+from services.decoder.devices.base.graphs import Graphs
 from services.decoder.devices.base.staging import Array
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
+from services.decoder.models.step import Step
 from services.decoder.parallel.rank_group import SUMS_OF_LAYER, RankGroup
 from services.decoder.sampling.device_sampler import draw
 from services.decoder.worker.collecting import Collecting, Deliver
@@ -68,6 +70,8 @@ class Worker:
         self._recomputation = Recomputation(model, device, slots, self._read, self._kv)
         # By slot the token that was chosen last, where steps are launched before the host knows it.
         self._last_tokens: Tensor | None = None
+        # Of `forward`, for steps that only generate; None where these run as all others do.
+        self.graphs: Graphs | None = None
         if device.asynchronous:
             self._last_tokens = torch.zeros(limits.max_slots, dtype=torch.int32, device=ops.device)
         # Guards all of the state above but the device's. Steps that were launched and not collected, oldest first.
@@ -207,6 +211,8 @@ class Worker:
             step.chosen_on_device = self._sampler.is_plain(step.owners)
             if self._device.asynchronous:
                 extra += [step.owners, *self._draw_on_device(step)]
+        least_rows = self._rows_of_graph(rows)
+        step.is_replayed = least_rows is not None
         batch = build_batch(
             rows,
             ends,
@@ -217,6 +223,7 @@ class Worker:
             self._last_tokens,
             self._model.levels,
             self._model.needs.attention,
+            least_rows or 0,
         )
         step.reported = self._prompt_logprobs.reported(rows)
         self.sealed.overwrite(batch.blocks)
@@ -225,6 +232,14 @@ class Worker:
             row = step.plan.sample_row[step.samples]
             self.slots.extend(step.owners, step.plan.row_start[row] + step.plan.row_count[row])
         return batch
+
+    def _rows_of_graph(self, rows: Rows) -> int | None:
+        """Rows of the graph that computes these; None if there is none: graphs have one token of each row, and no
+        embeddings of media."""
+        if self.graphs is None:
+            return None
+        generates = (rows.count == 1) & (rows.start >= self.slots.prompt_len[rows.slot])
+        return self.graphs.size_for(len(rows.slot)) if generates.all() else None
 
     def _draw_on_device(self, step: LaunchedStep) -> list[Array]:
         """What the device needs to choose tokens that are not all the largest; nothing if it does not choose."""
@@ -309,10 +324,19 @@ class Worker:
             kept = rows.select(np.flatnonzero(rows.place != place))
             step.batch = self._prepare(step, kept) if len(kept.slot) else None
 
+    def forward(
+        self, step: Step, embeds: Sequence[Tensor] = (), runs: Sequence[tuple[int, int]] = ()
+    ) -> Tensor:
+        """Hidden rows [T, H] of a step, by the model over this worker's cache."""
+        hidden = self._model.embed(step.ids, embeds, runs)
+        return self._model.forward(hidden, step, self._kv)
+
     def _compute(self, step: LaunchedStep, batch: Batch) -> None:
         """Submits the rows, and what the sampler needs of their last tokens."""
-        hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
-        hidden = self._model.forward(hidden, batch.step, self._kv)
+        if step.is_replayed and self.graphs is not None:
+            hidden = self.graphs.run(batch.step)
+        else:
+            hidden = self.forward(batch.step, batch.embeds, batch.runs)
         if step.reported:
             step.hidden = hidden
         wanted = [hidden.sum(-1, dtype=torch.float32)]

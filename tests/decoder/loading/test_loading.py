@@ -156,6 +156,7 @@ def test_unknown_and_missing_tensors_are_named(tmp_path: Path) -> None:
         ({"device": "npu"}, "npu"),
         ({"device": "toaster"}, "toaster"),
         ({"dtype": "float16"}, "float16"),
+        ({"graphs": "on"}, r"\(cpu\) has no graphs"),
         ({"kv_cache_memory_bytes": 1000}, "kv-cache-memory-bytes"),
     ],
 )
@@ -167,10 +168,11 @@ def test_settings_that_cannot_be_served(
 
 
 def test_what_is_chosen_by_itself(llama_folder: Path) -> None:
-    loaded = load(settings(llama_folder, block_size=32, max_model_len=100))
+    loaded = load(settings(llama_folder, block_size=32, max_model_len=100, graphs="auto"))
     limits = loaded.worker.limits
     assert (limits.block_size, limits.max_model_len, limits.max_batched_tokens) == (32, 100, 272)
     assert str(loaded.device.ops.dtype) == "torch.float32"
+    assert loaded.worker.graphs is None
     other = load(settings(llama_folder, dtype="bfloat16"))
     assert other.fingerprint != loaded.fingerprint
 

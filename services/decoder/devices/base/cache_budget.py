@@ -1,6 +1,6 @@
 """How much memory caches may take, and what takes the rest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Term = tuple[str, int]  # what it is, and its bytes
 
@@ -19,6 +19,10 @@ class CacheBudget:
         """Bytes for caches."""
         left = max(0, self.allowed[1] - sum(size for _, size in self.taken))
         return left if self.most is None else min(left, self.most)
+
+    def less(self, name: str, nbytes: int) -> "CacheBudget":
+        """With one thing more that takes memory."""
+        return replace(self, taken=(*self.taken, (name, nbytes))) if nbytes else self
 
     def __str__(self) -> str:
         """Every term, as people read it."""

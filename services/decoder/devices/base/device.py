@@ -1,7 +1,7 @@
 """What a device decides: everything that is not the same on all of them is asked here."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.cache_budget import CacheBudget
+from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
 from services.decoder.models.needs import AttentionKind
@@ -158,6 +159,18 @@ class Device(ABC):
 
     def bind_thread(self) -> None:  # noqa: B027
         """Called first by each thread that submits work or waits for it. Most devices need no more than their name."""
+
+    # Graphs
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether steps of one token a row can be captured here and replayed."""
+        return False
+
+    def make_graphs(self, forward: Forward, sizes: Sequence[int], axes: int, width: int) -> Graphs:
+        """Graphs of steps of these numbers of rows, not captured yet; computes one step of each. forward: computes a
+        step; axes: of rotary positions; width: blocks in a row of the table."""
+        raise NotImplementedError(f"{self.name} has no graphs")
 
     # What is served
 

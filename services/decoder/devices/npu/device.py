@@ -1,7 +1,7 @@
 """The first Ascend NPU that the process sees."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,9 +12,11 @@ from torch import Tensor
 from services.decoder.devices.base import host_memory
 from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
+from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
 from services.decoder.devices.npu.errors import translate
+from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
 from services.decoder.models.needs import AttentionKind
@@ -144,6 +146,15 @@ class NpuDevice(Device):
     def synchronize(self) -> None:
         """Waits for the device."""
         torch_npu.npu.synchronize()
+
+    @property
+    def has_graphs(self) -> bool:
+        """Not on a 310P, whose attention has its lengths from elsewhere."""
+        return not is_310p()
+
+    def make_graphs(self, forward: Forward, sizes: Sequence[int], axes: int, width: int) -> Graphs:
+        """Of torch_npu."""
+        return NpuGraphs(self.ops, forward, sizes, axes, width)
 
     def translate(self, error: Exception) -> ServingError | None:
         """By CANN's codes and sentences."""

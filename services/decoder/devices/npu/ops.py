@@ -195,6 +195,8 @@ class NpuOps(BaseOps):
         cut = window is not None and bool(meta.bidirectional)
         form = None if chunk or softcap is not None or cut else self._fused.form(heads)
         if form is None:
+            if torch_npu.npu.is_current_stream_capturing():
+                raise RuntimeError(f"attention without a fused kernel keeps its lengths: {heads}")
             return super().paged_attention(
                 q,
                 k,

@@ -1,0 +1,126 @@
+"""Whether steps that only generate are replayed from graphs, and the memory for that."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+import torch
+
+from services.decoder.devices.base.device import Device
+from services.decoder.devices.base.graphs import Graphs, blank_step, graph_sizes
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.layer_spec import paged_layers
+from services.decoder.worker.worker import Worker
+from shared.errors import InvalidRequest
+
+log = structlog.get_logger(__name__)
+
+_BLOCKS = 3  # of a cache in which the largest graph's rows have a place each
+_REPEATED = 10  # steps that are timed together, as they follow each other when they are served
+
+
+def require_graphs(asked: str, device: Device) -> None:
+    """Raises InvalidRequest where --graphs asks for what the device does not have."""
+    if asked == "on" and not device.has_graphs:
+        raise InvalidRequest(
+            "UNSUPPORTED_GRAPHS",
+            f"--graphs on: this device ({device.name}) has no graphs; they are on Ascend NPUs from the 910B on. Leave"
+            " the flag away, or give --graphs auto",
+            field="graphs",
+        )
+
+
+def graph_bytes(
+    asked: str, model: DecoderModel, device: Device, max_slots: int, max_model_len: int
+) -> int:
+    """What graphs will hold of the device's memory: the intermediate results of the largest one, which all share, and
+    inputs and results of each. Known before there is a cache, to whose addresses they are bound; what drivers keep of
+    each graph is in their reserve."""
+    if not _are_possible(asked, model, device):
+        return 0
+    ops, sizes, axes = device.ops, graph_sizes(max_slots), max(1, model.rotary_axes)
+    width = -(-max_model_len // device.block_size)
+    kv = [ops.alloc_kv(layer, _BLOCKS) for layer in paged_layers(model.layers)]
+
+    def run() -> None:
+        step = blank_step(ops, sizes[-1], axes, width)
+        model.forward(model.embed(step.ids, (), ()), step, kv)
+
+    with torch.inference_mode():
+        most = device.peak_bytes(run)
+    each_row = model.config.hidden_size * ops.dtype.itemsize + 8 * (axes + 2) + 4 * width
+    return most + sum(sizes) * each_row
+
+
+@torch.inference_mode()
+def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker) -> Graphs | None:
+    """The graphs of a worker that has computed nothing yet; None where steps run without. Several ranks come to the
+    same, as their steps have to have the same rows."""
+    if not _are_possible(asked, model, device):
+        if asked == "on":
+            log.warning("no graphs", reason=f"the model's layers run by the code of {model.code}")
+        return None
+    began = time.perf_counter()
+    sizes, axes = graph_sizes(worker.limits.max_slots), max(1, model.rotary_axes)
+    width = worker.slots.table.shape[1]
+    graphs = device.make_graphs(worker.forward, sizes, axes, width)
+    if not _agree(device, _is_captured(graphs, device)):
+        del graphs
+        device.free_unused()
+        return None
+    log.info("graphs captured", rows=sizes, seconds=round(time.perf_counter() - began, 2))
+    if asked == "auto" and not _agree(device, _are_faster(graphs, device, worker, axes, width)):
+        del graphs
+        device.free_unused()
+        return None
+    return graphs
+
+
+def _are_possible(asked: str, model: DecoderModel, device: Device) -> bool:
+    return asked != "off" and device.has_graphs and model.code == DecoderModel.code
+
+
+def _agree(device: Device, here: bool) -> bool:
+    """Whether it is so on every rank."""
+    ranks = device.ops.ranks
+    return here if ranks is None else ranks.agree(here)
+
+
+def _is_captured(graphs: Graphs, device: Device) -> bool:
+    try:
+        graphs.capture()
+    except Exception as error:
+        known = device.translate(error)
+        reason = str(error).strip().partition("\n")[0] if known is None else known.message
+        log.warning("no graphs: they could not be captured", reason=reason)
+        return False
+    return True
+
+
+def _are_faster(graphs: Graphs, device: Device, worker: Worker, axes: int, width: int) -> bool:
+    """Of the smallest, a middle and the largest size together; the figures are logged."""
+    sizes = graphs.sizes
+    milliseconds: list[list[float]] = []
+    for size in sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]}):
+        step = blank_step(device.ops, size, axes, width)
+        runs = partial(worker.forward, step), partial(graphs.run, step)
+        milliseconds.append([_milliseconds(run, device) for run in runs])
+        called, replayed = milliseconds[-1]
+        log.info(
+            "timed steps", rows=size, ms_called=round(called, 3), ms_replayed=round(replayed, 3)
+        )
+    totals = [sum(column) for column in zip(*milliseconds, strict=True)]
+    faster = bool(totals[1] < totals[0])
+    log.info("graphs are used" if faster else "no graphs: they are slower here")
+    return faster
+
+
+def _milliseconds(run: Callable[[], object], device: Device) -> float:
+    run()
+    device.synchronize()
+    began = time.perf_counter()
+    for _ in range(_REPEATED):
+        run()
+    device.synchronize()
+    return 1e3 * (time.perf_counter() - began) / _REPEATED

@@ -1,0 +1,177 @@
+"""Steps that only generate, replayed from graphs: tokens are those of steps without."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+from torch_npu import npu
+
+from services.decoder.devices.npu import device as npu_device
+from services.decoder.devices.npu.fused_attention import FusedAttention
+from services.decoder.loading.graphs import find_graphs, graph_bytes
+from services.decoder.loading.load import Loaded, load
+from services.decoder.models.step import Step
+from services.decoder.settings import DecoderSettings
+from shared.errors import InvalidRequest
+from tests.support.checkpoints import make_checkpoint
+from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+
+LENGTHS = (5, 126, 40, 7, 250, 60)  # of prompts: two reach a further block within the answer
+ROWS = [1, 2, 4, 8, 12]
+
+
+def load_decoder(folder: Path, **changes: Any) -> Loaded:
+    chosen = {"model": folder, "device": "npu", "dtype": "float16", "max_num_seqs": ROWS[-1]}
+    cache = {"kv_cache_memory_bytes": 16 << 20}
+    return load(DecoderSettings.model_validate({**chosen, **cache, **changes}))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    text = {"max_position_embeddings": 512}
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "llama", text=text)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> Loaded:
+    return load_decoder(folder, graphs="on")
+
+
+Answers = list[list[int]]
+Generate = Callable[..., Any]
+
+
+@pytest.fixture
+def generate(
+    loaded: Loaded, folder: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> Generate:
+    """Answers to prompts that come and go, one of them preempted in between, and the sizes of the graphs that ran."""
+
+    async def run(graphs: Any) -> tuple[Answers, list[int]]:
+        monkeypatch.setattr(loaded.worker, "graphs", graphs)
+        sizes: list[int] = []
+        if graphs is not None:
+            replay = graphs.run
+
+            def spy(step: Step) -> Tensor:
+                sizes.append(len(step.ids))
+                found: Tensor = replay(step)
+                return found
+
+            monkeypatch.setattr(graphs, "run", spy)
+        texts = [
+            Text(slot, [(7 * slot + place) % 400 for place in range(length)], greedy())
+            for slot, length in enumerate(LENGTHS)
+        ]
+        async with (
+            running_decoder(folder, short_tmp / "s", load=lambda _: loaded) as decoder,
+            StepStream.open(decoder.address, lease=1) as stream,
+        ):
+            scheduler = NaiveScheduler(stream)
+            await scheduler.generate(texts[:3], 6)
+            await scheduler.generate(texts, 10, chunk=256)
+            texts[1].blocks, texts[1].computed = [], 0
+            await scheduler.generate(texts[1:3], 14)
+            await scheduler.generate(texts[:1], 18)
+        monkeypatch.undo()
+        return [text.output for text in texts], sizes
+
+    return run
+
+
+async def test_tokens_are_those_without_graphs(loaded: Loaded, generate: Generate) -> None:
+    expected, _ = await generate(None)
+    answers, sizes = await generate(loaded.worker.graphs)
+    assert answers == expected
+    assert set(sizes) == {1, 2, 4, 8}
+
+
+async def test_rows_that_fill_a_graph_up_touch_nothing_that_others_read(
+    loaded: Loaded, generate: Generate
+) -> None:
+    expected, _ = await generate(None)
+    cache = [part for layer in loaded.worker._kv for part in (layer.k, layer.v)]
+    with torch.inference_mode():
+        for part in cache:
+            part.fill_(float("nan"))
+    answers, _ = await generate(loaded.worker.graphs)
+    assert answers == expected
+    for part in cache:
+        filled = part.cpu().isfinite().flatten(2).all(-1)  # [blocks, places]
+        most = 8 - len(LENGTHS)
+        assert filled[0, :most].all() and not filled[0, most:].any()
+        used = int(filled[1:].any(1).sum())
+        assert (
+            used == 1 + 2 + 1 + 1 + 3 + 1 + 2
+        )  # of the prompts with their answers, and the one begun anew
+    with torch.inference_mode():
+        for part in cache:
+            part.zero_()
+
+
+def fail_capture(monkeypatch: pytest.MonkeyPatch) -> str:
+    end = npu.NPUGraph.capture_end
+
+    def fails(graph: Any) -> None:
+        end(graph)
+        raise RuntimeError("aclmdlRICaptureEnd, error code is 207008: EL0009")
+
+    monkeypatch.setattr(npu.NPUGraph, "capture_end", fails)
+    return "too many graphs or streams"
+
+
+def lack_kernel(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(FusedAttention, "form", lambda self, heads: None)
+    return "attention without a fused kernel"
+
+
+@pytest.mark.parametrize("plant", [fail_capture, lack_kernel])
+async def test_without_a_capture_steps_run_as_others_do(
+    loaded: Loaded, generate: Generate, plant: Callable[[pytest.MonkeyPatch], str]
+) -> None:
+    expected, _ = await generate(None)
+    with pytest.MonkeyPatch.context() as patched, capture_logs() as logs:
+        reason = plant(patched)
+        graphs = find_graphs("on", loaded.worker._model, loaded.device, loaded.worker)
+    assert graphs is None
+    assert [line["log_level"] for line in logs if "graphs" in line["event"]] == ["warning"]
+    assert reason in logs[-1]["reason"]
+    assert (await generate(None))[0] == expected
+
+
+def test_the_faster_way_is_taken_and_both_are_logged(loaded: Loaded) -> None:
+    with capture_logs() as logs:
+        graphs = find_graphs("auto", loaded.worker._model, loaded.device, loaded.worker)
+    assert next(line for line in logs if line["event"] == "graphs captured")["rows"] == ROWS
+    steps = [line for line in logs if line["event"] == "timed steps"]
+    assert [line["rows"] for line in steps] == [1, 4, 12]
+    called, replayed = (sum(line[name] for line in steps) for name in ("ms_called", "ms_replayed"))
+    assert (graphs is not None) == (replayed < called)
+
+
+def test_the_memory_of_graphs_is_counted(loaded: Loaded) -> None:
+    worker, device = loaded.worker, loaded.device
+    limits = worker.limits
+    counted = graph_bytes("on", worker._model, device, limits.max_slots, limits.max_model_len)
+    before = npu.memory_allocated()
+    graphs = find_graphs("on", worker._model, device, worker)
+    assert graphs is not None
+    assert 0 < npu.memory_allocated() - before <= counted
+
+
+def test_a_310p_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npu_device, "is_310p", lambda: True)
+    with pytest.raises(InvalidRequest, match="--graphs on: this device"):
+        load_decoder(folder, graphs="on")
+
+
+def test_the_code_of_transformers_runs_without(folder: Path) -> None:
+    with capture_logs() as logs:
+        loaded = load_decoder(folder, graphs="on", model_backend="transformers")
+    assert loaded.worker.graphs is None
+    warning = next(line for line in logs if line["event"] == "no graphs")
+    assert "transformers" in warning["reason"]
