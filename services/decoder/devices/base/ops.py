@@ -383,13 +383,19 @@ class BaseOps:
         return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
 
 
-def hidden_keys(meta: AttnMeta, row: int, window: int | None, chunk: int | None = None) -> Tensor:
-    """Which keys each query of a row must not see: bool [queries, keys]. Spans that see each other whole do so inside
-    the window alone."""
+def hidden_keys(
+    meta: AttnMeta,
+    row: int,
+    window: int | None,
+    chunk: int | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Which keys each query of a row must not see: bool [queries, keys], made on the host unless a device is given.
+    Spans that see each other whole do so inside the window alone."""
     count = meta.cu_q[row + 1] - meta.cu_q[row]
     length = meta.kv_lens[row]
-    queries = torch.arange(length - count, length)[:, None]
-    keys = torch.arange(length)[None, :]
+    queries = torch.arange(length - count, length, device=device)[:, None]
+    keys = torch.arange(length, device=device)[None, :]
     hidden = keys > queries
     for other, start, end in meta.bidirectional or ():
         if other == row:

@@ -4,6 +4,8 @@ The code runs on any torch device and is tested against the reference on the CPU
 been run on a GPU: no machine with one was at hand when it was written.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,6 +29,22 @@ class CudaOps(BaseOps):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[rows, H] by torch's fused kernel."""
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def make_meta(
+        self,
+        counts: Sequence[int],
+        kv_lens: Sequence[int],
+        block_table: Tensor,
+        slots: Tensor,
+        bidirectional: list[tuple[int, int, int]] | None = None,
+    ) -> AttnMeta:
+        """Adds how many keys each row of one token sees, int64 [num_decodes, 1] on the device."""
+        meta = super().make_meta(counts, kv_lens, block_table, slots, bidirectional)
+        ends = torch.tensor(meta.kv_lens[: meta.num_decodes], dtype=torch.int64)
+        if self.device.type == "cuda":
+            ends = ends.pin_memory()  # else the host would wait for the copy
+        meta.device_state["ends"] = ends.to(self.device, non_blocking=True)[:, None]
+        return meta
 
     def paged_attention(
         self,
@@ -62,7 +80,7 @@ class CudaOps(BaseOps):
         for row in range(meta.num_decodes, meta.n):
             a, b = meta.cu_q[row], meta.cu_q[row + 1]
             keys, values = self.gather(kv, meta.block_table[row], meta.kv_lens[row])
-            mask = ~hidden_keys(meta, row, window).to(q.device)
+            mask = ~hidden_keys(meta, row, window, device=q.device)
             out[a:b] = _attend(q[a:b][None], keys[None], values[None], mask, scale)[0]
         return out
 
@@ -71,11 +89,10 @@ class CudaOps(BaseOps):
     ) -> Tensor:
         """All rows of one token, padded to the longest: [num_decodes, num_q, D of v]."""
         n = meta.num_decodes
-        lengths = meta.kv_lens[:n]
-        width = -(-max(lengths) // self.block_size)
+        width = -(-max(meta.kv_lens[:n]) // self.block_size)
         blocks = meta.block_table[:n, :width].long()
         keys, values = (x[blocks].flatten(1, 2) for x in (kv.k, kv.v))
-        ends = torch.tensor(lengths, device=q.device)[:, None]
+        ends: Tensor = meta.device_state["ends"]
         order = torch.arange(keys.shape[1], device=q.device)[None, :]
         mask = order < ends
         if window is not None:
