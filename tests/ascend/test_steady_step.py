@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.decoder.loading.load import load
@@ -11,10 +12,23 @@ from services.decoder.settings import DecoderSettings
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plan import read_plan
 from services.decoder.worker.worker import Worker
+from shared.artifacts.store import ArtifactStore
+from shared.checkpoint.folder import Checkpoint
+from tessera.common.v1.media_pb2 import MediaItem, Modality
 from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.ascend.simulator import counters
+from tests.reference_models import wemm
 from tests.support.checkpoints import make_checkpoint
-from tests.support.step_stream import Text, greedy, introduce, make_plan, read_ints
+from tests.support.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    introduce,
+    make_plan,
+    read_ints,
+    running_decoder,
+)
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], list(range(3, 130)), list(range(200, 260))]
 SLOTS = list(range(len(PROMPTS)))
@@ -111,3 +125,29 @@ def test_heads_of_another_size_take_no_more_kernels(tmp_path: Path) -> None:
         collect(own, launch(own, 1, KINDS[0]))
         costs.append(Counter(counters.kernels) - before)
     assert costs[0] == costs[1]
+
+
+async def test_partial_lora_of_a_prompt_with_a_picture_is_not_waited_for(
+    tmp_path: Path, short_tmp: Path
+) -> None:
+    folder = wemm.write_checkpoint(tmp_path / "wemm")
+    rows = np.ones((20, Checkpoint(folder).text_config["hidden_size"]), np.float32)
+    digest = b"picture".ljust(16, b"-")
+    item = MediaItem(
+        digest=digest, modality=Modality.MODALITY_IMAGE, offset=3, length=len(rows), rows=len(rows)
+    )
+    prompt = [7] * 40
+    limits = {"device": "npu", "dtype": "float16", "max_model_len": 512}
+    async with (
+        running_decoder(folder, short_tmp / "s", **limits) as decoder,
+        StepStream.open(decoder.address) as stream,
+    ):
+        store = ArtifactStore(short_tmp / "artifacts", "producer", "")
+        await stream.run(make_plan(fetch=[store.put(digest, rows, "float32")]))
+        while not stream.ready:
+            await stream.next_message()
+        texts = [Text(0, prompt, greedy(), media=[item]), Text(1, prompt[3:], greedy())]
+        with counters.counted() as cost:
+            result = await NaiveScheduler(stream).step(texts, 64)
+    assert not result.failed
+    assert counters.synchronisations(cost) == 1, cost  # the wait for the result

@@ -104,7 +104,7 @@ class _Trial:
             positions=sent[0],
             meta=ops.make_meta(self._counts, self._counts, sent[1], sent[2]),
             slots=range(len(self._counts)),
-            media=torch.ones(tokens, dtype=torch.bool, device=ops.device),
+            media=torch.arange(tokens, device=ops.device),
         )
         media = torch.zeros((tokens, model.config.hidden_size)).to(ops.device, ops.dtype)
         hidden = model.embed(step.ids, [media], [(0, tokens)])

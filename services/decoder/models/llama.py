@@ -140,8 +140,7 @@ class Llama(DecoderModel):
         """What each layer adds for the tokens that take an embedding row."""
         if step.media is None or not self._additions:
             return repeat(None)
-        rows = step.media.nonzero()[:, 0]
-        return [addition.on(rows) for addition in self._additions]
+        return [addition.on(step.media) for addition in self._additions]
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, D] at positions [axes, T], as `ops.rope` takes them."""

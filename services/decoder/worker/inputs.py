@@ -102,7 +102,7 @@ def build_batch(
         embeds, deeper = _split_levels(embeds, runs, levels, padded)
     optional: dict[str, Array] = {}
     if runs:
-        optional["media"] = _takes_embedding(padded, runs)
+        optional["media"] = _tokens_of(runs)
     if last_tokens is not None and (ids < 0).any():
         optional["owners"] = _padded(owners, padded)
     table: Array = slots.table[rows.slot, :width]
@@ -161,12 +161,9 @@ def _with_pending(ids: Tensor, last_tokens: Tensor, owners: Tensor) -> Tensor:
     return torch.where(ids < 0, last_tokens.index_select(0, owners).long(), ids)
 
 
-def _takes_embedding(tokens: int, runs: Sequence[tuple[int, int]]) -> Flags:
-    """bool [tokens]: those inside a run (first, count)."""
-    found: Flags = np.zeros(tokens, bool)
-    for first, count in runs:
-        found[first : first + count] = True
-    return found
+def _tokens_of(runs: Sequence[tuple[int, int]]) -> Longs:
+    """Those inside a run (first, count), ascending."""
+    return np.concatenate([np.arange(first, first + count) for first, count in sorted(runs)])
 
 
 def _embeds(

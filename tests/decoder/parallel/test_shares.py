@@ -40,8 +40,7 @@ class Answer:
         blocks = torch.tensor([[1], [2]], dtype=torch.int32)
         slots = torch.tensor([16, *range(32, 41)])
         meta = ops.make_meta(COUNTS, COUNTS, blocks, slots)
-        takes_row = torch.zeros(tokens, dtype=torch.bool)
-        takes_row[MEDIA] = True
+        takes_row = torch.tensor(range(tokens)[MEDIA])
         step = Step(ids, positions, meta, slots=range(2), media=takes_row)
         rows = torch.randn(3, model.config.hidden_size, generator=draw).to(ops.dtype)
         hidden = model.embed(ids, [rows], [(MEDIA.start, 3)])

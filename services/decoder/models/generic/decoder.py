@@ -201,11 +201,14 @@ class GenericDecoder(DecoderModel):
             "position_ids": positions if len(positions) == 1 else positions[:, None],
             "use_cache": False,
         }
+        takes_row = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        if media is not None:
+            takes_row[media] = True
         if media is not None and levels:
-            inputs["visual_pos_masks"] = media[None]
+            inputs["visual_pos_masks"] = takes_row[None]
             inputs["deepstack_visual_embeds"] = [rows[media] for rows in levels]
         if self._has_layer_inputs:
-            known = ids if media is None else ids.masked_fill(media, self._pad_id)
+            known = ids.masked_fill(takes_row, self._pad_id)
             inputs["per_layer_inputs"] = self._base.get_per_layer_inputs(known[None])
         if self._counts_cache:
             inputs["past_key_values"] = _PositionsAsLength(positions[0])
