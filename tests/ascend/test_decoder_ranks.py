@@ -11,23 +11,32 @@ from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tie"),
-    [("float16", 0.05), pytest.param("bfloat16", 0.1, marks=pytest.mark.full)],
+    ("dtype", "tie", "graphs"),
+    [
+        ("float16", 0.05, "off"),
+        pytest.param("bfloat16", 0.1, "off", marks=pytest.mark.full),
+        pytest.param("float16", 0.05, "on", marks=pytest.mark.full),
+    ],
 )
 async def test_two_ranks(
-    dtype: str, tie: float, tmp_path: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str,
+    tie: float,
+    graphs: str,
+    tmp_path: Path,
+    short_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(
         "FAKE_NPU_COUNT", "2"
     )  # for the other rank; this process knows its first NPU already
     folder = make_checkpoint(tmp_path, "qwen2")
     texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(prompts(3, 400))]
+    options = {"device": "npu", "dtype": dtype, "graphs": graphs, "max_num_seqs": 4}
     async with (
-        running_decoder(
-            folder, short_tmp / "s", device="npu", dtype=dtype, tensor_parallel_size=2
-        ) as decoder,
+        running_decoder(folder, short_tmp / "s", tensor_parallel_size=2, **options) as decoder,
         StepStream.open(decoder.address) as stream,
     ):
+        assert (decoder.loaded.worker.graphs is not None) == (graphs == "on")
         await NaiveScheduler(stream).generate(texts, 8, 64)
     reference = load_reference(folder)
     for text in texts:

@@ -22,13 +22,21 @@ HEAD_SIZES = (64, 128, 80, 256)
 
 
 async def check(
-    folder: Path, socket: Path, dtype: str = "float16", *, chunk: int = 64, longest: int = 90
+    folder: Path,
+    socket: Path,
+    dtype: str = "float16",
+    *,
+    chunk: int = 64,
+    longest: int = 90,
+    graphs: str = "off",
 ) -> None:
     """Generates on the NPU, and looks for each token in what transformers would have chosen."""
+    options = {"device": "npu", "dtype": dtype, "graphs": graphs, "max_num_seqs": 4}
     async with (
-        running_decoder(folder, socket, device="npu", dtype=dtype) as decoder,
+        running_decoder(folder, socket, **options) as decoder,
         StepStream.open(decoder.address) as stream,
     ):
+        assert (decoder.loaded.worker.graphs is not None) == (graphs == "on")
         assert stream.hello.block_size == 128
         vocabulary = decoder.loaded.worker._model.config.vocab_size
         texts = [
@@ -54,6 +62,14 @@ async def test_families_and_options_in_float16(
     await check(make_checkpoint(tmp_path, family, **options), short_tmp / "s")
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("number", _FIRST_OF_A_FAMILY)
+async def test_families_from_graphs(tmp_path: Path, short_tmp: Path, number: int) -> None:
+    family, options = OPTIONS[number]
+    folder = make_checkpoint(tmp_path, family, **options)
+    await check(folder, short_tmp / "s", chunk=256, graphs="on")
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2_vl"])
 async def test_families_in_bfloat16(tmp_path: Path, short_tmp: Path, family: str) -> None:
     await check(make_checkpoint(tmp_path, family), short_tmp / "s", "bfloat16", chunk=17)
@@ -68,7 +84,8 @@ async def test_heads_of_every_size_over_many_blocks_in_chunks(
     await check(folder, short_tmp / "s", chunk=100, longest=300)
 
 
-async def test_a_window_over_many_blocks(tmp_path: Path, short_tmp: Path) -> None:
+@pytest.mark.parametrize("graphs", ["off", pytest.param("on", marks=pytest.mark.full)])
+async def test_a_window_over_many_blocks(tmp_path: Path, short_tmp: Path, graphs: str) -> None:
     text = {"sliding_window": 130, "max_position_embeddings": 512}
     folder = make_checkpoint(tmp_path, "mistral", text=text)
-    await check(folder, short_tmp / "s", chunk=100, longest=300)
+    await check(folder, short_tmp / "s", chunk=100, longest=300, graphs=graphs)

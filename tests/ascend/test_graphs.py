@@ -97,3 +97,16 @@ def test_a_replay_without_an_update_hangs_and_is_reported() -> None:
     attention.graph.replay()
     with pytest.raises(Refused, match="hang"):
         attention.out.cpu()
+
+
+def test_an_update_comes_behind_the_replay_before() -> None:
+    """Else that one may still read the lengths, or go on by the event of the next one."""
+    attention = Attention(captured=1)
+    updates = attention.graph.graph_dispatch_mode.update_stream
+    for length in (5, 200):
+        updates.wait_stream(npu.current_stream())
+        attention.graph.update([{"actual_seq_lengths_kv": [length]}])
+        attention.graph.replay()
+    with pytest.raises(RuntimeError, match="may still run"):
+        attention.graph.update([{"actual_seq_lengths_kv": [7]}])
+    assert torch.equal(attention.out.cpu(), (attention.attend(200) * 2).cpu())

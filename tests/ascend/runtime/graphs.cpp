@@ -1,12 +1,34 @@
 // Captured graphs. Their content lies in Python (simulator/graphs.py), which is called at each step.
 #include "runtime.h"
 
+#include <map>
+#include <vector>
+
 namespace fake {
 
 using HookFunction = void (*)(int what, void *a, void *b);
 static HookFunction hook;
 static Stream *capturing;
 static uintptr_t last_model = 64, last_group = 4096;
+
+struct Replay {
+  int stream;
+  uint64_t sequence;
+};
+struct TaskGroup {
+  void *model;
+  size_t updates = 0;
+};
+static std::map<void *, std::vector<Replay>> replays;  // of each model, in order
+static std::map<void *, TaskGroup> groups;
+
+// An update is for the replay of the same number. Whether it comes after the replay before has run to its end.
+static bool is_in_order(const TaskGroup &group, const Stream *stream) {
+  auto &before = replays[group.model];
+  if (!group.updates || before.size() < group.updates) return true;
+  auto &last = before[group.updates - 1];
+  return comes_after(stream, last.stream, last.sequence);
+}
 
 void call_hook(Hook what, void *a, void *b) {
   if (hook) hook(what, a, b);
@@ -50,7 +72,11 @@ aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode *mode) {
 
 aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
   FAKE_ALIVE;
-  fake::stream_of(stream)->sequence++;
+  {
+    fake::Lock lock(fake::mutex);
+    auto on = fake::stream_of(stream);
+    fake::replays[model].push_back({on->id, ++on->sequence});
+  }
   fake::count(fake::replay);
   fake::call_hook(fake::execute, model, stream);
   return ACL_SUCCESS;
@@ -65,11 +91,19 @@ aclError aclmdlRICaptureTaskGrpBegin(aclrtStream stream) {
 
 aclError aclmdlRICaptureTaskGrpEnd(aclrtStream stream, aclrtTaskGrp *group) {
   *group = fake::handle(fake::last_group += 16);
+  fake::groups[*group] = {fake::handle(fake::last_model + 16)};
   fake::call_hook(fake::group_end, stream, *group);
   return ACL_SUCCESS;
 }
 
 aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp group) {
+  fake::Lock lock(fake::mutex);
+  auto &updated = fake::groups[group];
+  if (!fake::is_in_order(updated, fake::stream_of(stream))) {
+    fake::say("a graph is updated that may still run: the update does not wait for the replay before");
+    return ACL_ERROR_RT_MODEL_RUNNING;
+  }
+  updated.updates++;
   fake::call_hook(fake::update_begin, stream, group);
   return ACL_SUCCESS;
 }

@@ -58,6 +58,7 @@ struct PendingCopy {
 struct Stream {
   int id;
   uint64_t sequence = 0;            // operations so far
+  uint64_t done = 0;                // those that the host has waited for
   std::map<int, uint64_t> waited;   // of other streams: the operations that this one comes after
   std::list<PendingCopy> pending;
 };
@@ -85,6 +86,7 @@ bool is_device_memory(const void *pointer);
 bool is_pinned_memory(const void *pointer);
 
 Stream *stream_of(aclrtStream stream);      // the default stream for a null pointer
+bool comes_after(const Stream *later, int stream, uint64_t sequence);  // than that operation
 void forget_copies(const char *begin, size_t bytes);
 bool is_capturing();
 

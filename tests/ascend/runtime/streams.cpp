@@ -23,6 +23,7 @@ Stream *stream_of(aclrtStream stream) {
 
 // Ends the copies of `stream` up to an operation: the host sees what was copied, and what it gave away is compared.
 static void deliver(Stream *stream, uint64_t until) {
+  stream->done = std::max(stream->done, until);
   for (auto copy = stream->pending.begin(); copy != stream->pending.end() && copy->sequence <= until;) {
     if (copy->to_host) {
       memcpy(copy->host, copy->content.data(), copy->bytes);
@@ -40,6 +41,12 @@ static void deliver_before(Stream *stream, uint64_t sequence, const std::map<int
 }
 
 static void join(Stream *stream) { deliver_before(stream, stream->sequence, stream->waited); }
+
+bool comes_after(const Stream *later, int stream, uint64_t sequence) {
+  auto waited = later->waited.find(stream);
+  return streams[stream]->done >= sequence || later->id == stream ||
+         (waited != later->waited.end() && waited->second >= sequence);
+}
 
 void forget_copies(const char *begin, size_t bytes) {
   for (auto stream : streams)

@@ -46,6 +46,7 @@ class NpuGraphs(Graphs):
             with _capturing(graph, pool, stream):
                 hidden = self._forward(self._inputs[size])
             self._captured[size] = _Captured(graph, hidden)
+        torch_npu.npu.synchronize()
 
     def run(self, step: Step) -> Tensor:
         """See `Graphs.run`. Waits for nothing."""
@@ -59,10 +60,11 @@ class NpuGraphs(Graphs):
         given.meta.block_table[:, : table.shape[1]].copy_(table)
         graph = captured.graph
         # The graph may still run for the step before: its lengths change behind that.
-        updates = graph.graph_dispatch_mode.update_stream
-        updates.wait_stream(torch_npu.npu.current_stream())
+        steps, updates = torch_npu.npu.current_stream(), graph.graph_dispatch_mode.update_stream
+        updates.wait_stream(steps)
         graph.update([{"actual_seq_lengths_kv": step.meta.kv_lens}])
         graph.replay()
+        steps.wait_stream(updates)  # as the graph does, without torch_npu's sanitizer seeing it
         return captured.hidden
 
 
