@@ -84,8 +84,12 @@ def _lead(settings: DecoderSettings, leader: Leader) -> Loaded:
         disconnect()
 
     try:
-        ranks, backend = settings.tensor_parallel_size, settings.model_backend
-        require_divisible(Checkpoint(settings.model), ranks, backend)
+        require_divisible(
+            Checkpoint(settings.model),
+            settings.tensor_parallel_size,
+            settings.model_backend,
+            settings.trust_remote_code,
+        )
         loaded = load_rank(
             leader.place,
             partial(LeadingEmbeddings, leader=leader),
@@ -133,9 +137,11 @@ def load_rank(
     )
     with device.explaining():
         device.ops.share = share
-        model = _load_model(settings, checkpoint, device.ops, longest)
         if place.meeting is not None:
             device.ops.ranks = connect(share, device.rank_backend, place.meeting)
+        model = _load_model(settings, checkpoint, device.ops, longest)
+        if device.ops.ranks is not None:
+            device.ops.ranks.settle()
         model.needs.require_served()
         device.require_attention(model.needs.attention)
         checkpoint.close()

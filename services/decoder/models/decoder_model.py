@@ -28,6 +28,8 @@ class DecoderModel(ABC):
     # Whose code runs the layers.
     code: ClassVar[str] = "native"
     needs: Needs = Needs()
+    # Calls of `RankGroup.sum` in a forward of all layers, where there are several ranks.
+    sums: int = 0
     # Whether a token's bits depend on nothing else in the batch, where the ops promise that of theirs.
     equal_rows: bool = True
     # Between its logits and those of the model's own class, in standard deviations; None where it was not measured.

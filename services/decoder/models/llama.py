@@ -60,6 +60,7 @@ class Llama(DecoderModel):
         self._head: Packed  # of several ranks this one's share
         self._outputs: int  # of all ranks together
         self._additions: Sequence[LayerAddition] = ()
+        self.sums = 2 * config.num_layers  # behind attention, and behind the MLP
 
     @staticmethod
     def heads(config: DecoderConfig, ops: BaseOps) -> Heads:

@@ -20,7 +20,6 @@ from shared.settings import set_process_environment
 
 T = TypeVar("T")
 
-SUMS_OF_LAYER = 2  # calls of `RankGroup.sum`: behind attention, and behind the MLP
 _LOADING_S = 600.0  # that one rank may load longer than another
 _CALL_S = 60.0  # that one may come later to a call than another
 _HOST_BACKEND = "gloo"
@@ -39,13 +38,19 @@ class RankGroup:
     """Of `share.size` ranks this one is number `share.rank`. `calls`: how many calls with tensors it has made."""
 
     def __init__(
-        self, share: Share, backend: str, on_host: dist.ProcessGroup | None = None
+        self,
+        share: Share,
+        backend: str,
+        on_host: dist.ProcessGroup | None = None,
+        store: FileStore | None = None,
     ) -> None:
         """backend: of torch.distributed; on_host: the same ranks, as they reach each other without their devices, where
-        that is not the default group."""
+        that is not the default group; store: for `settle`."""
         self.share = share
         self.calls = 0
         self._on_host = on_host
+        self._store = store
+        self._settled = 0
         # Gloo adds up in an order that depends on an element's place in the batch, which two summands do not show.
         self._in_order = backend == _HOST_BACKEND and share.size > 2
 
@@ -88,6 +93,12 @@ class RankGroup:
         """Whether every rank says so."""
         return bool(self.least(int(fine))[0])
 
+    def settle(self) -> None:
+        """Until every rank has made this call, however much longer than another one of them has loaded before."""
+        assert self._store is not None
+        self._settled += 1
+        _settle(self._store, self.share, self._settled)
+
     def wait(self) -> None:
         """Until every rank has made this call."""
         self.least(0)
@@ -102,13 +113,11 @@ class RankGroup:
 
 
 def connect(share: Share, backend: str, meeting: Path) -> RankGroup:
-    """Waits until all ranks have loaded their weights; they find each other by the file `meeting`. One group for each
-    process. Raises RankLost."""
+    """Waits until all ranks have started; they find each other by the file `meeting`. One group for each process.
+    Raises RankLost."""
     set_process_environment(GLOO_SOCKET_IFNAME="lo")  # all are on this machine
     store = FileStore(str(meeting), share.size)
-    store.set(f"loaded {share.rank}", "")
-    others = [f"loaded {rank}" for rank in range(share.size)]
-    _complete(lambda: store.wait(others, timedelta(seconds=_LOADING_S)))
+    _settle(store, share, 0)
     patience = timedelta(seconds=_CALL_S)
     _complete(
         lambda: dist.init_process_group(
@@ -120,9 +129,15 @@ def connect(share: Share, backend: str, meeting: Path) -> RankGroup:
         )
     )
     if backend == _HOST_BACKEND:
-        return RankGroup(share, backend)
+        return RankGroup(share, backend, store=store)
     on_host = _complete(lambda: dist.new_group(backend=_HOST_BACKEND, timeout=patience))
-    return RankGroup(share, backend, on_host)
+    return RankGroup(share, backend, on_host, store)
+
+
+def _settle(store: FileStore, share: Share, number: int) -> None:
+    store.set(f"{number} of {share.rank}", "")
+    others = [f"{number} of {rank}" for rank in range(share.size)]
+    _complete(lambda: store.wait(others, timedelta(seconds=_LOADING_S)))
 
 
 def disconnect() -> None:

@@ -9,17 +9,19 @@ from shared.model_backends import ModelBackend
 from shared.model_config.decoder import DecoderConfig
 
 
-def require_divisible(checkpoint: Checkpoint, ranks: int, backend: ModelBackend) -> None:
+def require_divisible(
+    checkpoint: Checkpoint, ranks: int, backend: ModelBackend, trust_remote_code: bool = False
+) -> None:
     """Raises InvalidRequest, with the reason, for a model of which not every one of `ranks` can have an equal part."""
     family = registry.find_decoder(checkpoint, backend)
+    part = load_part(family.decoder)
     if is_generic(family.decoder):
-        raise _refuse(
-            ranks,
-            f"{checkpoint.kind} runs by the code of transformers, which has no parts for ranks",
-        )
-    if not issubclass(load_part(family.decoder), Llama):
+        reason = part.undivided(checkpoint, ranks, trust_remote_code)
+    elif not issubclass(part, Llama):
         raise _refuse(ranks, f"the layers of {checkpoint.kind} are not divided among ranks yet")
-    if reason := _reason(registry.decoder_config(checkpoint), ranks):
+    else:
+        reason = _reason(registry.decoder_config(checkpoint), ranks)
+    if reason:
         raise _refuse(ranks, f"{checkpoint.kind} has {reason}")
 
 

@@ -15,7 +15,7 @@ from services.decoder.devices.base.staging import Array
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import paged_layers
 from services.decoder.models.step import Step
-from services.decoder.parallel.rank_group import SUMS_OF_LAYER, RankGroup
+from services.decoder.parallel.rank_group import RankGroup
 from services.decoder.sampling.device_sampler import draw
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.embeddings import Embeddings
@@ -297,7 +297,7 @@ class Worker:
     def _make_calls(self, step: LaunchedStep, batch: Batch, ranks: RankGroup, made: int) -> None:
         """Those calls of a step that this rank has not made: the others are in them, and cannot leave them. What comes
         of them is not used. made: how many it has made."""
-        sums = SUMS_OF_LAYER * len(self._kv)
+        sums = self._model.sums
         ops, size = self._device.ops, (len(batch.step.ids), self._model.config.hidden_size)
         hidden = torch.zeros(size, dtype=ops.dtype, device=ops.device)
         for _ in range(made, sums):

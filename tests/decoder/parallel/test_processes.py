@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import load_reference
+from tests.support.generic_models import make_generic_checkpoint
 from tests.support.greedy_reference import assert_greedy, assert_same_up_to_ties, greedy_tokens
 from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 
@@ -14,10 +15,18 @@ PROMPTS = [[5, 9, 200, 31], list(range(40, 75)), [7]]
 async def test_two_processes_generate_what_transformers_does(
     llama_folder: Path, short_tmp: Path
 ) -> None:
-    reference = load_reference(llama_folder)
+    await check_tokens(llama_folder, short_tmp)
+
+
+async def test_two_processes_by_the_code_of_transformers(tmp_path: Path, short_tmp: Path) -> None:
+    await check_tokens(make_generic_checkpoint(tmp_path, "gemma2"), short_tmp)
+
+
+async def check_tokens(folder: Path, short_tmp: Path) -> None:
+    reference = load_reference(folder)
     texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(PROMPTS)]
     async with (
-        running_decoder(llama_folder, short_tmp / "s", tensor_parallel_size=2) as decoder,
+        running_decoder(folder, short_tmp / "s", tensor_parallel_size=2) as decoder,
         StepStream.open(decoder.address) as stream,
     ):
         assert stream.hello.ranks == 2

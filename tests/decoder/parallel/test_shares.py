@@ -1,5 +1,6 @@
 """Ranks that have a part of every layer compute together what one process computes with the whole model."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.models.generic.loading import load_model
 from services.decoder.models.layer_spec import paged_layers
 from services.decoder.models.step import Step
 from services.decoder.parallel.rank_group import RankGroup
@@ -23,6 +25,7 @@ from shared.model_backends import ModelBackend
 from tests.reference_models import molmo, wemm
 from tests.support.checkpoints import make_checkpoint
 from tests.support.decoder.thread_ranks import ThreadRanks, run_ranks
+from tests.support.generic_models import make_generic_checkpoint
 
 LONGEST = 64
 # Two texts: a prompt of 9 tokens, of which those in MEDIA take an embedding row, and one token alone.
@@ -49,6 +52,18 @@ class Answer:
         self.logits = model.logits(self.hidden)
         self.largest = model.largest(self.hidden)
         self.cache_bytes = sum(ops.block_bytes(layer) for layer in paged_layers(model.layers))
+
+
+@pytest.fixture(autouse=True)
+def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While transformers loads a model it changes settings of the whole process."""
+    loading = threading.Lock()
+
+    def load_alone(*given: Any) -> Any:
+        with loading:
+            return load_model(*given)
+
+    monkeypatch.setattr("services.decoder.models.generic.decoder.load_model", load_alone)
 
 
 def answer(
@@ -95,6 +110,20 @@ def test_shares_of_families(tmp_path: Path, family: str, size: int, text: dict[s
     check(make_checkpoint(tmp_path, family, text=text), size)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma2", {}),
+        pytest.param("gemma2", {"attention_bias": True, "final_logit_softcapping": None}, marks=pytest.mark.full),
+        ("cohere2", {}),
+    ],
+)  # fmt: skip
+def test_shares_of_models_by_the_code_of_transformers(
+    tmp_path: Path, family: str, changes: dict[str, Any]
+) -> None:
+    check(make_generic_checkpoint(tmp_path, family, **changes), 2)
+
+
 @pytest.mark.parametrize("write", [molmo.write_checkpoint, wemm.write_checkpoint])
 def test_shares_of_models_with_other_embeddings_and_low_rank_additions(
     tmp_path: Path, write: Callable[[Path], Path]
@@ -129,13 +158,27 @@ def test_of_equal_logits_of_several_ranks_the_first_is_the_largest() -> None:
         ("llama", 3, {}, "4 attention heads, which do not divide by it"),
         ("llama", 2, {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}, "3 heads of keys"),
         ("llama", 2, {"intermediate_size": 97}, "97 units between the layers of its MLP"),
-        ("gemma2", 2, {}, "runs by the code of transformers"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_refused(
     tmp_path: Path, family: str, size: int, text: dict[str, Any], reason: str
 ) -> None:
     checkpoint = Checkpoint(make_checkpoint(tmp_path, family, text=text))
+    with pytest.raises(InvalidRequest, match=rf"--tensor-parallel-size {size}: .*{reason}"):
+        require_divisible(checkpoint, size, ModelBackend.AUTO)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "changes", "reason"),
+    [
+        ("gemma2", 2, {"num_key_value_heads": 1}, "1 heads of keys and values"),
+        ("mixtral", 2, {}, "divided in a way which is not served .*moe_tp_experts"),
+    ],
+)
+def test_what_does_not_divide_by_the_code_of_transformers_is_refused(
+    tmp_path: Path, family: str, size: int, changes: dict[str, Any], reason: str
+) -> None:
+    checkpoint = Checkpoint(make_generic_checkpoint(tmp_path, family, **changes))
     with pytest.raises(InvalidRequest, match=rf"--tensor-parallel-size {size}: .*{reason}"):
         require_divisible(checkpoint, size, ModelBackend.AUTO)
 

@@ -30,6 +30,10 @@ class ThreadRanks(RankGroup):
         self._in_order = True
         self._meeting = meeting
 
+    def settle(self) -> None:
+        """See `RankGroup.settle`."""
+        self._meeting.barrier.wait()
+
     def least(self, *numbers: int) -> list[int]:
         """See `RankGroup.least`."""
         return [int(number) for number in self._meet(torch.tensor(numbers)).amin(0)]

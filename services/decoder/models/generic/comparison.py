@@ -140,7 +140,7 @@ def _measure(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> _Measure:
     count, total, squares, largest, cosines, same = 0, 0.0, 0.0, [], [], True
     for some, other in zip(ours, theirs, strict=True):
         for x, y in zip(some.split(_ROWS), other.split(_ROWS), strict=True):
-            x, y = x.float(), y.float()
+            x, y = x.float(), y.to(x.device).float()
             same = same and torch.equal(x < _LEAST_LOGIT, y < _LEAST_LOGIT)
             # Tokens that a class excludes have logits so low that they exceed every scale.
             x, y = (z.masked_fill(z < _LEAST_LOGIT, 0) for z in (x, y))

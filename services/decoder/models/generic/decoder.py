@@ -24,6 +24,7 @@ from services.decoder.models.generic.attention import (
 )
 from services.decoder.models.generic.attention_kind import attention_kind, run_marked
 from services.decoder.models.generic.comparison import Verdict, compare, run_eagerly
+from services.decoder.models.generic.division import divide, undivided
 from services.decoder.models.generic.experts import pack_experts
 from services.decoder.models.generic.head import in_vocabulary, make_head
 from services.decoder.models.generic.loading import (
@@ -60,7 +61,8 @@ class GenericDecoder(DecoderModel):
     equal_rows = False  # until they have been compared
 
     def __init__(self, model: Any, ops: BaseOps) -> None:
-        """model: as `load_model` gives it, on the device of the ops. Its weights are packed, and dropped.
+        """model: as `load_model` gives it, on the device of the ops or, of several ranks, on the host: this one's part
+        of it goes to the device. Its weights are packed, and dropped.
 
         Raises NotServed for a model whose attention cannot be ours.
         """
@@ -70,6 +72,12 @@ class GenericDecoder(DecoderModel):
         self._base = language_layers(model)
         self._embedding = model.get_input_embeddings()
         _require_interface(model, self._base)
+        if ops.ranks is not None:
+            self.sums = divide(self._base, model.config, ops.ranks)
+            if not self.sums:
+                raise NotServed("its layers are not where its base_model_tp_plan says")
+            model.to(ops.device)
+            ops.ranks.settle()
         self._rope = RopeIndex.find(model)
         self.rotary_axes = self._rope.axes if self._rope else 0
         self.levels = _levels(model, self._base)
@@ -91,6 +99,8 @@ class GenericDecoder(DecoderModel):
         self._head = make_head(model, path, ops)
         stack_linears(self._base, ops, calls)
         guard_parameters(self._base, ops)
+        if ops.ranks is not None:
+            ops.ranks.settle()
 
     @classmethod
     def load(
@@ -108,15 +118,22 @@ class GenericDecoder(DecoderModel):
         kind = find_class(checkpoint, trust_remote_code)
         config = read_config(checkpoint, trust_remote_code)
         require_served(checkpoint, kind, config)
-        loaded = load_model(checkpoint, kind, config, ops.dtype).to(ops.device)
+        loaded = load_model(checkpoint, kind, config, ops.dtype)
+        if ops.ranks is None:
+            loaded = loaded.to(ops.device)
         path = registry.find(checkpoint).overrides.get("decoder_path", "")
         return cls.of_class(checkpoint, loaded.get_submodule(path), ops, max_model_len, check)
+
+    @classmethod
+    def undivided(cls, checkpoint: Checkpoint, ranks: int, trust_remote_code: bool) -> str:
+        """Why a model cannot be divided among so many ranks; empty where it can."""
+        return undivided(read_config(checkpoint, trust_remote_code), ranks)
 
     @classmethod
     def of_class(
         cls, checkpoint: Checkpoint, model: Any, ops: BaseOps, max_model_len: int, check: bool
     ) -> "GenericDecoder":
-        """Of a model with its weights, on the device of the ops. Raises InvalidRequest as `load` does."""
+        """Of a model with its weights, where the constructor wants it. Raises InvalidRequest as `load` does."""
         fix_rotations(checkpoint, model, max_model_len)
         try:
             with torch.inference_mode():

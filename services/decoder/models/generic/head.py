@@ -29,19 +29,22 @@ class Head(ABC):
 
 
 class MatrixHead(Head):
-    """A product with the output matrix, nothing else."""
+    """A product with the output matrix, nothing else; each of several ranks computes a part of the outputs."""
 
     def __init__(self, ops: BaseOps, weight: Tensor) -> None:
-        self._ops = ops
-        self._packed = ops.pack_head(in_memory(weight.detach(), name="output matrix"))
+        self._ops, self._outputs = ops, len(weight)
+        matrix = in_memory(weight.detach(), name="output matrix")
+        self._packed = ops.pack_head(ops.share.outputs(matrix))
 
     def logits(self, rows: Tensor) -> Tensor:
         """See `Head.logits`."""
-        return self._ops.linear_float32(rows, self._packed)
+        ranks, own = self._ops.ranks, self._ops.linear_float32(rows, self._packed)
+        return own if ranks is None else ranks.join(own, self._outputs)
 
     def largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Without writing logits where the ops can do that."""
-        return self._ops.largest(rows, self._packed)
+        ranks, own = self._ops.ranks, self._ops.largest(rows, self._packed)
+        return own if ranks is None else ranks.largest(*own, self._outputs)
 
 
 class ClassHead(Head):
