@@ -48,8 +48,9 @@ class Family:
     template_first: bool = False
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
     takes_videos: bool = False  # beside images
-    # Of generic parts: "finish" and "features" name functions, "merge" may be "add", "decoder_path" is where the text
-    # model hangs in the class, "encoder_path" where the encoder of one inside its decoder does (docs/add-a-model.md).
+    # Of generic parts: "finish" and "features" name functions, "merge" may be "add" and "rows" "all", "most_images" is
+    # a number, "decoder_path" is where the text model hangs in the class, "encoder_path" where the encoder of one
+    # inside its decoder does (docs/add-a-model.md).
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -3,26 +3,15 @@
 from services.families.family import GENERIC_ENCODER, GENERIC_PROMPT, Family, ItemSize
 from services.families.generic import is_listed
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.refusal import unsupported
 from tessera.common.v1.media_pb2 import Modality
 
 # Parts of config.json that describe an encoder of images.
 _VISION = ("vision_config", "vq_config")
-REFUSED = {
-    "Molmo2ForConditionalGeneration": "the tokens of all images of a prompt see each other, also those of later images,"
-    " and their ids are outside the vocabulary of its output matrix",
-}
-"""Architectures of transformers that would load, and then fail or be wrong at an image: the reason of each."""
 
 
 def family_of(checkpoint: Checkpoint) -> Family | None:
-    """The family of an architecture of transformers with images; None for a model without, and for others.
-
-    Raises InvalidRequest for an architecture that is known not to run here.
-    """
+    """The family of an architecture of transformers with images; None for a model without, and for others."""
     architecture = checkpoint.architecture
-    if reason := REFUSED.get(architecture):
-        raise unsupported(checkpoint, reason)
     takes_images = any(isinstance(checkpoint.config.get(part), dict) for part in _VISION)
     if not takes_images or not is_listed(architecture):
         return None

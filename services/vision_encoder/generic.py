@@ -53,8 +53,9 @@ class GenericEncoder:
         kind, config = model_class(checkpoint), read_config(checkpoint)
         self.dtype = device.dtype
         self._device = device
-        self._processor = build_processor(checkpoint)
-        overrides = registry.find(checkpoint).overrides
+        family = registry.find(checkpoint)
+        self._processor = build_processor(checkpoint, family.processor_config(checkpoint))
+        overrides = family.overrides
         features = overrides.get("features")
         self._features = load_part(features) if features else image_features
         inside = overrides.get("encoder_path")
@@ -94,7 +95,7 @@ class GenericEncoder:
             rows = self._rows(tensors)
         except Exception as error:  # whatever the code of some model raises
             raise unsupported(checkpoint, f"its encoder fails on a picture: {error!r}") from error
-        count = int(np.isin(ids, placeholder_ids(checkpoint)).sum())
+        count = int(np.isin(ids, self._row_ids(checkpoint)).sum())
         if rows.shape[1] % width or len(rows) != count:
             raise unsupported(
                 checkpoint,
@@ -102,6 +103,10 @@ class GenericEncoder:
                 f" in a text of width {width}",
             )
         return rows.shape[1]
+
+    def _row_ids(self, checkpoint: Checkpoint) -> Sequence[int]:
+        """The ids of a picture's tokens that take a row."""
+        return placeholder_ids(checkpoint)
 
     def _make(self, size: ItemSize) -> tuple[PixelArray, Mapping[str, PixelArray]]:
         """The ids and tensors of a black image."""

@@ -24,10 +24,11 @@ _RENAMED = {"Qwen2_5_VLImageProcessor": "Qwen2VLImageProcessor"}
 _MADE_HERE = ("image_processor", "tokenizer", "video_processor")
 
 
-def build_processor(checkpoint: Checkpoint) -> Any:
+def build_processor(checkpoint: Checkpoint, image_config: dict[str, Any]) -> Any:
     """An instance of the processor class that the checkpoint names, for texts and images.
 
-    Its image processor is the Pillow form; a video processor would need torchvision and is left out (None).
+    image_config: settings of its image processor, which is the class that they name (a family's own, or that of
+    transformers in its Pillow form). A video processor would need torchvision and is left out (None).
     Raises InvalidRequest: UNSUPPORTED_MODEL for a class that is not transformers' or takes other parts, MISSING_PACKAGE
     where its module needs a package that is not installed, BAD_CHECKPOINT for settings that it does not take.
     """
@@ -38,11 +39,10 @@ def build_processor(checkpoint: Checkpoint) -> Any:
     unknown = [part for part in kind.get_attributes() if part not in _MADE_HERE]
     if unknown:
         raise _unsupported(checkpoint, f"{name} needs {', '.join(unknown)}")
-    config = checkpoint.image_processor_config
-    images = image_processor_class(image_processor_name(config))
+    images = image_processor_class(image_processor_name(image_config))
     try:
         made = {
-            "image_processor": images.from_dict(config),
+            "image_processor": images.from_dict(image_config),
             "tokenizer": AutoTokenizer.from_pretrained(checkpoint.folder),
             "video_processor": None,
         }

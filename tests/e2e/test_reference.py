@@ -18,6 +18,7 @@ from PIL import Image
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.support.checkpoints import GENERIC, load_reference, make_checkpoint, reference_inputs
+from tests.support.checkpoints.generic import MOST_IMAGES
 from tests.support.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import animation, data_url, png
 from tests.support.services_in_process import services_in_process
@@ -101,6 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-vl-transformers": {"family": "qwen3_vl"},
     "gemma3-transformers": {"family": "gemma3"},
     "chameleon-transformers": {"family": "chameleon"},
+    "molmo2-transformers": {"family": "molmo2"},
     "blip2-transformers-opt": {"family": "blip2", "template": WORDS_ALONE},
     "fuyu-transformers-persimmon": {"family": "fuyu", "template": WORDS_ALONE},
 }
@@ -224,8 +226,9 @@ def has_videos(model: PreTrainedModel) -> bool:
 
 
 def most_images(model: PreTrainedModel) -> int:
-    if hasattr(model.config, "qformer_config") or model.config.model_type == "fuyu":
-        return 1
+    kind = model.config.model_type
+    if kind in MOST_IMAGES or kind in ("blip-2", "fuyu"):
+        return MOST_IMAGES.get(kind, 1)
     takes_some = hasattr(model.config, "vision_config") or hasattr(model.config, "vq_config")
     return 3 if takes_some else 0
 

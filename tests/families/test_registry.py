@@ -11,6 +11,7 @@ import pytest
 
 from services.families import generic, registry
 from services.families.family import load_part
+from services.families.molmo2 import FAMILY as molmo2_family
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
@@ -167,19 +168,17 @@ def test_what_no_family_has_is_for_the_code_of_transformers(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("vision", ["vision_config", "vit_config"])
-@pytest.mark.parametrize("backend", ModelBackend)
-def test_a_model_whose_images_see_later_ones_is_refused(
-    tmp_path: Path, vision: str, backend: ModelBackend
-) -> None:
+def test_molmo2_is_known_by_either_name_of_its_vision_part(tmp_path: Path, vision: str) -> None:
     molmo2 = checkpoint(
         tmp_path,
         architectures=["Molmo2ForConditionalGeneration"],
         text_config={"model_type": "molmo2_text"},
         **{vision: {"image_size": [56, 56]}},
     )
-    for find in (registry.find, lambda found: registry.find_decoder(found, backend)):
-        with pytest.raises(InvalidRequest, match="all images of a prompt see each other"):
-            find(molmo2)
+    assert registry.find(molmo2) is molmo2_family and molmo2_family.takes_media
+    assert registry.find_decoder(molmo2) is generic.GENERIC
+    with pytest.raises(InvalidRequest, match="molmo2_text"):
+        registry.find_decoder(molmo2, ModelBackend.NATIVE)
 
 
 @pytest.mark.parametrize(

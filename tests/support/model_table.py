@@ -8,7 +8,6 @@ import services.families
 from services.families import registry
 from services.families.family import GENERIC_ENCODER, GENERIC_PROMPT, Family, load_part
 from services.families.generic import GENERIC
-from services.families.generic_media import REFUSED
 from services.families.report import code_of
 from tessera.common.v1.media_pb2 import Modality
 
@@ -30,10 +29,6 @@ implementation in `tests/reference_models` that was written from the model's des
 
 """
 _SERVED = "served"
-_REFUSALS = """
-Refused by name, with images or without:
-
-"""
 _TYPES = """
 ## Text models by the code of transformers
 
@@ -74,8 +69,7 @@ def table() -> str:
         ]
     )
     lines = [head.split(" | "), ["---"] * 10, *([*row, "never loaded"] for row in rows)]
-    refused = [["architecture", "reason"], ["---"] * 2, *map(list, REFUSED.items())]
-    return _HEAD + _written(lines) + _REFUSALS + _written(refused) + _TYPES + _written(_types())
+    return _HEAD + _written(lines) + _TYPES + _written(_types())
 
 
 def _written(lines: list[list[str]]) -> str:

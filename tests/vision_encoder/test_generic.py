@@ -1,5 +1,6 @@
 """The encoder of models without one of their own: rows of their transformers class, tensors of its half alone."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def items_of(folder: Path) -> list[Item]:
 
 def reference_rows(folder: Path, item: Item) -> torch.Tensor:
     model: Any = load_reference(folder)
-    tensors = {name: torch.from_numpy(values) for name, values in item.tensors.items()}
+    known = inspect.signature(model.get_image_features).parameters
+    tensors = {n: torch.from_numpy(values) for n, values in item.tensors.items() if n in known}
     with torch.inference_mode():
         made = model.get_image_features(**tensors, return_dict=True)
 
@@ -64,8 +66,10 @@ def test_rows_are_those_of_the_class(family: str, tmp_path: Path) -> None:
     together = model.encode(items)
     for item, rows in zip(items, together, strict=True):
         assert model.cost(item) > 0 and rows.shape[1] == model.hidden_size
-        torch.testing.assert_close(rows, reference_rows(folder, item), rtol=1e-5, atol=1e-5)
         assert torch.equal(model.encode([item])[0], rows)
+        # Where separators take rows (tests/families/test_molmo2.py), these are zero.
+        rows = rows[rows.any(1)] if family == "molmo2" else rows
+        torch.testing.assert_close(rows, reference_rows(folder, item), rtol=1e-5, atol=1e-5)
     assert model.encode([model.sample(ItemSize(224, 224))])[0].shape[1] == model.hidden_size
     with pytest.raises(BadPixels):
         model.cost(Item({}))

@@ -26,21 +26,26 @@ log = structlog.get_logger(__name__)
 class GenericRule(PromptRule):
     """Spans are the ids that the image worker gives for each image (`services.preprocess.worker.processor_maker`).
 
-    Of a span those ids take an embedding row that the model's configuration calls its image token.
+    Of a span those ids take an embedding row that the model's configuration calls its image token, all of them where
+    the family's record says so ("rows").
     """
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
         settings = processing.settings
-        finish = registry.find(checkpoint).overrides.get("finish")
+        overrides = registry.find(checkpoint).overrides
+        finish = overrides.get("finish")
         self._finish: Callable[[Ids, Checkpoint], Ids] | None = (
             load_part(finish) if finish else None
         )
         self._checkpoint = checkpoint
+        self._takes_all = overrides.get("rows") == "all"
+        most = overrides.get("most_images")
+        most_images = int(most) if most else settings["most_images"]
         log.info(
             "prompts are written by the code of transformers",
             processor=settings["class"],
             transformers=settings["transformers"],
-            most_images=settings["most_images"] or "any",
+            most_images=most_images or "any",
         )
         before, after = settings["around"]
         self._update = Update(
@@ -48,7 +53,7 @@ class GenericRule(PromptRule):
         )
         self._placeholders = settings["placeholders"]
         self.limits: Mapping[Modality.ValueType, int | None] = {
-            Modality.MODALITY_IMAGE: settings["most_images"]
+            Modality.MODALITY_IMAGE: most_images
         }
         found = settings["example"]
         self.example = Example(found["text"], MadeItem(0, 0, ids=found["span"]), found["ids"])
@@ -60,7 +65,7 @@ class GenericRule(PromptRule):
     def span(self, item: ItemSize) -> MediaSpan:
         """The item's own ids; the item must be a `MadeItem`."""
         assert isinstance(item, MadeItem)
-        takes_row = np.isin(item.ids, self._placeholders)
+        takes_row = np.isin(item.ids, item.ids if self._takes_all else self._placeholders)
         edges = np.flatnonzero(np.diff(takes_row, prepend=False, append=False))
         runs = [(int(start), int(end - start)) for start, end in edges.reshape(-1, 2)]
         return MediaSpan(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
+from services.families import registry
 from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
 from services.preprocess.worker.maker import Answer, Pixels
 from shared.artifacts import bundle
@@ -45,7 +46,9 @@ class ProcessorMaker:
         import transformers
 
         checkpoint = Checkpoint(folder)
-        self._processor = build_processor(checkpoint)
+        self._processor = build_processor(
+            checkpoint, registry.find(checkpoint).processor_config(checkpoint)
+        )
         self._name = type(self._processor).__name__
         self._marker = self._find_marker()
         self._special = self._special_tokens()

@@ -10,8 +10,7 @@ from PIL.Image import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.processor import build_processor
+from tests.support.checkpoints import generic
 from tests.support.checkpoints.options import CheckpointOptions, text_config, text_sizes
 
 _VISION = {
@@ -77,6 +76,6 @@ def build(
 
 def inputs(folder: Path, text: str, images: Sequence[Image]) -> dict[str, torch.Tensor]:
     """What `generate` takes, from a rendered prompt."""
-    processor = build_processor(Checkpoint(folder))
+    processor = generic.processor(folder)
     made = processor(images=list(images) or None, text=text, return_tensors="pt")
     return {name: made[name] for name in made if name != "attention_mask"}

@@ -10,11 +10,13 @@ import transformers as hf
 from PIL.Image import Image
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
+from services.families import registry
 from services.families.family import GENERIC_ENCODER, GENERIC_PROMPT, Family
+from services.families.molmo2.image_processor import Molmo2ImageProcessor
 from services.preprocess.prompt.tokenizer import Ids
 from services.vision_encoder.generic import image_features
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.processor import build_processor
+from shared.checkpoint.processor import build_processor, placeholder_ids
 from tests.support.checkpoints.options import CheckpointOptions, text_config, text_sizes
 from tests.support.tokenizers import SPECIAL
 
@@ -216,18 +218,76 @@ def chameleon(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Buil
     )
 
 
+def molmo2(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """A picture of 56 pixels and up to four crops of it, in cells of 2 x 2 patches of 14 pixels; the tokens that stand
+    for them have an embedding and no output."""
+    words.add_tokens([f"<unused{i}>" for i in range(-len(words) % 16)])
+    known = len(words)
+    own = ["<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<low_res_im_start>", "<im_low>"]
+    _add(words, [*own, "<frame_start>", "<frame_end>", "<|image|>", "<|video|>"], "<|image|>")
+    start, end, patch, _, low = words.convert_tokens_to_ids(own[:5])
+    text = {
+        **text_sizes(chosen, words),
+        "model_type": "molmo2_text",
+        "head_dim": 16,
+        "vocab_size": known,
+        "additional_vocab_size": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+    tower = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    config = hf.Molmo2Config(
+        text_config=text,
+        vision_config={
+            **tower,
+            "intermediate_size": 32,
+            "num_hidden_layers": 3,
+            "image_size": [56, 56],
+            **chosen.vision,
+        },
+        adapter_config={
+            **tower,
+            "intermediate_size": 48,
+            "vision_feature_layer": [2, 1],
+            "text_hidden_size": text["hidden_size"],
+        },
+        image_start_token_id=start,
+        low_res_image_start_token_id=low,
+        image_end_token_id=end,
+        image_patch_id=patch,
+        frame_start_token_id=words.convert_tokens_to_ids("<frame_start>"),
+        frame_end_token_id=words.convert_tokens_to_ids("<frame_end>"),
+        **chosen.config,
+    )
+    images = Molmo2ImageProcessor(
+        size={"height": 56, "width": 56}, max_crops=4, overlap_margins=[1, 1], **chosen.images
+    )
+    return hf.Molmo2ForConditionalGeneration(config), Parts("Molmo2Processor", images, words)
+
+
 BUILDERS: dict[str, Callable[[CheckpointOptions, PreTrainedTokenizerFast], Built]] = {
     "idefics3": idefics3,
     "llava_onevision": llava_onevision,
     "gemma3": gemma3,
     "qwen3_vl": qwen3_vl,
     "chameleon": chameleon,
+    "molmo2": molmo2,
 }
+# How many pictures a prompt may have, where not any number.
+MOST_IMAGES = {"molmo2": 1}
 
 
 def processor(folder: Path) -> ProcessorMixin:
     """The checkpoint's processor."""
-    return build_processor(Checkpoint(folder))
+    checkpoint = Checkpoint(folder)
+    return build_processor(checkpoint, registry.find(checkpoint).processor_config(checkpoint))
+
+
+def row_ids(folder: Path) -> list[int]:
+    """The ids of a picture's tokens that take an embedding row."""
+    checkpoint = Checkpoint(folder)
+    if registry.find(checkpoint).overrides.get("rows") == "all":
+        return list(processor(folder).image_token_ids)
+    return placeholder_ids(checkpoint)
 
 
 def inputs(folder: Path, text: str, images: Sequence[Image]) -> dict[str, torch.Tensor]:

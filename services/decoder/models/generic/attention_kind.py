@@ -16,12 +16,14 @@ from services.decoder.models.generic.trial_run import TrialRun
 from services.decoder.models.needs import AttentionKind
 
 _LENGTH = 23
-_IMAGES = ((4, 9), (13, 17))  # two: whether they see each other is a part of the question
+# Where a prompt may have two, whether they see each other is a part of the question.
+_IMAGES = ((4, 9), (13, 17))
 _TYPES = ("token_type_ids", "mm_token_type_ids")  # as classes call them; 0 is text
 
 
-def run_marked(model: Any, axes: int) -> tuple[list[int], Tensor] | None:
-    """A text and its logits [n, vocabulary] by the class's own attention, with two stretches of it marked as images.
+def run_marked(model: Any, axes: int, most: int) -> tuple[list[int], Tensor] | None:
+    """A text and its logits [n, vocabulary] by the class's own attention, with two stretches of it marked as images, or
+    as many as a prompt may have (`most`).
 
     None for classes that take no marks, and for those that want to see the images too: they read no mask from marks.
     """
@@ -32,7 +34,7 @@ def run_marked(model: Any, axes: int) -> tuple[list[int], Tensor] | None:
     device = next(model.parameters()).device
     ids = torch.arange(_LENGTH, device=device)[None] * 7 % (vocabulary - 1) + 1
     types = torch.zeros_like(ids)
-    for first, end in _IMAGES:
+    for first, end in _IMAGES[:most]:
         types[:, first:end] = 1
     given = {"input_ids": ids, "use_cache": False, **dict.fromkeys(names, types)}
     if axes:  # else the class would compute them from the images
@@ -47,15 +49,19 @@ def run_marked(model: Any, axes: int) -> tuple[list[int], Tensor] | None:
 
 
 def attention_kind(
-    decoder: DecoderModel, layers: Any, ops: BaseOps, marked: tuple[Sequence[int], Tensor] | None
+    decoder: DecoderModel,
+    layers: Any,
+    ops: BaseOps,
+    marked: tuple[Sequence[int], Tensor] | None,
+    most: int,
 ) -> AttentionKind:
-    """The kind by which the decoder gives the same. Raises NotServed where none does."""
+    """The kind by which the decoder gives the same; `most`: see `run_marked`. Raises NotServed where none does."""
     if marked is None:
         return AttentionKind.CAUSAL
     prompt, expected = marked
     spans = {
         AttentionKind.CAUSAL: [],
-        AttentionKind.BIDIRECTIONAL_MEDIA: [(0, *image) for image in _IMAGES],
+        AttentionKind.BIDIRECTIONAL_MEDIA: [(0, *image) for image in _IMAGES[:most]],
         AttentionKind.PREFIX_LM: [(0, 0, _LENGTH)],
     }
     with short_reaches(layers):

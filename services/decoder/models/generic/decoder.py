@@ -135,14 +135,16 @@ class GenericDecoder(DecoderModel):
     ) -> "GenericDecoder":
         """Of a model with its weights, where the constructor wants it. Raises InvalidRequest as `load` does."""
         fix_rotations(checkpoint, model, max_model_len)
+        overrides = registry.find(checkpoint).overrides
+        most = int(overrides.get("most_images", 2))  # that matter
         try:
             with torch.inference_mode():
                 rope = RopeIndex.find(model)
-                marked = run_marked(model, rope.axes if rope else 0)
+                marked = run_marked(model, rope.axes if rope else 0, most)
                 decoder = cls.checked(model, ops) if check else cls(model, ops)
-                seen = attention_kind(decoder, decoder._base, ops, marked)
+                seen = attention_kind(decoder, decoder._base, ops, marked, most)
                 decoder.needs = replace(decoder.needs, attention=seen)
-                decoder._adds_rows = registry.find(checkpoint).overrides.get("merge") == "add"
+                decoder._adds_rows = overrides.get("merge") == "add"
                 return decoder
         except NotServed as error:
             raise unsupported(checkpoint, str(error)) from None
