@@ -149,6 +149,7 @@ def messages(number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> None:
     reference = DeepSeekVL2(folder)
     chats = [messages(number) for number in range(len(SIZES))]

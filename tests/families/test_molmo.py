@@ -204,6 +204,7 @@ def messages(turns: Sequence[tuple[str, str]], pictures: list[PIL.Image.Image]) 
     return found
 
 
+@pytest.mark.full
 def test_the_whole_system(tmp_path: Path, redis_url: str) -> None:
     """Four requests at once, and again with cached prefixes."""
     folder = write_checkpoint(tmp_path / "under-test")

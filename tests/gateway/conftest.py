@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
 from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready, write_model
+from tests.support.http import plain_client
 from tests.support.tokenizers import byte_level_tokenizer
 
 
@@ -33,6 +33,6 @@ async def other(stage: Stage) -> AsyncIterator[Gateway]:
     """A second gateway on the same Redis."""
     settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
     async with open_gateway(settings) as gateway:
-        async with httpx.AsyncClient(base_url=gateway.url) as client:
+        async with plain_client(gateway.url) as client:
             await until_ready(client)
         yield gateway

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import redis
 from anyio.from_thread import start_blocking_portal
 
@@ -25,6 +24,7 @@ from services.vision_encoder import server as vision_encoder
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared.checkpoint.folder import Checkpoint
 from tests.support.gateway.stage import until_ready
+from tests.support.http import plain_client
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ async def _running(
         try:
             async with (
                 open_gateway(settings) as gateway,
-                httpx.AsyncClient(base_url=gateway.url, verify=False) as http,
+                plain_client(gateway.url) as http,
             ):
                 await until_ready(http)
                 yield Addresses(f"{gateway.url}/v1", gateway.grpc_address)

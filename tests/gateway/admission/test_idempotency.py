@@ -15,6 +15,7 @@ from shared.net.rpc.errors import calling
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway.stage import ANSWER, Stage, until_ready
+from tests.support.http import plain_client
 from tests.support.network.sse import event_ids, events, merged, texts_of, with_ids
 
 CHAT = "/v1/chat/completions"
@@ -28,7 +29,7 @@ async def other(stage: Stage) -> AsyncIterator[httpx.AsyncClient]:
     settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
     async with (
         open_gateway(settings) as gateway,
-        httpx.AsyncClient(base_url=gateway.url, timeout=20) as client,
+        plain_client(gateway.url, timeout=20) as client,
     ):
         await until_ready(client)
         yield client

@@ -13,6 +13,7 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from tests.support.gateway.neighbours import Played
 from tests.support.gateway.stage import MODEL, Stage, until_ready
+from tests.support.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS
 
 CHAT = "/v1/chat/completions"
@@ -35,7 +36,7 @@ async def at_once(rid: str, index: int) -> None:
 @contextlib.asynccontextmanager
 async def reading(gateway: Gateway, path: str = "", **headers: str) -> AsyncIterator[str]:
     """A client that reads a stream; it leaves at the end of the block. Gives the request's name."""
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
+    async with plain_client(gateway.url, timeout=20) as client:
         request = client.build_request("GET", path) if path else client.build_request(
             "POST", CHAT, json=BODY, headers=headers
         )  # fmt: skip
@@ -158,9 +159,9 @@ async def read(client: httpx.AsyncClient, url: str, begun: asyncio.Event) -> str
 async def test_a_drained_gateway_leaves_its_requests_to_others(stage: Stage) -> None:
     endless(stage)
     settings = stage.settings.model_copy(update={"shutdown_timeout": 0.5})
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with plain_client(timeout=20) as client:
         async with open_gateway(settings) as gateway:
-            async with httpx.AsyncClient(base_url=gateway.url) as probe:
+            async with plain_client(gateway.url) as probe:
                 await until_ready(probe)
             begun = asyncio.Event()
             streaming = asyncio.create_task(read(client, f"{gateway.url}{CHAT}", begun))

@@ -26,6 +26,7 @@ from tessera.gateway.v1.chat_pb2 import (
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway.stage import ANSWER, Stage
+from tests.support.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, event_ids, events, merged, with_ids
 from tests.support.tokenizers import token_id
 
@@ -74,7 +75,7 @@ def speak_differently(stage: Stage) -> None:
 
 async def rest_of(gateway: Gateway, after: str, **query: str) -> httpx.Response:
     rid = after.partition("/")[0]
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=20) as client:
+    async with plain_client(gateway.url, timeout=20) as client:
         return await client.get(f"/v1/requests/{rid}/stream", params={"after": after, **query})
 
 
@@ -116,7 +117,7 @@ async def test_two_clients_see_the_same_bytes_of_a_running_stream(
             go.release()
             text = await _until(seen, text, f"id: {rid}/{index}\n")
         async with (
-            httpx.AsyncClient(base_url=other.url, timeout=20) as client,
+            plain_client(other.url, timeout=20) as client,
             client.stream("GET", f"/v1/requests/{rid}/stream?after={rid}/1") as second,
         ):
             assert second.headers["x-request-id"] == rid
@@ -152,7 +153,7 @@ async def _until(parts: AsyncIterator[str], text: str, wanted: str) -> str:
 async def test_the_header_is_as_good_as_the_query(stage: Stage, other: Gateway) -> None:
     pairs = with_ids((await stage.chat(with_ids=True, stream=True)).text)
     rid = pairs[0][0].partition("/")[0]
-    async with httpx.AsyncClient(base_url=other.url) as client:
+    async with plain_client(other.url) as client:
         found = await client.get(
             f"/v1/requests/{rid}/stream", headers={"Last-Event-ID": pairs[4][0]}
         )

@@ -14,6 +14,7 @@ from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
 from tests.support.gateway.neighbours import SECOND_DECODER
 from tests.support.gateway.process import beside
 from tests.support.gateway.stage import ANSWER, MODEL, Stage
+from tests.support.http import plain_client
 
 # As vLLM has them, with the labels that its boards filter by.
 _REQUEST_S = "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
@@ -50,7 +51,7 @@ async def samples_of(client: httpx.AsyncClient) -> list[Sample]:
 
 
 async def samples_of_both(stage: Stage, other: Gateway) -> list[list[Sample]]:
-    async with httpx.AsyncClient(base_url=other.url) as client:
+    async with plain_client(other.url) as client:
         return [await samples_of(stage.http), await samples_of(client)]
 
 
@@ -163,7 +164,7 @@ async def test_a_sum_over_gateways_is_the_truth(stage: Stage, other: Gateway) ->
     assert total(both, "vllm:cache_config_info") == 2
     assert total(both, "tessera_step_target_seconds") == 0.25
     await stage.chat()
-    async with httpx.AsyncClient(base_url=other.url) as client:
+    async with plain_client(other.url) as client:
         await client.post("/v1/completions", json={"prompt": "hello"})
     both = [sample for page in await samples_of_both(stage, other) for sample in page]
     assert total(both, "vllm:request_success_total") == 2

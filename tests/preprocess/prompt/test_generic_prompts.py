@@ -149,10 +149,14 @@ async def test_videos_are_refused(tmp_path: Path, make_preprocess: PreprocessMak
     ("settings", "reason"),
     [
         ({"processor_class": "NovelProcessor"}, "no processor NovelProcessor"),
-        ({"processor_class": "WhisperProcessor"}, "feature_extractor"),
+        pytest.param(
+            {"processor_class": "WhisperProcessor"}, "feature_extractor", marks=pytest.mark.full
+        ),
         ({"processor_class": "PixtralProcessor"}, "PixtralProcessor cannot run here: .*torch"),
         ({"processor_class": "Qwen3VLProcessor"}, "fails on a picture"),
-        ({"processor_class": "PaliGemmaProcessor"}, "fails on a picture"),
+        pytest.param(
+            {"processor_class": "PaliGemmaProcessor"}, "fails on a picture", marks=pytest.mark.full
+        ),
     ],
 )
 async def test_a_processor_that_cannot_be_used_is_refused_at_start(

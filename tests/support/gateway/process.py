@@ -13,6 +13,7 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.settings import child_environment, python_path
 from tests.support.gateway.stage import MODEL, Stage, until_ready
+from tests.support.http import plain_client
 
 _ROOT = Path(__file__).parents[3]
 _START_WITHIN_S = 90  # on a busy machine it imports for many seconds
@@ -38,7 +39,7 @@ async def beside(stage: Stage, *flags: str) -> AsyncIterator[GatewayProcess]:
         ):
             while not (found := [m for m in gateways.members if m.address != stage.gateway.url]):
                 await gateways.changed()
-        async with httpx.AsyncClient(base_url=found[0].address, timeout=60) as client:
+        async with plain_client(found[0].address, timeout=60) as client:
             await until_ready(client)
             yield process, client
     finally:

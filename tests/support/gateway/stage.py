@@ -18,6 +18,7 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.text.text_fold import TokenBytes
 from tests.support.gateway.neighbours import PreprocessPlayer, SchedulerPlayer
+from tests.support.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS
 from tests.support.tokenizers import save, token_id
 
@@ -99,7 +100,7 @@ async def open_stage(
         PreprocessPlayer(redis_url, MODEL, tokenizer) as preprocess,
         SchedulerPlayer(redis_url, MODEL, table) as scheduler,
         open_gateway(settings) as gateway,
-        httpx.AsyncClient(base_url=gateway.url, timeout=20, verify=False) as http,
+        plain_client(gateway.url, timeout=20) as http,
         AsyncOpenAI(
             base_url=f"{gateway.url}/v1",
             api_key="none",
