@@ -17,6 +17,7 @@ from services.decoder.models.step import Step
 @dataclass(frozen=True)
 class _Captured:
     graph: Any  # torch.npu.NPUGraph
+    updates: Any  # the stream on which it is told lengths
     hidden: Tensor  # [T, H], in the memory of the graphs
 
 
@@ -45,7 +46,8 @@ class NpuGraphs(Graphs):
             graph = torch_npu.npu.NPUGraph()
             with _capturing(graph, pool, stream):
                 hidden = self._forward(self._inputs[size])
-            self._captured[size] = _Captured(graph, hidden)
+            updates = graph.graph_dispatch_mode.update_stream
+            self._captured[size] = _Captured(graph, updates, hidden)
         torch_npu.npu.synchronize()
 
     def run(self, step: Step) -> Tensor:
@@ -58,13 +60,12 @@ class NpuGraphs(Graphs):
         given.meta.slots.copy_(step.meta.slots)
         # Shorter than what is captured; nobody reads the rest.
         given.meta.block_table[:, : table.shape[1]].copy_(table)
-        graph = captured.graph
+        steps = torch_npu.npu.current_stream()
         # The graph may still run for the step before: its lengths change behind that.
-        steps, updates = torch_npu.npu.current_stream(), graph.graph_dispatch_mode.update_stream
-        updates.wait_stream(steps)
-        graph.update([{"actual_seq_lengths_kv": step.meta.kv_lens}])
-        graph.replay()
-        steps.wait_stream(updates)  # as the graph does, without torch_npu's sanitizer seeing it
+        captured.updates.wait_stream(steps)
+        captured.graph.update([{"actual_seq_lengths_kv": step.meta.kv_lens}])
+        captured.graph.replay()
+        steps.wait_stream(captured.updates)  # as the graph does, unseen by torch_npu's sanitizer
         return captured.hidden
 
 
