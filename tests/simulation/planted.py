@@ -7,8 +7,7 @@ from unittest import mock
 import services.scheduler.core.blocks
 import services.scheduler.core.state
 from services.scheduler.core.blocks import extend_hashes
-from services.scheduler.core.budget import Capacity
-from services.scheduler.core.parts import Parts
+from services.scheduler.core.budget import Capacity, Parts
 from services.scheduler.core.sequence import Sequence
 from shared.block_hash import root_name
 from shared.queue.scripts import source

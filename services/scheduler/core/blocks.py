@@ -7,8 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Tokens
 
-from services.scheduler.core.budget import Capacity
-from services.scheduler.core.parts import AttentionKind
+from services.scheduler.core.budget import AttentionKind, Capacity
 from services.scheduler.core.sequence import MediaSpan, Sequence
 from shared.block_hash import block_names, prefix_digest, root_name
 

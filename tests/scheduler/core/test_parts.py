@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.core.blocks import extend_hashes
-from services.scheduler.core.parts import AttentionKind
+from services.scheduler.core.budget import AttentionKind
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import MediaSpan

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
 )
 
 from services.scheduler.core.beams import BeamSearch
-from services.scheduler.core.parts import AttentionKind
+from services.scheduler.core.budget import AttentionKind
 from services.scheduler.core.scheduler import PreemptionMode, Scheduler
 from services.scheduler.core.sequence import POLICIES, EndReason, MediaSpan, Sequence
 from tests.support.arithmetic.drive import Drive, capacity, search_alone, sequence, start_of

@@ -5,8 +5,7 @@ from collections.abc import Collection
 import pytest
 
 from services.scheduler.core.beams import BeamSearch
-from services.scheduler.core.budget import Costs
-from services.scheduler.core.parts import AttentionKind
+from services.scheduler.core.budget import AttentionKind, Costs
 from services.scheduler.core.plan import Progress, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, MediaSpan, Sequence

@@ -8,8 +8,7 @@ from services.decoder.models import needs
 from services.decoder.worker.plan import Limits, Plan, read_plan
 from services.scheduler.core.beams import BeamSearch, Hypothesis
 from services.scheduler.core.blocks import root_of
-from services.scheduler.core.budget import Capacity
-from services.scheduler.core.parts import AttentionKind, Parts
+from services.scheduler.core.budget import AttentionKind, Capacity, Parts
 from services.scheduler.core.plan import Progress, StepOutput, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, MediaSpan, Sequence
