@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
                          "max_crops": 4, "pooling_size": [3, 2], "image_mean": [0.48, 0.45, 0.4],
                          "image_std": [0.26, 0.27, 0.28]},
 }  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
+# As of the releases: with norms of heads, and with norms behind attention and MLP and rotations scaled in some layers.
+TEXTS: list[dict[str, Any]] = [
+    {},
+    {"norm_after": True, "qk_norm_type": "olmo", "rope_scaling_layers": [1],
+     "rope_parameters": {**_YARN, "original_max_position_embeddings": 64}},
+]  # fmt: skip
 # Margins leave nothing of (112, 112), and less than nothing of what is smaller.
 PICTURES = [(1, 90), (28, 28), (112, 112), (112, 500), (333, 40), (640, 400), (601, 900)]
 
@@ -138,6 +146,43 @@ async def test_prompts_begin_with_the_first_token_once(
         assert ids_of(sent) == [5, 6, 7]
 
 
+async def test_files_as_released_are_understood(
+    folder: Path, tmp_path: Path, make_preprocess: PreprocessMaker
+) -> None:
+    """With older keys, a tower of more layers than are stored, and code for older versions of transformers."""
+    released = shutil.copytree(folder, tmp_path / "released")
+    config = load_config(folder)
+    vision, adapter = config.pop("vision_config"), config["adapter_config"]
+    adapter["vit_layers"] = adapter.pop("vision_feature_layer")
+    for old, new in (
+        ("image_default_input_size", "image_size"),
+        ("image_patch_size", "patch_size"),
+        ("image_num_pos", "num_position_embeddings"),
+    ):
+        vision[old] = vision.pop(new)
+    config["vit_config"] = {**vision, "num_hidden_layers": 5}
+    config["auto_map"] = {"AutoConfig": "configuration_molmo2.Molmo2Config"}
+    (released / "config.json").write_text(json.dumps(config))
+    for name, kind in (("preprocessor", "AutoImageProcessor"), ("processor", "AutoProcessor")):
+        path = released / f"{name}_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {kind: "a.B"}}))
+    require_servable(released, trust_remote_code=False)
+    GenericDecoder.load(Checkpoint(released), CpuDevice(torch.float32).ops, 128)
+    made: Any = generic.processor(released)(
+        text=["<|image|>"], images=[picture()], return_tensors="np"
+    )
+    rows = [
+        load_encoder(Checkpoint(one), EncoderCpu(torch.float32)).encode(  # type: ignore[union-attr]
+            [Item(picture_tensors(made))]
+        )[0]
+        for one in (folder, released)
+    ]
+    assert torch.equal(*rows)
+    async with make_preprocess(released, "m") as service:
+        answer = await service.prepare(PrepareRequest(text="Who?"))
+        assert ids_of(answer)[0] == 0
+
+
 async def test_a_prompt_has_one_picture_and_no_video(
     folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
@@ -165,9 +210,11 @@ def test_marks_and_separators_take_rows_of_zeros(folder: Path) -> None:
         assert rows.any(1).tolist() == (ids == load_config(folder)["image_patch_id"]).tolist()
 
 
+@pytest.mark.parametrize("text", TEXTS)
 async def test_whole_pictures_are_taken_from_the_prefix_cache(
-    folder: Path, short_tmp: Path
+    text: dict[str, Any], tmp_path: Path, short_tmp: Path
 ) -> None:
+    folder = make_checkpoint(tmp_path, "molmo2", text=text)
     prepared = Prepared(folder, ArtifactStore(short_tmp / "artifacts", "producer", ""))
     leader = prepared.text(0, [(100, 70)])
     expected, logits = prepared.expected()

@@ -227,12 +227,12 @@ def molmo2(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
     _add(words, [*own, "<frame_start>", "<frame_end>", "<|image|>", "<|video|>"], "<|image|>")
     start, end, patch, _, low = words.convert_tokens_to_ids(own[:5])
     text = {
-        **text_sizes(chosen, words),
         "model_type": "molmo2_text",
         "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        **text_sizes(chosen, words),
         "vocab_size": known,
         "additional_vocab_size": 16,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
     }
     tower = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
     config = hf.Molmo2Config(
