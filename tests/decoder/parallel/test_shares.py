@@ -48,7 +48,10 @@ class Answer:
         rows = torch.randn(3, model.config.hidden_size, generator=draw).to(ops.dtype)
         hidden = model.embed(ids, [rows], [(MEDIA.start, 3)])
         caches = [ops.alloc_kv(layer, 3) for layer in paged_layers(model.layers)]
+        before = 0 if ops.ranks is None else ops.ranks.calls
         self.hidden = model.forward(hidden, step, caches)
+        if ops.ranks is not None:
+            assert ops.ranks.calls - before == model.sums > 0
         self.logits = model.logits(self.hidden)
         self.largest = model.largest(self.hidden)
         self.cache_bytes = sum(ops.block_bytes(layer) for layer in paged_layers(model.layers))
@@ -115,7 +118,11 @@ def test_shares_of_families(tmp_path: Path, family: str, size: int, text: dict[s
     [
         ("gemma2", {}),
         pytest.param("gemma2", {"attention_bias": True, "final_logit_softcapping": None}, marks=pytest.mark.full),
-        ("cohere2", {}),
+        pytest.param("cohere2", {}, marks=pytest.mark.full),
+        ("mixtral", {}),
+        pytest.param("qwen3_moe", {}, marks=pytest.mark.full),
+        pytest.param("qwen3_moe", {"moe_intermediate_size": 33}, marks=pytest.mark.full),
+        pytest.param("deepseek_v3", {}, marks=pytest.mark.full),
     ],
 )  # fmt: skip
 def test_shares_of_models_by_the_code_of_transformers(
@@ -172,7 +179,7 @@ def test_what_does_not_divide_is_refused(
     ("family", "size", "changes", "reason"),
     [
         ("gemma2", 2, {"num_key_value_heads": 1}, "1 heads of keys and values"),
-        ("mixtral", 2, {}, "divided in a way which is not served .*moe_tp_experts"),
+        ("deepseek_v2", 2, {}, "divided in a way which is not served .*mla_kv_a_proj"),
     ],
 )
 def test_what_does_not_divide_by_the_code_of_transformers_is_refused(

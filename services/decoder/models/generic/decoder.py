@@ -24,7 +24,7 @@ from services.decoder.models.generic.attention import (
 )
 from services.decoder.models.generic.attention_kind import attention_kind, run_marked
 from services.decoder.models.generic.comparison import Verdict, compare, run_eagerly
-from services.decoder.models.generic.division import divide, undivided
+from services.decoder.models.generic.division import divide, divides_experts, undivided
 from services.decoder.models.generic.experts import pack_experts
 from services.decoder.models.generic.head import in_vocabulary, make_head
 from services.decoder.models.generic.loading import (
@@ -88,7 +88,9 @@ class GenericDecoder(DecoderModel):
         self.config = _sizes(model, self._embedding)
         model.set_attn_implementation(attention.NAME)
         model.set_experts_implementation(experts.NAME)
-        pack_experts(self._base, ops)
+        self.sums += pack_experts(
+            self._base, ops, ops.ranks is not None and divides_experts(model.config)
+        )
         replace_norms(self._base, ops)
         calls = Calls()
         with calls.of(self._base):

@@ -10,7 +10,9 @@ from services.decoder.parallel.rank_group import RankGroup
 
 # How a layer may be divided: by its outputs; by its inputs, so that its results are summands; not at all.
 _OUTPUTS, _INPUTS = "colwise", "rowwise"
-_WHOLE = ("replicated_with_grad_allreduce",)
+_WHOLE = "replicated_with_grad_allreduce"
+# Experts whose results are summands, and the gates above what they gate of each (`experts.py`).
+_EXPERTS, _HALVES = "moe_tp_experts", "packed_colwise"
 
 
 def undivided(config: Any, ranks: int) -> str:
@@ -19,7 +21,7 @@ def undivided(config: Any, ranks: int) -> str:
     plan = getattr(text, "base_model_tp_plan", None)
     if not plan:
         return "no base_model_tp_plan in the configuration of its class"
-    foreign = set(plan.values()) - {_OUTPUTS, _INPUTS, *_WHOLE}
+    foreign = {style for name, style in plan.items() if not _is_served(name, style)}
     if foreign:
         return (
             f"layers that are divided in a way which is not served ({', '.join(sorted(foreign))})"
@@ -35,6 +37,17 @@ def undivided(config: Any, ranks: int) -> str:
     if text.vocab_size < ranks * ranks:
         return f"{text.vocab_size} tokens in its vocabulary, too few for so many"
     return ""
+
+
+def _is_served(name: str, style: str) -> bool:
+    return style in (_OUTPUTS, _INPUTS, _WHOLE, _EXPERTS) or (
+        style == _HALVES and name.endswith(".experts.gate_up_proj")
+    )
+
+
+def divides_experts(config: Any) -> bool:
+    """Whether each rank has a part of every expert."""
+    return _EXPERTS in config.get_text_config(decoder=True).base_model_tp_plan.values()
 
 
 def divide(layers: nn.Module, config: Any, ranks: RankGroup) -> int:

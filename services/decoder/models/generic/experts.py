@@ -3,6 +3,7 @@
 torch's own ways sum a token's experts, and multiply, in an order that depends on the batch; here on the token alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,39 +13,53 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.loading.linear_weight import LinearWeight, in_memory
+from services.decoder.models.generic.attention import NotServed
+from services.decoder.parallel.rank_group import RankGroup
+from services.decoder.parallel.share import Share
 
 NAME = "tessera"  # as an experts implementation of transformers
 
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """Of each expert the layer into it and the one out of it."""
+    """Of each expert the layer into it and the one out of it; with `ranks` each has a part of every expert's units."""
 
     ops: BaseOps
+    ranks: RankGroup | None
     up: list[Packed]
     down: list[Packed]
 
 
-def pack_experts(model: nn.Module, ops: BaseOps) -> None:
-    """Packs every module of experts that transformers can be told how to compute, and drops its weights."""
+def pack_experts(model: nn.Module, ops: BaseOps, divided: bool) -> int:
+    """Packs every module of experts that transformers can be told how to compute, and drops its weights. divided: each
+    of several ranks has a part of them. Returns how many sums of all ranks a forward then makes. Raises NotServed for
+    experts that cannot be divided."""
+    share, sums = ops.share if divided else Share(), 0
     module: Any
     for module in model.modules():
         if not hasattr(module, "is_transposed") or not hasattr(module, "down_proj"):
             continue
-        into = "gate_up_proj" if module.has_gate else "up_proj"
-        module._packed = PackedExperts(
-            ops, _pack(module, into, ops), _pack(module, "down_proj", ops)
+        if divided and module.has_post_expert_norm:
+            raise NotServed("each of its experts ends with a norm, which ranks cannot divide")
+        into, part = (
+            ("gate_up_proj", share.halves) if module.has_gate else ("up_proj", share.outputs)
         )
+        up, down = _pack(module, into, ops, part), _pack(module, "down_proj", ops, share.inputs)
+        module._packed = PackedExperts(ops, ops.ranks if divided else None, up, down)
+        sums += divided
+    return sums
 
 
-def _pack(module: Any, name: str, ops: BaseOps) -> list[Packed]:
+def _pack(
+    module: Any, name: str, ops: BaseOps, part: Callable[[LinearWeight], LinearWeight]
+) -> list[Packed]:
     weights = getattr(module, name).detach()  # [experts, out, inputs]
     biases = getattr(module, f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
     if module.is_transposed:
         weights = weights.transpose(1, 2)
     packed = [
-        ops.pack(in_memory(weight.contiguous(), bias, name))
+        ops.pack(part(in_memory(weight.contiguous(), bias, name)))
         for weight, bias in zip(weights, biases, strict=True)
     ]
     setattr(module, name, None)
@@ -66,7 +81,7 @@ def _experts(module: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Ten
         if module.has_post_expert_norm:
             found = module.post_expert_norm(found)
         out[token] += (found * weights[token, choice, None]).to(out.dtype)
-    return out
+    return out if packed.ranks is None else packed.ranks.sum(out)
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
