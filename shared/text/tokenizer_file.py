@@ -47,6 +47,12 @@ class TokenizerFile:
         """The content as the tokenizers library reads it."""
         return json.dumps(self.content)
 
+    def special_id(self, name: str) -> int | None:
+        """The id of a token with a name ("bos_token"), None where the tokenizer has none of that name."""
+        text = self.special_tokens.get(name)
+        known = (token["id"] for token in self.content["added_tokens"] if token["content"] == text)
+        return next(known, None)
+
 
 def read_tokenizer(path: Path) -> TokenizerFile:
     """Reads the `tokenizer.json` at `path` and the files beside it; where there is none, the folder's tokenizer in

@@ -2,7 +2,6 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,10 +31,7 @@ def finish(ids: Ids, checkpoint: Checkpoint) -> Ids:
 @cache
 def _separator(folder: Path) -> int:
     """Raises InvalidRequest for a tokenizer without one."""
-    file = read_tokenizer(folder / "tokenizer.json")
-    text = file.special_tokens.get("sep_token")
-    known = (token["id"] for token in file.content["added_tokens"] if token["content"] == text)
-    found: Any = next(known, None)
+    found = read_tokenizer(folder / "tokenizer.json").special_id("sep_token")
     if found is None:
         raise unsupported(Checkpoint(folder), "its tokenizer has no sep_token")
-    return int(found)
+    return found

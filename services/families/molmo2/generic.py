@@ -25,6 +25,4 @@ class Molmo2Encoder(GenericEncoder):
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
         placeholder = tokenizer.convert_tokens_to_ids("<im_patch>")
         [places] = self._device.upload(torch.nonzero(ids == placeholder)[:, 0])
-        found = rows.new_zeros((len(ids), rows.shape[1]))
-        found[places] = rows
-        return found
+        return rows.new_zeros((len(ids), rows.shape[1])).index_copy_(0, places, rows)

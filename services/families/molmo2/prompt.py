@@ -2,7 +2,6 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,10 +20,9 @@ def finish(ids: Ids, checkpoint: Checkpoint) -> Ids:
 @cache
 def _first(folder: Path) -> int:
     """Raises InvalidRequest for a tokenizer with neither."""
-    file = read_tokenizer(folder / "tokenizer.json")
-    text = file.special_tokens.get("bos_token") or file.special_tokens.get("eos_token")
-    known = (token["id"] for token in file.content["added_tokens"] if token["content"] == text)
-    found: Any = next(known, None)
-    if found is None:
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    found = (tokenizer.special_id(name) for name in ("bos_token", "eos_token"))
+    first = next((token for token in found if token is not None), None)
+    if first is None:
         raise unsupported(Checkpoint(folder), "its tokenizer has no bos_token and no eos_token")
-    return int(found)
+    return first
