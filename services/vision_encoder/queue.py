@@ -8,10 +8,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import structlog
+import torch
+
+from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.towers.encoder import Encoder, Item, to_array
 from shared.artifacts import file as artifact_file
 from shared.artifacts.store import Reservation, out_of_space
+from shared.errors import Precondition
 from shared.net.supervise import Background
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,15 +44,17 @@ class TowerQueue:
     one item.
     """
 
-    def __init__(self, model: Encoder, max_patches: int) -> None:
+    def __init__(self, model: Encoder, device: Device, max_patches: int) -> None:
         self._model = model
+        self._device = device
         self.max_patches = max_patches
         self._waiting: deque[_Job] = deque()
         self._thread = ThreadPoolExecutor(1, "tower")
         self._runner: Background | None = None
 
     async def encode(self, item: Item, place: Reservation) -> Encoded:
-        """Writes the embedding rows of one item under `place`. Raises BadPixels, Overloaded."""
+        """Writes the embedding rows of one item under `place`. Raises BadPixels, Overloaded, and
+        Precondition for an item that by itself does not fit into the device's memory."""
         patches = self._model.cost(item)
         done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Job(item, patches, place, done))
@@ -94,10 +103,13 @@ class TowerQueue:
 
     def _compute(self, batch: list[_Job]) -> list[Encoded | Exception]:
         began = time.perf_counter_ns()
-        embeddings = self._model.encode([job.item for job in batch])
+        embeddings = self._encode([job.item for job in batch])
         encode_us = (time.perf_counter_ns() - began) // 1000
         results: list[Encoded | Exception] = []
         for job, embedding in zip(batch, embeddings, strict=True):
+            if isinstance(embedding, Precondition):
+                results.append(embedding)
+                continue
             array, dtype = to_array(embedding)
             place = job.place
             try:
@@ -106,3 +118,24 @@ class TowerQueue:
             except OSError as error:
                 results.append(out_of_space(error, place.path))
         return results
+
+    def _encode(self, items: list[Item]) -> list[torch.Tensor | Precondition]:
+        """Rows of each item. Where memory does not suffice once more with what the device holds unused, then one item
+        at a time: only one that does not fit by itself has an error in place of rows."""
+        for _ in range(2):
+            try:
+                return list(self._model.encode(items))
+            except torch.OutOfMemoryError as error:
+                log.warning("the tower is out of memory", items=len(items), error=str(error))
+            self._device.free_unused()
+        if len(items) == 1:
+            return [_out_of_memory(self._model.cost(items[0]))]
+        return [rows for item in items for rows in self._encode([item])]
+
+
+def _out_of_memory(patches: int) -> Precondition:
+    return Precondition(
+        "OUT_OF_MEMORY",
+        f"an item of {patches} patches does not fit into the encoder's memory: send a smaller one, or give the encoder"
+        " more (--encoder-memory-utilization)",
+    )

@@ -93,7 +93,8 @@ async def _encoder(
     settings: VisionEncoderSettings, device: Device, model: Encoder, producer: Producer
 ) -> EmbeddingProducer:
     resources = producer.resources
-    queue = TowerQueue(model, settings.max_batch_patches or device.default_batch_patches)
+    most = settings.max_batch_patches or device.default_batch_patches
+    queue = TowerQueue(model, device, most)
     resources.callback(queue.close)
 
     def warm_up() -> None:

@@ -1,9 +1,11 @@
 """How many patches an encoder takes at a time on a simulated NPU whose memory is scarce."""
 
+import asyncio
 import gc
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch_npu
@@ -13,11 +15,14 @@ from services.families.family import ItemSize
 from services.vision_encoder.batch_size import fit_batch
 from services.vision_encoder.devices.npu.device import NpuDevice
 from services.vision_encoder.loading import load_encoder
-from services.vision_encoder.towers.encoder import Encoder
+from services.vision_encoder.queue import Encoded, TowerQueue
+from services.vision_encoder.towers.encoder import Encoder, pixel_item
+from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import Unavailable
+from shared.errors import Precondition, Unavailable
 from tessera.common.v1.media_pb2 import Modality
 from tests.reference_models import wemm
+from tests.support.checkpoints import make_checkpoint
 
 MIB = 1 << 20
 PATCHES = 2048
@@ -63,3 +68,34 @@ def test_a_picture_that_does_not_fit_is_refused_with_what_takes_the_memory(
         fit_batch(encoder, device, largest, PATCHES, share_of(1 * MIB))
     for part in ("280x280, 400 patches", "weights take", "--encoder-memory-utilization", "of 2.00"):
         assert part in caught.value.message
+
+
+async def test_only_the_picture_that_does_not_fit_fails(
+    tmp_path: Path, short_tmp: Path, device: NpuDevice
+) -> None:
+    encoder = load_encoder(Checkpoint(make_checkpoint(tmp_path, "qwen2_vl")), device)
+    assert encoder is not None
+    small = [encoder.sample(ItemSize(28, 28)) for _ in range(2)]
+    values = small[0].pixels.shape[1]
+    large = pixel_item(np.zeros((2304, values), np.float32), (1, 48, 48))
+    expected = encoder.encode(small[:1])[0]
+    taken = []
+    for item in (small[0], large):
+        device.free_unused()
+        torch_npu.npu.reset_peak_memory_stats()
+        encoder.encode([item])
+        taken.append(int(torch_npu.npu.max_memory_reserved()))
+    device.free_unused()
+    allowed = sum(taken) / 2
+    torch_npu.npu.set_per_process_memory_fraction(allowed / torch_npu.npu.mem_get_info()[1])
+    store = ArtifactStore(short_tmp / "artifacts", "producer", "")
+    queue = TowerQueue(encoder, device, 2 * PATCHES)  # all run together
+    await queue.on_thread(lambda: device.enter_thread(encoder.uses_ops))
+    items = [small[0], large, small[1]]
+    places = [store.reserve(bytes([number]) * 16) for number in range(len(items))]
+    calls = [queue.encode(item, place) for item, place in zip(items, places, strict=True)]
+    first, failure, last = await asyncio.gather(*calls, return_exceptions=True)
+    queue.close()
+    assert isinstance(failure, Precondition) and "2304 patches" in failure.message
+    for result in (first, last):
+        assert isinstance(result, Encoded) and result.rows == len(expected)

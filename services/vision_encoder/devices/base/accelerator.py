@@ -47,7 +47,7 @@ class Accelerator(Device):
         return MemoryBudget(total, allowed, int(self.runtime.memory_allocated()), reserved)
 
     def free_unused(self) -> None:
-        """Gives memory back that torch keeps for tensors to come."""
+        """What torch's allocator has cached."""
         self.runtime.empty_cache()
 
     def peak_bytes(self) -> int:

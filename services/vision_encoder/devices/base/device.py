@@ -48,6 +48,9 @@ class Device(ABC):
     def download(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Rows [n, size] of several items on the host, all in one transfer, complete when this returns."""
 
+    def free_unused(self) -> None:  # noqa: B027
+        """Gives memory back that torch keeps for tensors to come. Of the host's it keeps none."""
+
     @abstractmethod
     def synchronize(self) -> None:
         """Waits until everything submitted has been computed."""
