@@ -36,6 +36,8 @@ from shared.errors import InvalidRequest
 device = NpuDevice(torch.float16)
 results = [try_case(device, case, "") for case in Cases(device)]
 results.append(try_attention(device, Heads(4, 2, 64), ""))
+sinks = try_attention(device, Heads(4, 2, 64, sinks=True), "")
+assert sinks.ok and "not served" in sinks.detail
 try:
     device.require_attention(AttentionKind.PREFIX_LM)
 except InvalidRequest:
@@ -43,11 +45,11 @@ except InvalidRequest:
 """
 
 
-def generate(folder: Path, **options: Any) -> str:
+def generate(folder: Path, npu: str = "310P3", **options: Any) -> str:
     """ "served" if the tokens are those of transformers, or why the model is refused."""
     arguments = [str(folder), json.dumps(options)]
     code = f"import sys; sys.argv[1:] = {arguments!r}\n{_GENERATE}"
-    said: str = json.loads(run_python(code, npu_environment("310P3")).splitlines()[-1])
+    said: str = json.loads(run_python(code, npu_environment(npu)).splitlines()[-1])
     return said
 
 

@@ -26,6 +26,9 @@ def test_every_operation_is_right(device: NpuDevice) -> None:
     assert not wrong
     for heads in (Heads(4, 2, 64), Heads(4, 2, 64, window=True), Heads(8, 4, 256)):
         assert try_attention(device, heads, "").ok
+    for window in (False, True):
+        result = try_attention(device, Heads(4, 2, 64, window=window, sinks=True), "")
+        assert result.ok and result.detail == "TND" and "sinks" in result.name
 
 
 def without_mask(given: Arguments) -> Arguments:
@@ -86,6 +89,29 @@ def test_a_kernel_with_a_fault_is_told(
 
     monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", faulty)
     result = try_attention(device, Heads(4, 2, 64, window=fault is with_a_wider_window), "")
+    assert not result.ok
+    assert result.detail is not None and "no form of the kernel agrees" in result.detail
+
+
+def without_sinks(given: Arguments) -> Arguments:
+    return {**given, "learnable_sink": None}
+
+
+def with_sinks_of_other_heads(given: Arguments) -> Arguments:
+    return {**given, "learnable_sink": given["learnable_sink"].roll(1)}
+
+
+@pytest.mark.parametrize("fault", [without_sinks, with_sinks_of_other_heads])
+def test_a_kernel_with_a_fault_in_its_sinks_is_told(
+    device: NpuDevice, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Arguments], Arguments]
+) -> None:
+    kernel = torch_npu.npu_fused_infer_attention_score_v2
+
+    def faulty(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        return kernel(q, k, v, **fault(given))
+
+    monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score_v2", faulty)
+    result = try_attention(device, Heads(4, 2, 64, sinks=True), "")
     assert not result.ok
     assert result.detail is not None and "no form of the kernel agrees" in result.detail
 

@@ -23,6 +23,7 @@ from shared.ascend import is_310p, npu_name
 
 # Heads of queries, of keys, and the size of each, as models have them.
 _HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (8, 4, 256))
+_HEADS_WITH_SINKS = (64, 8, 64)
 _REPEATS = 5
 # Of the buffers by which bandwidths are measured: at most, and of the device's memory.
 _MOST_BYTES = 256 << 20
@@ -57,9 +58,11 @@ def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:
         kind = str(dtype).removeprefix("torch.")
         for case in Cases(device):
             yield try_case(device, case, kind)
-        for heads in _HEADS:
-            for window in (False, True):
+        for window in (False, True):
+            for heads in _HEADS:
                 yield try_attention(device, Heads(*heads, window=window), kind)
+            with_sinks = Heads(*_HEADS_WITH_SINKS, window=window, sinks=True)
+            yield try_attention(device, with_sinks, kind)
     yield from _bandwidths(device, min(_MOST_BYTES, device.memory().total // _PART))
 
 
@@ -77,14 +80,16 @@ def try_case(device: NpuDevice, case: Case, kind: str) -> Result:
 
 
 def try_attention(device: NpuDevice, heads: Heads, kind: str) -> Result:
-    """Right if one form of the kernel is; the reference in its place is right, but slow."""
-    window = " with a window" if heads.window else ""
-    name = f"attention, {heads.num_q}/{heads.num_kv} heads of {heads.size}{window}, {kind}"
+    """Right if one form of the kernel is; where there is none it says what is done instead."""
+    asked = {"a window": heads.window, "sinks": heads.sinks}
+    extra = " and ".join(name for name, wanted in asked.items() if wanted)
+    extra = f" with {extra}" if extra else ""
+    name = f"attention, {heads.num_q}/{heads.num_kv} heads of {heads.size}{extra}, {kind}"
     trials = list(device.ops.attention_trials(heads))
     said = "; ".join(f"{t.form.layout}: {t.refusal or f'{t.error:.3g}'}" for t in trials)
     best = next((trial for trial in trials if trial.agrees), None)
     if not trials:
-        return Result(name, True, detail="by the reference, which is slow: no form has this")
+        return Result(name, True, detail=device.ops.without_form)
     if best is None:
         return Result(
             name, False, detail=f"no form of the kernel agrees with the reference: {said}"

@@ -3,7 +3,7 @@ is left to the reference."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class NpuOps(BaseOps):
     """The default layout, heads filled up with zeros to sizes that the attention kernel knows."""
 
     name = "npu"
+    # What is done with attention that no form of the kernel has.
+    without_form: ClassVar[str] = "by the reference, which is slow: no form has this"
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 128) -> None:
         super().__init__(device, dtype, block_size)

@@ -3,6 +3,7 @@ NNAL's operators."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class Npu310POps(NpuOps):
     """No windows, sinks and spans, and no blocks that are swapped out."""
 
     name = "npu-310p"
+    without_form: ClassVar[str] = "not served on an Ascend 310P: models with this are refused"
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 128) -> None:
         super().__init__(device, dtype, block_size)
