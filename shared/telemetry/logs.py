@@ -139,3 +139,10 @@ class Stopwatch:
         elapsed = int((now - self._last) * 1e6)
         self._last = now
         return elapsed
+
+    def skip_to(self, moment: float) -> int:
+        """The lap begins at `moment`, by `monotonic`, if it began before; returns the microseconds that are left
+        out."""
+        left_out = max(0.0, moment - self._last)
+        self._last += left_out
+        return int(left_out * 1e6)

@@ -29,6 +29,7 @@ from services.decoder.worker.recomputation import Recomputation
 from services.decoder.worker.row_checks import RowChecks
 from services.decoder.worker.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots import PENDING, SlotTable
+from shared.environment import monotonic
 from shared.errors import Overloaded
 from shared.telemetry.logs import Stopwatch
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult, StepTimes
@@ -77,6 +78,7 @@ class Worker:
         # Guards all of the state above but the device's. Steps that were launched and not collected, oldest first.
         self._collected = Condition()
         self._in_flight: deque[LaunchedStep] = deque()
+        self._arrived_at = 0.0  # when the step that was collected last was computed
         # A row failed or has to be computed again: what is in flight is collected before the next launch.
         self._is_draining = False
         self._has_failed = False  # some row, since the last reset
@@ -131,6 +133,7 @@ class Worker:
             with self._collected:
                 if self._in_flight:
                     self._collected.wait_for(lambda: not self._must_wait(plan))
+                    step.times.queue_us += step.watch.lap_us()
                     for earlier in self._in_flight:
                         earlier.dropped.update(plan.drop.tolist())
                 self._apply(plan)
@@ -155,6 +158,9 @@ class Worker:
         """
         try:
             arrived = step.download.wait() if step.download is not None else []
+            # Until then the device was computing the step before.
+            step.times.queue_us += step.watch.skip_to(self._arrived_at)
+            self._arrived_at = monotonic()
             with self._collected:
                 self._finish(step, arrived, deliver)
         except BaseException as error:

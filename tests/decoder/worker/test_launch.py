@@ -156,3 +156,25 @@ def test_a_sequence_that_is_dropped_meanwhile_leaves_its_slot_to_the_next(worker
     assert min(tokens) >= 0
     assert read_ints(collect(worker, second).tokens) == [tokens[2]]
     assert worker.slots.tokens[0, : LENGTHS[2] + 1].tolist() == [*PROMPTS[2], tokens[2]]
+
+
+def test_times_of_a_step_leave_out_the_step_before(
+    worker: Worker, device: DeferredDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1e9]  # later than anything before
+    for module in ("shared.telemetry.logs", "services.decoder.worker.worker"):
+        monkeypatch.setattr(f"{module}.monotonic", lambda: clock[0])
+    end_copies = device.end_copies
+
+    def compute(count: int) -> None:
+        clock[0] += 3  # what the device takes for a step
+        end_copies(count)
+
+    monkeypatch.setattr(device, "end_copies", compute)
+    steps = [launch(worker, 0), launch(worker, 1)]
+    results: list[StepResult] = []
+    for step in steps:
+        worker.collect(step, results.append)
+    first, second = (result.times for result in results)
+    assert (first.queue_us, first.sample_us) == (0, 3_000_000)
+    assert (second.queue_us, second.sample_us) == (3_000_000, 3_000_000)
