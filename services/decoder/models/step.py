@@ -16,7 +16,6 @@ class Step:
     positions: Tensor  # int64 [1 or rotary axes, T]
     meta: AttnMeta
     slots: Sequence[int]  # slot of each row
-    media: Tensor | None = (
-        None  # int64 [n], ascending: tokens that take an embedding row; None where none does
-    )
+    # int64 [n], ascending: tokens that take an embedding row; None where none does
+    media: Tensor | None = None
     levels: Sequence[Tensor] = ()  # deepstack rows [T, H], one tensor for each level
