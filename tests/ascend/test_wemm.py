@@ -24,7 +24,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("step_tokens", [2048, 64], ids=["whole", "in pieces"])
+@pytest.mark.parametrize(
+    "step_tokens",
+    [pytest.param(2048, id="whole", marks=pytest.mark.full), pytest.param(64, id="in pieces")],
+)
 def test_answers_are_those_of_the_reference(folder: Path, step_tokens: int) -> None:
     chats = [messages(number) for number in range(len(SIZES))]
     flags = ("--device", "npu", "--dtype", "float16", "--max-num-batched-tokens", str(step_tokens))
