@@ -8,7 +8,7 @@ import openai
 import psutil
 
 from tests.support.pictures import data_url, png
-from tests.support.system import System
+from tests.support.processes.system import System
 
 
 def main() -> None:

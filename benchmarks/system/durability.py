@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.checkpoints import toy_model
 from benchmarks.system.path import processor_seconds
 from benchmarks.system.stream_client import ask
-from tests.support.system import System
+from tests.support.processes.system import System
 
 _ROOT = Path(__file__).parents[2]
 _SOURCES = ("services", "shared", "protos")

@@ -25,7 +25,7 @@ import uvloop
 from benchmarks.system.mixed_clients import VOCABULARY, Clients
 from shared.telemetry.diagnostics import SIGNAL
 from tests.support.checkpoints import make_checkpoint
-from tests.support.system import System
+from tests.support.processes.system import System
 
 _MOST_BYTES = 5_000_000
 _MOST_OBJECTS = 100

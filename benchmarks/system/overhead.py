@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.checkpoints import toy_model
 from benchmarks.system import in_process
 from benchmarks.system.stream_client import ask
-from tests.support.system import System
+from tests.support.processes.system import System
 
 PROMPT = 64
 COUNT = 200

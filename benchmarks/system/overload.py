@@ -23,7 +23,7 @@ from benchmarks.checkpoints import toy_model
 from benchmarks.load.event_reader import EventReader
 from benchmarks.load.load import Pacing
 from shared.client.http import HttpClient, HttpError, HttpRefusal
-from tests.support.system import System
+from tests.support.processes.system import System
 
 _REFUSED_WITHIN_S = 0.050
 _SLOWER = 1.5

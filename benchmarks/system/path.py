@@ -18,7 +18,7 @@ from benchmarks.system import compare
 from services.launcher.state.folders import Folders
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest, StepTotals
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from tests.support.system import System
+from tests.support.processes.system import System
 
 _WARM_UP = 0.25  # of a workload's requests, before the measured ones
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.system import System
+from tests.support.processes.system import System
 
 _LAUNCHER = "launcher"
 

@@ -12,7 +12,7 @@ import psutil
 
 from benchmarks.checkpoints import toy_model
 from benchmarks.system.stream_client import Stream, ask
-from tests.support.system import System
+from tests.support.processes.system import System
 
 
 def main(arguments: list[str]) -> None:

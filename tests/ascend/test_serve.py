@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 from tests.ascend.support import run_python
-from tests.support.demo_question import ask, unseen
-from tests.support.system import System
+from tests.support.processes.demo_question import ask, unseen
+from tests.support.processes.system import System
 
 
 def test_who_asks_whether_torch_npu_is_there_gets_the_simulator_all_the_same() -> None:

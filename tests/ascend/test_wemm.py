@@ -8,8 +8,8 @@ import pytest
 from tests.families.test_wemm import SIZES, TOKENS, messages, picture, turns
 from tests.reference_models import wemm
 from tests.reference_models.common import IMAGE
-from tests.support.answers import ask_all
-from tests.support.system import System
+from tests.support.processes.answers import ask_all
+from tests.support.processes.system import System
 
 SEED = 26  # with which the two largest logits are 0.036 apart or more everywhere: float16 rounds finer than that
 

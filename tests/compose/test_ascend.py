@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ascend.environment import prepare
-from tests.support.compose import Stack
-from tests.support.demo_question import ask, unseen
+from tests.support.processes.compose import Stack
+from tests.support.processes.demo_question import ask, unseen
 
 FILES = ("compose.yaml", "compose.ascend.yaml", "tests/ascend/compose.ci.yaml")
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]

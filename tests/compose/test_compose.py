@@ -15,8 +15,8 @@ import pytest
 
 from services.launcher import cli
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
-from tests.support.compose import Stack
 from tests.support.pictures import data_url, png
+from tests.support.processes.compose import Stack
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.checkpoints import make_checkpoint
-from tests.support.system import System
+from tests.support.processes.system import System
 
 
 @pytest.fixture(scope="package")

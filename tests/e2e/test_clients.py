@@ -23,7 +23,7 @@ from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.checkpoints import make_checkpoint
 from tests.support.pictures import data_url, png
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from shared.devices import cuda_fault
-from tests.support.demo_question import ask, unseen
-from tests.support.system import System
+from tests.support.processes.demo_question import ask, unseen
+from tests.support.processes.system import System
 
 
 @pytest.mark.skipif(bool(cuda_fault()), reason="there is no CUDA device here")

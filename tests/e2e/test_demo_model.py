@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.settings import DEMO_MODEL
 from tests.support.pictures import data_url
-from tests.support.services_in_process import Addresses, services_in_process
+from tests.support.processes.services_in_process import Addresses, services_in_process
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -16,7 +16,7 @@ from openai import OpenAI
 from services.launcher.state.folders import Folders
 from shared.queue.keys import Keys
 from tests.support.pictures import data_url, png
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 

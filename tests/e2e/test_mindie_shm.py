@@ -9,7 +9,7 @@ import pytest
 from shared.mindie_shm import BLOCKS
 from tests.reference_models import qwen_vl, wemm
 from tests.support.pictures import data_url, png
-from tests.support.services_in_process import services_in_process
+from tests.support.processes.services_in_process import services_in_process
 
 WRITERS = {
     "qwen_vl": lambda path: qwen_vl.write_checkpoint(path),

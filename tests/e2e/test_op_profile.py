@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.checkpoints import make_checkpoint
 from tests.support.pictures import data_url, png
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 

@@ -9,8 +9,8 @@ import httpx
 from services.launcher import cli
 from tests.support import flm
 from tests.support.checkpoints import as_torch_files, load_reference, make_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from tests.support.services_in_process import services_in_process
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.processes.services_in_process import services_in_process
 from tests.support.tokenizers import trained_sentencepiece
 
 LLAMA: dict[str, Any] = {

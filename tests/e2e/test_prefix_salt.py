@@ -6,7 +6,7 @@ import pytest
 from openai import OpenAI
 
 from tests.support.checkpoints import make_checkpoint
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 

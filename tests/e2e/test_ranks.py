@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from tests.e2e.test_failures import KINDS, ask, disturb
 from tests.support.checkpoints import make_checkpoint
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.support.checkpoints import GENERIC, load_reference, make_checkpoint, reference_inputs
 from tests.support.checkpoints.generic import MOST_IMAGES
-from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import animation, data_url, png
-from tests.support.services_in_process import services_in_process
+from tests.support.processes.services_in_process import services_in_process
 
 NEW_TOKENS = 24
 WORDS = ["the", "red", "circle", "is", "left", "of", "a", "blue", "square", "图中有一个圆形", "and"]

@@ -12,10 +12,10 @@ from PIL import Image
 from tests.reference_models import qwen_vl
 from tests.reference_models.common import IMAGE, Turn, write_json
 from tests.reference_models.text_models import chatglm_6b
-from tests.support.answers import ask_all
-from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
-from tests.support.services_in_process import services_in_process
+from tests.support.processes.answers import ask_all
+from tests.support.processes.services_in_process import services_in_process
 
 SIZES = [(50, 70), (64, 64), (200, 30)]
 TOKENS = 8

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.support.answers import ask_all
-from tests.support.greedy_reference import assert_greedy
-from tests.support.system import System
+from tests.support.decoder.greedy_reference import assert_greedy
+from tests.support.processes.answers import ask_all
+from tests.support.processes.system import System
 from tests.support.vision_checkpoints import llama_checkpoint
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]

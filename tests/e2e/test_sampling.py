@@ -15,7 +15,7 @@ from services.launcher.redis.embedded_redis import EmbeddedRedis
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.services_in_process import Addresses, services_in_process
+from tests.support.processes.services_in_process import Addresses, services_in_process
 
 pytestmark = pytest.mark.timeout(600)
 PROMPT = [5, 9, 33, 60, 12, 7, 41, 80, 23, 6, 90, 11, 50, 17, 19, 70, 8, 14, 35]

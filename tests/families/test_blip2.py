@@ -27,7 +27,15 @@ from tests.support.checkpoints import (
     make_checkpoint,
     reference_inputs,
 )
-from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    make_plan,
+    running_decoder,
+)
 from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
@@ -36,14 +44,6 @@ from tests.support.preprocess.service import (
     picture,
     text,
     turn,
-)
-from tests.support.step_stream import (
-    NaiveScheduler,
-    StepStream,
-    Text,
-    greedy,
-    make_plan,
-    running_decoder,
 )
 
 NEW_TOKENS = 8

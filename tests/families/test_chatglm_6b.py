@@ -11,8 +11,14 @@ from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefus
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tests.reference_models.text_models.chatglm_6b import ChatGlm6B, write_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    running_decoder,
+)
 
 NEW_TOKENS = 12
 MAX_LEN = 96

@@ -27,12 +27,8 @@ from tessera.common.v1.media_pb2 import MediaItem, Modality
 from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import IMAGE, noise
 from tests.reference_models.deepseek_vl2 import DeepSeekVL2, write_checkpoint
-from tests.support import tower_engine
-from tests.support.answers import ask_all
-from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.pictures import data_url, png
-from tests.support.services_in_process import services_in_process
-from tests.support.step_stream import (
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,
@@ -40,6 +36,10 @@ from tests.support.step_stream import (
     make_plan,
     running_decoder,
 )
+from tests.support.pictures import data_url, png
+from tests.support.processes.answers import ask_all
+from tests.support.processes.services_in_process import services_in_process
+from tests.support.vision_encoder import tower_engine
 from tests.test_checkpoint_split import names_read
 
 PICTURES = [noise(50, 70, 1), noise(150, 40, 2), noise(30, 190, 3), noise(300, 280, 4)]

@@ -34,7 +34,15 @@ from tests.support.checkpoints import (
     make_checkpoint,
     reference_inputs,
 )
-from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    make_plan,
+    running_decoder,
+)
 from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
@@ -43,14 +51,6 @@ from tests.support.preprocess.service import (
     picture,
     text,
     turn,
-)
-from tests.support.step_stream import (
-    NaiveScheduler,
-    StepStream,
-    Text,
-    greedy,
-    make_plan,
-    running_decoder,
 )
 from tests.test_checkpoint_split import names_read
 

@@ -21,8 +21,8 @@ from shared.checkpoint.processor import image_processor_class, image_processor_n
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.reference_models.common import noise
 from tests.reference_models.internvl_chat import InternVLChat, write_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.step_stream import (
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,

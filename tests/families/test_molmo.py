@@ -29,11 +29,11 @@ from tests.decoder.models.test_shapes import SharingScheduler
 from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.molmo import Molmo, write_checkpoint
-from tests.support import tower_engine
-from tests.support.answers import Chat, ask_all
-from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.services_in_process import services_in_process
-from tests.support.step_stream import StepStream, Text, greedy, make_plan, running_decoder
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import StepStream, Text, greedy, make_plan, running_decoder
+from tests.support.processes.answers import Chat, ask_all
+from tests.support.processes.services_in_process import services_in_process
+from tests.support.vision_encoder import tower_engine
 from tests.test_checkpoint_split import load_decoder, names_read
 
 TALK = [("user", "<image>What?"), ("assistant", "Dogs."), ("user", "<image>And this?")]

@@ -34,7 +34,8 @@ from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.image_processors.molmo2_images import Molmo2Images
 from tests.support.checkpoints import generic, load_config, make_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import StepStream, Text, greedy, make_plan, running_decoder
 from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
@@ -44,7 +45,6 @@ from tests.support.preprocess.service import (
     text,
     turn,
 )
-from tests.support.step_stream import StepStream, Text, greedy, make_plan, running_decoder
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "as released": {},

@@ -22,9 +22,8 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.reference_models.common import noise
 from tests.reference_models.qwen_vl import QwenVL, write_checkpoint
-from tests.support import tower_engine
-from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.step_stream import (
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,
@@ -32,6 +31,7 @@ from tests.support.step_stream import (
     make_plan,
     running_decoder,
 )
+from tests.support.vision_encoder import tower_engine
 
 TALK = [("user", "<image>and <image>What?"), ("assistant", "Dogs."), ("user", "<image>And this?")]
 PICTURES = [noise(50, 70, 1), noise(64, 64, 2), noise(200, 30, 3)]

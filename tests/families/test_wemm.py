@@ -21,12 +21,8 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 from tests.reference_models import wemm
 from tests.reference_models.common import IMAGE, read_json, write_json
-from tests.support import tower_engine
-from tests.support.answers import ask_all
-from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.pictures import data_url, png
-from tests.support.services_in_process import services_in_process
-from tests.support.step_stream import (
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,
@@ -34,6 +30,10 @@ from tests.support.step_stream import (
     make_plan,
     running_decoder,
 )
+from tests.support.pictures import data_url, png
+from tests.support.processes.answers import ask_all
+from tests.support.processes.services_in_process import services_in_process
+from tests.support.vision_encoder import tower_engine
 from tests.test_checkpoint_split import load_decoder, names_read
 
 SIZES = [(300, 180), (90, 400), (64, 64), (40, 500), (280, 281), (500, 333)]

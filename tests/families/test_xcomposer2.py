@@ -20,11 +20,11 @@ from shared.checkpoint.processor import image_processor_name
 from tessera.common.v1.media_pb2 import Modality
 from tests.reference_models import xcomposer2
 from tests.reference_models.common import IMAGE
-from tests.support import tower_engine
-from tests.support.answers import ask_all
-from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
-from tests.support.services_in_process import services_in_process
+from tests.support.processes.answers import ask_all
+from tests.support.processes.services_in_process import services_in_process
+from tests.support.vision_encoder import tower_engine
 from tests.test_checkpoint_split import load_decoder, names_read
 
 SIZES = [(300, 180), (60, 400), (64, 64), (350, 340)]

@@ -23,7 +23,7 @@ from tests.fuzz.reference import Reference
 from tests.fuzz.rest_target import RestTarget
 from tests.fuzz.run import Found, Run, Target
 from tests.support.checkpoints import make_checkpoint
-from tests.support.system import System
+from tests.support.processes.system import System
 
 # The gRPC services at the socket of each of ours. A decoder's binding is refused to all but a scheduler that knows its
 # incarnation, which no input does.

@@ -6,7 +6,7 @@ import psutil
 
 from services.launcher.supervise.process_table import read_process_table
 from tests.fuzz.verdict import Broken
-from tests.support.system import System
+from tests.support.processes.system import System
 
 _MIB = 1 << 20
 

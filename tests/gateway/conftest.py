@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
 from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready, write_model
-from tests.support.http import plain_client
+from tests.support.network.http import plain_client
 from tests.support.tokenizers import byte_level_tokenizer
 
 

@@ -20,7 +20,7 @@ from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2_grpc import add_DecoderServiceServicer_to_server
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
 from tests.support.arithmetic.service import ArithmeticDecoder
-from tests.support.step_stream import DECODER_ID, running_decoder
+from tests.support.decoder.step_stream import DECODER_ID, running_decoder
 
 MODEL = "arithmetic"
 

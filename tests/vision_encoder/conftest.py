@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from services.vision_encoder.settings import VisionEncoderSettings
-from tests.support.encoder_service import EncoderMaker, RunningEncoder, running
 from tests.support.preprocess.fixtures import (
     clip_folder,
     clip_service,
@@ -16,6 +15,7 @@ from tests.support.preprocess.fixtures import (
     make_preprocess,
     siglip_folder,
 )
+from tests.support.vision_encoder.service import EncoderMaker, RunningEncoder, running
 
 __all__ = [
     "clip_folder",

@@ -12,7 +12,6 @@ from transformers import LlavaForConditionalGeneration
 from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, Unavailable
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
-from tests.support.encoder_service import EncoderMaker
 from tests.support.preprocess.pixels import pixel_values
 from tests.support.preprocess.service import (
     PreprocessMaker,
@@ -27,6 +26,7 @@ from tests.support.vision_checkpoints import (
     like_older_versions,
     llava_checkpoint,
 )
+from tests.support.vision_encoder.service import EncoderMaker
 
 SIZES = [(80, 60), (40, 90), (56, 56), (300, 200)]
 

@@ -24,8 +24,8 @@ from shared.artifacts.pixel_scaling import PixelScaling
 from shared.checkpoint.folder import Checkpoint
 from shared.cpu_kernels.binding import load_kernels
 from shared.errors import InvalidRequest
-from tests.support import tower_engine
 from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.vision_encoder import tower_engine
 
 SIZES = [(64, 48), (56, 56), (300, 20), (4, 800), (800, 4), (113, 400), (57, 112), (500, 375)]
 PLAIN = PixelScaling(1 / 255, (0.5,) * 3, (0.5,) * 3)

@@ -22,9 +22,9 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.llava import LlavaConfig, TowerConfig
 from shared.settings import child_environment
-from tests.support import tower_engine
 from tests.support.checkpoints import as_torch_files
 from tests.support.vision_checkpoints import llava_checkpoint
+from tests.support.vision_encoder import tower_engine
 
 Tensors = dict[str, torch.Tensor]
 

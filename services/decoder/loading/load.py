@@ -31,7 +31,7 @@ from services.decoder.parallel.rank_group import connect, disconnect
 from services.decoder.parallel.refusal import require_divisible
 from services.decoder.parallel.share import Share
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.embeddings import Embeddings
+from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
 from services.decoder.worker.worker import Worker
 from services.families import registry

@@ -9,8 +9,8 @@ from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.parallel.leader import Leader
 from services.decoder.parallel.messages import STEP, Order
 from services.decoder.worker.collecting import Deliver
-from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.plan import Limits, Plan
 from services.decoder.worker.worker import Worker
 from shared.errors import ServingError

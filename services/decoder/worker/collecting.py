@@ -11,9 +11,9 @@ from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array
 from services.decoder.sampling.sampler import Sampler, nan_logits
-from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.inputs import Flags, Longs
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.slots import SlotTable
 from shared.errors import ServingError

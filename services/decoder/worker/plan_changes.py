@@ -8,7 +8,7 @@ from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.device import Device
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.worker.embeddings import Embeddings
+from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.moves import apply_moves
 from services.decoder.worker.plan import Plan
 from services.decoder.worker.prompt_logprobs import PromptLogprobs

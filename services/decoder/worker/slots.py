@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.decoder.worker.media_spans import MediaSpan, embed_positions, read_spans
+from services.decoder.worker.media.media_spans import MediaSpan, embed_positions, read_spans
 from services.decoder.worker.plan import Plan, bad_plan
 from shared.errors import InvalidRequest, ServingError
 from shared.telemetry.request_names import names

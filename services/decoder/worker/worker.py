@@ -18,10 +18,10 @@ from services.decoder.models.step import Step
 from services.decoder.parallel.rank_group import RankGroup
 from services.decoder.sampling.device_sampler import draw
 from services.decoder.worker.collecting import Collecting, Deliver
-from services.decoder.worker.embeddings import Embeddings
 from services.decoder.worker.inputs import Batch, Longs, Rows, build_batch, order_rows
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.media_spans import MediaSpan
+from services.decoder.worker.media.embeddings import Embeddings
+from services.decoder.worker.media.media_spans import MediaSpan
 from services.decoder.worker.plan import Limits, Plan, read_plan
 from services.decoder.worker.plan_changes import PlanChanges
 from services.decoder.worker.prompt_logprobs import PromptLogprobs

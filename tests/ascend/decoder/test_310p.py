@@ -14,7 +14,7 @@ _GENERATE = """
 import asyncio, json, sys, tempfile
 from pathlib import Path
 from shared.errors import ServingError
-from tests.ascend.test_decoder_tokens import check
+from tests.ascend.decoder.test_tokens import check
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 with tempfile.TemporaryDirectory(dir="/tmp") as socket:
     try:

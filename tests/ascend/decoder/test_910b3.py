@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.ascend.test_decoder_310p import generate
+from tests.ascend.decoder.test_310p import generate
 from tests.support.checkpoints import make_checkpoint
 
 

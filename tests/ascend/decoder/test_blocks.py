@@ -10,7 +10,7 @@ from tests.ascend.simulator import faults
 from tests.decoder.worker import test_blocks as on_cpu
 from tests.support.checkpoints import make_checkpoint
 from tests.support.decoder.plans import new_text, whole_prompt
-from tests.support.step_stream import StepStream, make_plan, running_decoder
+from tests.support.decoder.step_stream import StepStream, make_plan, running_decoder
 
 test_a_shared_prefix = on_cpu.test_a_prefix_is_shared_inside_the_plan_that_computes_it
 test_two_steps_in_flight = on_cpu.test_two_steps_may_be_in_flight

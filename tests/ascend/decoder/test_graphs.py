@@ -18,7 +18,13 @@ from services.decoder.models.step import Step
 from services.decoder.settings import DecoderSettings
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import make_checkpoint
-from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    running_decoder,
+)
 
 LENGTHS = (5, 126, 40, 7, 250, 60)  # of prompts: two reach a further block within the answer
 ROWS = [1, 2, 4, 8, 12]

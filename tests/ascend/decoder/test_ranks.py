@@ -6,8 +6,14 @@ import pytest
 
 from tests.decoder.models.test_tokens import prompts
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.greedy_reference import assert_greedy
-from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+from tests.support.decoder.greedy_reference import assert_greedy
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    running_decoder,
+)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.ascend.simulator import counters
 from tests.reference_models import wemm
 from tests.support.checkpoints import make_checkpoint
-from tests.support.step_stream import (
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,

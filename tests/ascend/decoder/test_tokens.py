@@ -7,8 +7,14 @@ import pytest
 
 from tests.decoder.models.test_tokens import OPTIONS, prompts
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.greedy_reference import assert_greedy
-from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+from tests.support.decoder.greedy_reference import assert_greedy
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    running_decoder,
+)
 
 # Largest difference of two logits that may change places, where transformers computes in float32.
 TIES = {"float16": 0.05, "bfloat16": 0.1}

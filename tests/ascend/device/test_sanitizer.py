@@ -35,7 +35,7 @@ def test_streams_without_order_are_found() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("file", ["test_decoder_blocks.py", "test_steady_step.py"])
+@pytest.mark.parametrize("file", ["decoder/test_blocks.py", "decoder/test_steady_step.py"])
 def test_steps_of_the_decoder_keep_their_streams_in_order(file: str) -> None:
     tests = ["-q", "-x", "-p", "no:cacheprovider", f"tests/ascend/{file}"]
     code = f"import pytest, sys; sys.exit(pytest.main({tests}))"

@@ -12,7 +12,7 @@ from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
 from services.launcher import cli
 from shared.telemetry.op_profile import OpProfile
-from tests.support.step_stream import Text, greedy, introduce, make_plan, read_ints
+from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan, read_ints
 
 
 def one_step(folder: Path, profiled: bool) -> tuple[list[int], OpProfile | None]:

@@ -243,7 +243,7 @@ async def test_the_room_starts_announces_itself_and_leaves_when_told(
     try:
         async with Directory(redis, keys, "decoder") as directory:
             member = await directory.wait_for_one(60)
-        from tests.support.step_stream import StepStream
+        from tests.support.decoder.step_stream import StepStream
 
         async with StepStream.open(member.address, decoder_id=member.instance_id) as stream:
             assert stream.hello.decoder_id == member.instance_id

@@ -15,10 +15,9 @@ from services.decoder.models.generic import attention
 from services.decoder.settings import DecoderSettings
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.decoder.plans import go_on, new_text, whole_prompt
-from tests.support.generic_models import GENERIC_MODELS, make_generic_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from tests.support.step_stream import (
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,
@@ -27,6 +26,7 @@ from tests.support.step_stream import (
     read_ints,
     running_decoder,
 )
+from tests.support.generic_models import GENERIC_MODELS, make_generic_checkpoint
 
 _COUNT = 10
 _NUMBERS = np.random.default_rng(5)

@@ -9,7 +9,7 @@ import torch
 
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.generic.decoder import GenericDecoder
-from services.decoder.worker.media_spans import contiguous_runs
+from services.decoder.worker.media.media_spans import contiguous_runs
 from services.families import registry
 from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderCpu
 from services.vision_encoder.loading import load_encoder
@@ -21,9 +21,8 @@ from shared.checkpoint.processor import picture_tensors, run_processor
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.support.checkpoints import GENERIC, generic, load_reference, make_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties
-from tests.support.preprocess.service import picture
-from tests.support.step_stream import (
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,
@@ -31,6 +30,7 @@ from tests.support.step_stream import (
     make_plan,
     running_decoder,
 )
+from tests.support.preprocess.service import picture
 
 NEW_TOKENS = 8
 SIZES = [[(100, 70)], [(31, 64), (48, 48)], []]  # of the pictures of each prompt

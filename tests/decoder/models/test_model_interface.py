@@ -19,7 +19,7 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tessera.decoder.v1 import decoder_pb2
 from tests.support.checkpoints import make_checkpoint
-from tests.support.step_stream import (
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,

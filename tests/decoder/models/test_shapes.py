@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.greedy_reference import assert_greedy
-from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
+from tests.support.decoder.greedy_reference import assert_greedy
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    running_decoder,
+)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_vl", "glm", "glm4", "chatglm", "internlm2")
 NEW_TOKENS = 8

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from services.decoder.models.llama import Llama
 from tests.support.checkpoints import as_torch_files, load_reference, make_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from tests.support.step_stream import (
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,

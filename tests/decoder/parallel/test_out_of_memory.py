@@ -13,8 +13,8 @@ from services.decoder.parallel.place import Place
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.worker import Worker
 from tests.support.decoder.prompts_step import LARGEST, SLOTS, run_next, run_prompts
+from tests.support.decoder.step_stream import read_ints
 from tests.support.decoder.thread_ranks import Meeting, ThreadRanks
-from tests.support.step_stream import read_ints
 
 T = TypeVar("T")
 

@@ -5,9 +5,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import load_reference
+from tests.support.decoder.greedy_reference import (
+    assert_greedy,
+    assert_same_up_to_ties,
+    greedy_tokens,
+)
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    running_decoder,
+)
 from tests.support.generic_models import make_generic_checkpoint
-from tests.support.greedy_reference import assert_greedy, assert_same_up_to_ties, greedy_tokens
-from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 
 PROMPTS = [[5, 9, 200, 31], list(range(40, 75)), [7]]
 

@@ -17,7 +17,7 @@ from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.support.arithmetic.drive import capacity, sequence
 from tests.support.decoder.deferred_device import DeferredDevice, load_deferred
 from tests.support.decoder.recorded_plans import RecordedDrive, poison, replay
-from tests.support.step_stream import greedy
+from tests.support.decoder.step_stream import greedy
 
 GREEDY: list[dict[str, Any]] = [{}]
 DRAWN: list[dict[str, Any]] = [

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.checkpoints import load_reference
 from tests.support.decoder.deferred_device import LOADS
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.decoder.plans import go_on, new_text, whole_prompt
-from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from tests.support.step_stream import (
+from tests.support.decoder.step_stream import (
     NaiveScheduler,
     StepStream,
     Text,

@@ -14,7 +14,7 @@ from services.decoder.worker.plan import read_plan
 from services.decoder.worker.worker import Worker
 from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.support.decoder.deferred_device import DeferredDevice, load_deferred
-from tests.support.step_stream import Text, greedy, introduce, make_plan, read_ints
+from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan, read_ints
 
 PROMPTS = [np.random.default_rng(n).integers(0, 400, 9 + 7 * n).tolist() for n in range(3)]
 SLOTS = list(range(len(PROMPTS)))

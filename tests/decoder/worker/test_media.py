@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.decoder.worker.embeddings import Embeddings
+from services.decoder.worker.media.embeddings import Embeddings
 from shared.artifacts.store import ArtifactReader, ArtifactStore
 from shared.errors import Precondition
 from tessera.artifact.v1.artifact_pb2 import ArtifactLocation, ArtifactRef
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.decoder.deferred_device import LOADS
-from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from tests.support.step_stream import (
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.decoder.step_stream import (
     Decoder,
     NaiveScheduler,
     StepStream,

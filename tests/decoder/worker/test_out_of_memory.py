@@ -13,7 +13,7 @@ from services.decoder.worker.worker import Worker
 from shared.errors import Overloaded
 from tests.support.decoder.deferred_device import LOADS
 from tests.support.decoder.prompts_step import LARGEST, LENGTHS, SLOTS, run_next, run_prompts
-from tests.support.step_stream import read_ints
+from tests.support.decoder.step_stream import read_ints
 
 
 @pytest.fixture(params=LOADS)

@@ -17,7 +17,7 @@ from shared.errors import (
 )
 from tessera.decoder.v1.decoder_pb2 import NewSequence
 from tests.support.decoder.deferred_device import LOADS
-from tests.support.step_stream import (
+from tests.support.decoder.step_stream import (
     Decoder,
     NaiveScheduler,
     StepStream,

@@ -15,7 +15,7 @@ from shared.net.rpc.errors import calling
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway.stage import ANSWER, Stage, until_ready
-from tests.support.http import plain_client
+from tests.support.network.http import plain_client
 from tests.support.network.sse import event_ids, events, merged, texts_of, with_ids
 
 CHAT = "/v1/chat/completions"

@@ -13,7 +13,7 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from tests.support.gateway.neighbours import Played
 from tests.support.gateway.stage import MODEL, Stage, until_ready
-from tests.support.http import plain_client
+from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS
 
 CHAT = "/v1/chat/completions"

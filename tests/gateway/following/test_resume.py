@@ -26,7 +26,7 @@ from tessera.gateway.v1.chat_pb2 import (
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway.stage import ANSWER, Stage
-from tests.support.http import plain_client
+from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, event_ids, events, merged, with_ids
 from tests.support.tokenizers import token_id
 

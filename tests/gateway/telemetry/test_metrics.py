@@ -14,7 +14,7 @@ from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, GetLoadResponse
 from tests.support.gateway.neighbours import SECOND_DECODER
 from tests.support.gateway.process import beside
 from tests.support.gateway.stage import ANSWER, MODEL, Stage
-from tests.support.http import plain_client
+from tests.support.network.http import plain_client
 
 # As vLLM has them, with the labels that its boards filter by.
 _REQUEST_S = "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"

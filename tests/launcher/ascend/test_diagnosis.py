@@ -12,7 +12,7 @@ from services.launcher.ascend import diagnosis
 from services.launcher.doctor.finding import Finding
 from shared.cpu_kernels import build
 from shared.errors import InvalidRequest
-from tests.support.ascend_machine import HELD_910B, INFO_310P, AscendMachine
+from tests.support.processes.ascend_machine import HELD_910B, INFO_310P, AscendMachine
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no compiler here")
 NOBODY = 65534

@@ -2,7 +2,7 @@
 
 from services.launcher.ascend import npu_smi
 from services.launcher.ascend.npu_smi import Chip, Holder
-from tests.support.ascend_machine import HELD_910B, INFO_310P, INFO_910B
+from tests.support.processes.ascend_machine import HELD_910B, INFO_310P, INFO_910B
 
 # A3: two chips on a card, each with a number on the machine.
 INFO_A3 = """\

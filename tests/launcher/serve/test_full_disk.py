@@ -15,7 +15,7 @@ import structlog.testing
 
 from services.launcher.supervise.process_table import ProcessTable, waiting
 from services.launcher.supervise.process_table import System as TableContent
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 

@@ -18,7 +18,7 @@ import pytest
 from services.launcher.state.folders import Folders
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 

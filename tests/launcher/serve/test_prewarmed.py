@@ -8,7 +8,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 SERVICES = ("gateway", "scheduler", "preprocess", "decoder")

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from shared.settings import DEMO_MODEL
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -10,7 +10,7 @@ import pytest
 from shared.settings import DEMO_MODEL, child_environment
 from tests.support.network.certificates import make_certificates
 from tests.support.network.hub_server import HubServer
-from tests.support.system import System
+from tests.support.processes.system import System
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.program import ProgramMaker, make_program
+from tests.support.processes.program import ProgramMaker, make_program
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from services.launcher.supervise.process import Program
 from services.launcher.supervise.supervised_process import GaveUp, SupervisedProcess
 from services.launcher.supervise.supervisor import Supervisor
 from shared.settings import child_environment
-from tests.support.program import ProgramMaker, make_program
+from tests.support.processes.program import ProgramMaker, make_program
 
 
 class Record:

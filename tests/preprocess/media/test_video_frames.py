@@ -20,8 +20,16 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
 from tests.support.checkpoints import load_config, load_reference, make_checkpoint
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.mrope import parts_of, published_positions
-from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    make_plan,
+    running_decoder,
+)
 from tests.support.preprocess.pixels import pixel_values
 from tests.support.preprocess.service import (
     PreprocessMaker,
@@ -31,14 +39,6 @@ from tests.support.preprocess.service import (
     picture,
     text,
     turn,
-)
-from tests.support.step_stream import (
-    NaiveScheduler,
-    StepStream,
-    Text,
-    greedy,
-    make_plan,
-    running_decoder,
 )
 
 FIELD = "messages[0].content[0].video"

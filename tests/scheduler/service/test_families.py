@@ -10,8 +10,8 @@ import pytest
 
 from shared.queue.token_log import decode_tokens
 from tests.support.checkpoints import TEXT_FAMILIES, load_reference, make_checkpoint
+from tests.support.decoder.greedy_reference import assert_greedy
 from tests.support.generic_models import GENERIC_MODELS, make_generic_checkpoint
-from tests.support.greedy_reference import assert_greedy
 from tests.support.scheduler_bench import Bench
 
 NEW_TOKENS = 24

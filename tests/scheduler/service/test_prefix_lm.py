@@ -8,7 +8,7 @@ from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.queue.token_log import decode_tokens
 from tests.reference_models.text_models.chatglm_6b import ChatGlm6B, write_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.scheduler_bench import Bench
 
 NEW_TOKENS = 24

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from shared.queue.token_log import decode_tokens, stride
 from tessera.common.v1 import ending_pb2
 from tests.support.checkpoints import load_reference, make_checkpoint
-from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.scheduler_bench import Bench
 
 PROMPTS = [np.random.default_rng(i).integers(0, 400, 3 + 11 * i).tolist() for i in range(4)]

@@ -27,9 +27,15 @@ from shared.errors import InvalidRequest
 from shared.text.text_fold import TokenBytes
 from tests.support import flm
 from tests.support.checkpoints import make_checkpoint
+from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
+from tests.support.decoder.step_stream import (
+    NaiveScheduler,
+    StepStream,
+    Text,
+    greedy,
+    running_decoder,
+)
 from tests.support.flm import TRIE, Flm, Words, reference_ids
-from tests.support.greedy_reference import assert_same_up_to_ties, greedy_tokens
-from tests.support.step_stream import NaiveScheduler, StepStream, Text, greedy, running_decoder
 from tests.support.tokenizers import SENTENCES, byte_level_tokenizer, sentencepiece_like_tokenizer
 
 KINDS = (

@@ -7,8 +7,8 @@ from typing import Any
 
 from services.decoder.loading.profile_run import Profile
 from services.decoder.models.needs import AttentionKind, Needs
-from services.decoder.worker.embeddings import Embeddings
-from services.decoder.worker.media_spans import MediaSpan
+from services.decoder.worker.media.embeddings import Embeddings
+from services.decoder.worker.media.media_spans import MediaSpan
 from services.decoder.worker.plan import Ints, Limits, Plan, read_plan
 from shared.artifacts.store import ArtifactReader
 from shared.served_part import ServedPart

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.decoder.models.needs import AttentionKind, Needs
-from services.decoder.worker.media_spans import MediaSpan
+from services.decoder.worker.media.media_spans import MediaSpan
 from services.decoder.worker.plan import Ints, Limits, Plan
 from services.decoder.worker.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots import ANY_START, SlotTable

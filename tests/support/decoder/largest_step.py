@@ -11,7 +11,7 @@ from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plan import read_plan
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
-from tests.support.step_stream import greedy, ints, make_plan
+from tests.support.decoder.step_stream import greedy, ints, make_plan
 
 
 def main(folder: str, options: str) -> None:

@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from tests.support.step_stream import StepStream, Text, greedy, introduce, make_plan, read_ints
+from tests.support.decoder.step_stream import (
+    StepStream,
+    Text,
+    greedy,
+    introduce,
+    make_plan,
+    read_ints,
+)
 
 
 def new_text(prompt: list[int], slot: int, blocks: list[int], **changes: Any) -> dict[str, Any]:

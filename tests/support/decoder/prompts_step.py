@@ -3,7 +3,7 @@
 from services.decoder.worker.plan import read_plan
 from services.decoder.worker.worker import Worker
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult
-from tests.support.step_stream import Text, greedy, introduce, make_plan
+from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan
 
 PROMPTS = [[5, 6, 7], list(range(100, 140)), [9, 8, 7, 6]]
 SLOTS = list(range(len(PROMPTS)))

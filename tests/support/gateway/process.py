@@ -13,7 +13,7 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.settings import child_environment, python_path
 from tests.support.gateway.stage import MODEL, Stage, until_ready
-from tests.support.http import plain_client
+from tests.support.network.http import plain_client
 
 _ROOT = Path(__file__).parents[3]
 _START_WITHIN_S = 90  # on a busy machine it imports for many seconds

@@ -18,7 +18,7 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.text.text_fold import TokenBytes
 from tests.support.gateway.neighbours import PreprocessPlayer, SchedulerPlayer
-from tests.support.http import plain_client
+from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS
 from tests.support.tokenizers import save, token_id
 

@@ -14,7 +14,7 @@ from shared.queue.keys import Keys
 from tessera.scheduler.v1 import scheduler_pb2
 from tests.support.network.ports import free_ports
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 class Stack:

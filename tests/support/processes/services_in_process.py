@@ -24,7 +24,7 @@ from services.vision_encoder import server as vision_encoder
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared.checkpoint.folder import Checkpoint
 from tests.support.gateway.stage import until_ready
-from tests.support.http import plain_client
+from tests.support.network.http import plain_client
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from services.launcher.state.folders import Folders
 from shared.settings import python_path
 from tests.support.network.ports import free_ports
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 class System:

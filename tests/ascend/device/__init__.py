@@ -1,0 +1,1 @@
+"""Tests of the simulated NPU itself, as torch_npu sees it."""

@@ -1,0 +1,1 @@
+"""Tests of the vision encoder on the simulated NPU."""

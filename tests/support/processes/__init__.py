@@ -1,0 +1,1 @@
+"""Whole systems and single programs in processes of their own."""
