@@ -14,6 +14,7 @@ from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
+from services.gateway.api.generating import Generating
 from services.gateway.api.openai.completions import Completions
 from services.gateway.api.openai.endpoint import OpenAiEndpoint
 from services.gateway.api.openai.models import Models
@@ -169,13 +170,15 @@ async def open_gateway(
         timeouts = Timeouts.of_seconds(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
-        completions = Completions(model, admission, metrics, body_limits, timeouts)
+        generating = Generating(model, admission, metrics, body_limits, timeouts)
         information = Information(health, metrics, reporter, lambda: len(follower))
         parts = ServedParts(queue)
         app = App(
             [
                 OpenAiEndpoint(
-                    completions, Models(model, parts), Tokenizing(model, pool, body_limits)
+                    Completions(generating),
+                    Models(model, parts),
+                    Tokenizing(model, pool, body_limits),
                 ),
                 TesseraEndpoint(Requests(resumption, make_writer), information),
             ],

@@ -1,0 +1,97 @@
+"""How a request for tokens is answered, whatever its API: admission, its answer, and what its headers ask for."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from services.gateway.admission.admission import Admission
+from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.admission.model import ServedModel
+from services.gateway.admission.request import ValidRequest
+from services.gateway.admission.request_options import (
+    RequestOptions,
+    Timeouts,
+    json_fingerprint,
+    read_request_options,
+)
+from services.gateway.following.answer import Answer
+from services.gateway.http.exchange import BodyLimits, Exchange
+from services.gateway.reading.data_urls import DecodedBody
+from services.gateway.reading.decode import off_loop
+from services.gateway.reading.options import GenerationOptions
+from services.gateway.telemetry.metrics import Metrics
+from shared.errors import InvalidRequest, ServingError
+from shared.queue.keys import model_tag, new_request_id
+
+# A body's bytes as requests, and what it asks for beside its answer.
+Reader = Callable[[Exchange, bytes], tuple[list[ValidRequest], RequestOptions]]
+
+# Writes one reply to answers, streamed or not; with ids its events can be resumed from.
+Write = Callable[[Exchange, Sequence[Answer], bool, bool], Awaitable[None]]
+
+
+class Generating:
+    """What the handlers that generate share. An API gives it how it reads bodies and writes replies."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        admission: Admission,
+        metrics: Metrics,
+        body_limits: BodyLimits,
+        timeouts: Timeouts,
+    ) -> None:
+        """`timeouts` are the server's own."""
+        self.model = model
+        self._admission = admission
+        self._metrics = metrics
+        self._body_limits = body_limits
+        self._timeouts = timeouts
+
+    def read_options(
+        self, exchange: Exchange, body: DecodedBody[GenerationOptions]
+    ) -> RequestOptions:
+        """What headers and body ask for beside the answer. Raises InvalidRequest naming the header or field."""
+        fingerprint = partial(json_fingerprint, body.json, exchange.path, body.media)
+        options = read_request_options(exchange.header, body.content, self._timeouts, fingerprint)
+        if options.last_event_id and not body.content.stream:
+            name = "Last-Event-ID"
+            raise InvalidRequest("INVALID_HEADER", f"{name} is for streams", field=name)
+        return options
+
+    async def answer(self, exchange: Exchange, caller: Caller, read: Reader, write: Write) -> None:
+        """Answers one body. Raises ServingError for what is not accepted; what was accepted ends when the client leaves
+        or has its whole reply."""
+        try:
+            body = await exchange.json_body(self._body_limits)
+            # A large body is read in a thread.
+            requests, options = await off_loop(partial(read, exchange), body)
+            del body
+            exchange.tenant = tenant_of(caller, requests[0].user)
+        except ServingError as error:
+            self._metrics.rejected(error.reason)
+            raise
+        async with exchange.while_connected():
+            stream = requests[0].stream
+            answers = await self._accept(requests, caller, options)
+            # What was sent is in the queue and at preprocess: the answer may take long.
+            requests.clear()
+            exchange.release_body()
+            exchange.accepted = True
+            exchange.request_id = answers[0].head.request_id
+            try:
+                await write(exchange, answers, stream, options.event_ids)
+            finally:
+                for answer in answers:
+                    answer.close()
+
+    async def _accept(
+        self, requests: Sequence[ValidRequest], caller: Caller, options: RequestOptions
+    ) -> list[Answer]:
+        """Each of several prompts is a request of its own."""
+        if len(requests) == 1:
+            return [await self._admission.accept(requests[0], caller, options)]
+        tag = model_tag(self.model.name)
+        callers = [caller]
+        callers += [replace(caller, request_id=new_request_id(tag)) for _ in requests[1:]]
+        return await self._admission.accept_all(requests, callers, options)
