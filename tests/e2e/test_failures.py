@@ -1,5 +1,6 @@
 """Every service is killed, frozen or stopped while requests run: answers equal those without a failure."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -149,9 +150,10 @@ def test_restarting_every_service_under_load_changes_no_answer(
     for thread in threads:
         thread.start()
     try:
-        gone = {service: registered(system, service)[0] for service in COUNTS}
-        for service, instance in gone.items():
-            os.kill(pid_at(system, service, address_of(system, service, instance)), signal.SIGTERM)
+        gone = {}
+        for service in COUNTS:
+            gone[service], pid = oldest(system, service)
+            os.kill(pid, signal.SIGTERM)
         wait_until_replaced(system, gone)
         while served[0] < 10 and not wrong:
             time.sleep(0.1)
@@ -174,6 +176,19 @@ def wait_until_replaced(system: System, gone: dict[str, str]) -> None:
     time.sleep(1)  # until callers have read it
 
 
+def oldest(system: System, service: str) -> tuple[str, int]:
+    """The instance of a service that is registered for longest, and its process. Waits until those that earlier tests
+    killed are replaced, and their entries have expired."""
+    deadline = time.monotonic() + 120
+    while True:
+        found = registered(system, service)
+        pids = [pid_at(system, service, address_of(system, service, name)) for name in found]
+        if len(found) == COUNTS[service] and pids[0] is not None:
+            return found[0], pids[0]
+        assert time.monotonic() < deadline, system.log
+        time.sleep(0.1)
+
+
 def registered(system: System, service: str) -> list[str]:
     """The instances of a service that are alive, oldest first."""
     socket = Folders(system.folder / "state").socket("redis")
@@ -191,9 +206,10 @@ def address_of(system: System, service: str, instance: str) -> str:
     return str(found, "ascii")
 
 
-def pid_at(system: System, service: str, address: str) -> int:
-    """The process that listens at an address."""
+def pid_at(system: System, service: str, address: str) -> int | None:
+    """The process that listens at an address, if there is one."""
     for pid in system.pids()[service]:
-        if psutil.Process(pid).environ()[f"TESSERA_{service.upper()}_LISTEN"] == address:
-            return pid
-    raise AssertionError(f"no process listens at {address}")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).environ()[f"TESSERA_{service.upper()}_LISTEN"] == address:
+                return pid
+    return None

@@ -192,8 +192,10 @@ def slow() -> bytes:
 
 
 async def test_a_file_that_takes_too_long_is_tried_once_and_charged_to_its_tenant(
-    clip_folder: Path, short_tmp: Path
+    clip_folder: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A busy machine may give the worker so little that it counts as starved, and the file is tried again.
+    monkeypatch.setattr("services.preprocess.worker.pool._NOTHING_S", 0.0)
     async with running_pool(clip_folder, short_tmp, timeout_s=0.3, budget_s=0.01) as pool:
         with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as late:
             await pool.decode(slow(), "a")
