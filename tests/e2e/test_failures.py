@@ -125,6 +125,15 @@ def test_the_loss_of_all_encoders_changes_no_answer(
     system.wait_ready()
 
 
+def test_what_is_asked_while_no_preprocess_runs_is_answered(
+    system: System, client: OpenAI, undisturbed: dict[tuple[str, int], Any]
+) -> None:
+    for pid in system.pids()["preprocess"]:
+        os.kill(pid, signal.SIGKILL)
+    disturb(client, undisturbed, lambda: None)
+    system.wait_ready()
+
+
 def test_restarting_every_service_under_load_changes_no_answer(
     system: System, client: OpenAI, undisturbed: dict[tuple[str, int], Any]
 ) -> None:

@@ -2,6 +2,8 @@
 gone.
 """
 
+import asyncio
+
 import grpc
 import structlog
 
@@ -21,6 +23,12 @@ _TRIES = 3
 _TIMEOUT_S = 60.0
 # A replica that is lost is noticed well before this. One that is lost later may have been lost by the prompt.
 _LONG_S = 15.0
+_PATIENCE_S = 45.0  # the restart of a service on a machine that has too much to do took 38
+_LOOK_S = 0.1
+# A replica with one of these has not refused the prompt: it is gone, or has not got so far.
+_NOT_THERE = frozenset(
+    {"NO_PREPROCESS", "UNAVAILABLE", "CALL_BROKEN", "PREPROCESS_GONE", "STARTING", "SHUTTING_DOWN"}
+)
 
 
 class _Replica:
@@ -49,8 +57,12 @@ class _Replica:
 class PreprocessPool:
     """The live replicas, connected to at first use."""
 
-    def __init__(self, directory: Directory, max_message_bytes: int) -> None:
+    def __init__(
+        self, directory: Directory, max_message_bytes: int, patience_s: float = _PATIENCE_S
+    ) -> None:
+        """`patience_s`: how long a prompt waits while no replica can be had."""
         self._directory = directory
+        self._patience_s = patience_s
         self._replicas = Connections(lambda address: _Replica(address, max_message_bytes))
         self._turn = 0
 
@@ -58,18 +70,24 @@ class PreprocessPool:
         """Prepares a prompt. Raises what the replica raised; Unavailable when none could be
         reached.
 
-        A prompt that a replica has worked on for long is not sent to another.
+        While all replicas are gone or start, the prompt waits for one. One that a replica has worked on for long, or
+        that was lost with several, is not sent to another.
         """
-        tried: list[Member] = []
+        tried: set[Member] = set()
         failure: ServingError = Unavailable(
             "NO_PREPROCESS", "no preprocess service is running; retry later"
         )
         deadline = monotonic() + _TIMEOUT_S
-        for _ in range(_TRIES):
+        patient_until = monotonic() + self._patience_s
+        while len(tried) < _TRIES:
             member = self._next(tried)
             if member is None:
-                break
-            tried.append(member)
+                if failure.reason not in _NOT_THERE or monotonic() >= patient_until:
+                    break
+                # Until one that starts has announced itself: as a member that was not tried.
+                await asyncio.sleep(_LOOK_S)
+                continue
+            tried.add(member)
             began = monotonic()
             try:
                 return await self._call(member, request, deadline - monotonic())
@@ -100,7 +118,7 @@ class PreprocessPool:
                 "MEDIA_TOO_LARGE", f"the request's media are too large: {error.message}"
             ) from error
 
-    def _next(self, tried: list[Member]) -> Member | None:
+    def _next(self, tried: set[Member]) -> Member | None:
         live = [member for member in self._directory.members if member not in tried]
         if not live:
             return None

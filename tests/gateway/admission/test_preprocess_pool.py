@@ -41,6 +41,28 @@ async def test_replicas_share_the_work_and_a_dead_one_is_passed_over(
         assert len(stage.preprocess.seen) == 7
 
 
+async def test_a_prompt_waits_for_the_replica_that_replaces_the_only_one(
+    stage: Stage, redis_url: str
+) -> None:
+    assert (await stage.chat()).status_code == 200
+    # It dies without leaving the registry: it is still listed for a while.
+    await stage.preprocess.server.grpc.stop(0)
+    waiting = [asyncio.create_task(stage.chat()) for _ in range(3)]
+    done, _ = await asyncio.wait(waiting, timeout=1)
+    assert not done
+    async with PreprocessPlayer(redis_url, MODEL, stage.tokenizer):
+        replies = await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    assert [reply.status_code for reply in replies] == [200] * 3
+
+
+async def test_without_any_replica_the_wait_ends(redis_url: str) -> None:
+    redis = connect(redis_url)
+    pool = PreprocessPool(Directory(redis, Keys("m"), "preprocess"), 1 << 20, patience_s=0.2)
+    with pytest.raises(Unavailable, match="no preprocess service is running"):
+        await asyncio.wait_for(pool.prepare(PrepareRequest()), 30)
+    await redis.aclose()
+
+
 async def test_the_replica_with_the_least_in_hand_is_asked(stage: Stage, redis_url: str) -> None:
     async with PreprocessPlayer(redis_url, MODEL, stage.tokenizer) as second:
         await both_known(stage, second)
@@ -90,7 +112,7 @@ async def silent_peer() -> AsyncIterator[str]:
 async def test_two_callers_find_the_same_replicas_gone(redis_url: str) -> None:
     redis, keys = connect(redis_url), Keys("m")
     directory = Directory(redis, keys, "preprocess")
-    pool = PreprocessPool(directory, 1 << 20)
+    pool = PreprocessPool(directory, 1 << 20, patience_s=0)
     async with contextlib.AsyncExitStack() as stack:
         for number in range(3):
             address = await stack.enter_async_context(silent_peer())
