@@ -120,7 +120,17 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return text
 
 
-class CommonSettings(Settings):
+class FamilySettings(Settings):
+    """A setting of everything that reads a model."""
+
+    family: str = Field(
+        "",
+        description="Family that the model is served as, such as wemm or llava, whatever its config.json calls itself;"
+        " found from config.json unless given.",
+    )
+
+
+class CommonSettings(FamilySettings):
     """Settings of every service, and of a whole system (`tessera serve`)."""
 
     model: Path = Field(

@@ -37,9 +37,10 @@ def require_servable(
     parts: Parts = Parts.ALL,
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
+    family: str = "",
 ) -> Checkpoint:
-    """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`.
-    `trust_remote_code` is None for services that do not run that code.
+    """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`, as `family`
+    where that is given. `trust_remote_code` is None for services that do not run that code.
 
     Raises InvalidRequest with the first reason why not: a folder that is none, an architecture or an option of
     config.json that is not known, a missing or unfinished file among `parts`, a device that is not there.
@@ -53,19 +54,19 @@ def require_servable(
             field="model",
         )
     read_json(folder / "config.json")
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(folder, family)
     with _understood(folder):
-        family = registry.find(checkpoint)
+        record = registry.find(checkpoint)
         refuse_quantization(checkpoint)
         registry.text_sizes(checkpoint, backend)
         decoder = registry.find_decoder(checkpoint, backend)
         if decoder is generic.GENERIC and trust_remote_code is not None:
             generic.require_trusted(checkpoint, trust_remote_code)
-        if family.takes_media:
-            family.largest(checkpoint, Modality.MODALITY_IMAGE)
+        if record.takes_media:
+            record.largest(checkpoint, Modality.MODALITY_IMAGE)
     if Parts.TOKENIZER in parts:
         require_tokenizer(folder)
-    if Parts.PROCESSOR in parts and family.takes_media and not family.processor:
+    if Parts.PROCESSOR in parts and record.takes_media and not record.processor:
         require_processor(folder)
     if Parts.WEIGHTS in parts:
         require_weights(folder)

@@ -37,7 +37,9 @@ def prepare_model(
                 require_computable(device, dtype)  # before gigabytes are fetched
             changes = {
                 "served_model_name": settings.model_name,
-                "model": find_servable(name, settings.revision, backend, trust_remote_code),
+                "model": find_servable(
+                    name, settings.revision, backend, trust_remote_code, settings.family
+                ),
             }
             settings = settings.model_copy(update=changes)
         require_servable(
@@ -47,6 +49,7 @@ def prepare_model(
             parts=parts,
             backend=backend,
             trust_remote_code=trust_remote_code,
+            family=settings.family,
         )
     except ServingError as error:
         log.error("cannot go on", reason=error.reason, error=error.message)
@@ -59,6 +62,7 @@ def find_servable(
     revision: str = "",
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
+    family: str = "",
 ) -> Path:
     """The folder of a model of the hub. Raises as `find_on_hub` and `require_servable` do."""
     check = partial(
@@ -66,5 +70,6 @@ def find_servable(
         parts=Parts.TOKENIZER | Parts.PROCESSOR,
         backend=backend,
         trust_remote_code=trust_remote_code,
+        family=family,
     )
     return find_on_hub(name, check, revision)

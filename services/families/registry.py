@@ -3,7 +3,7 @@ of transformers.
 
 A package brings one by an entry point of the group "tessera.families" whose value is a `Family`. The folders here go
 before packages, and both before transformers (`generic.py`, `generic_media.py`); two packages that serve the same model
-are refused.
+are refused. `--family NAME` (`Checkpoint.family`) is a folder's name or an entry point's, and goes before all.
 """
 
 import importlib
@@ -28,8 +28,10 @@ def find(checkpoint: Checkpoint) -> Family:
     """The family of the checkpoint's architecture, which has its prompt rule and its encoder.
 
     Raises InvalidRequest if it has none and is no model of text alone, if it has more than one, or if the code of
-    transformers is known not to run here.
+    transformers is known not to run here; if the one that it is to be served as does not exist.
     """
+    if checkpoint.family:
+        return _named(checkpoint.family)
     for family in in_tree():
         if family.is_known_by_keys and family.recognises(checkpoint):
             return family
@@ -54,6 +56,8 @@ def find_decoder(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AU
         return family
     if backend is ModelBackend.TRANSFORMERS:
         return generic.GENERIC
+    if checkpoint.family and family.decoder:
+        return family
     own = family.text_types
     kind = str(checkpoint.text_config.get("model_type") or (*own, _DEFAULT_TEXT_TYPE)[0])
     what = f"{checkpoint.kind} with text model {kind!r}"
@@ -76,12 +80,38 @@ def decoder_config(checkpoint: Checkpoint) -> DecoderConfig:
     return config
 
 
-@cache
 def in_tree() -> tuple[Family, ...]:
-    """The families of this folder, by their folders' names."""
+    """The families of this folder, in the order of their folders' names."""
+    return tuple(_by_folder().values())
+
+
+@cache
+def _by_folder() -> dict[str, Family]:
     package = services.families
     names = sorted(info.name for info in pkgutil.iter_modules(package.__path__) if info.ispkg)
-    return tuple(importlib.import_module(f"{package.__name__}.{name}").FAMILY for name in names)
+    return {name: importlib.import_module(f"{package.__name__}.{name}").FAMILY for name in names}
+
+
+def _named(name: str) -> Family:
+    """A package whose family has the name of a folder here is the one that is meant: it would not be found else."""
+    folders = _by_folder()
+    found = [point for point in entry_points(group=GROUP) if point.name == name]
+    if len(found) > 1:
+        raise InvalidRequest(
+            "AMBIGUOUS_FAMILY",
+            f"--family {name} is {' and '.join(sorted(map(_describe, found)))}: uninstall one",
+            field="family",
+        )
+    if found:
+        return _load(found[0])
+    if name not in folders:
+        known = ", ".join([*folders, *(point.name for point in entry_points(group=GROUP))])
+        raise InvalidRequest(
+            "UNKNOWN_FAMILY",
+            f"--family {name}: there is no such family; there are {known}",
+            field="family",
+        )
+    return folders[name]
 
 
 def _native(checkpoint: Checkpoint, what: str, serves: Callable[[Family], bool]) -> Family | None:
@@ -105,16 +135,19 @@ def _native(checkpoint: Checkpoint, what: str, serves: Callable[[Family], bool])
 
 def _plugins() -> dict[str, Family]:
     """The families of installed packages. Raises InvalidRequest for one that cannot be imported."""
-    found = {}
-    for point in entry_points(group=GROUP):
-        name = _describe(point)
-        try:
-            found[name] = point.load()
-        except Exception as error:  # whatever a foreign package raises
-            raise InvalidRequest(
-                "BAD_FAMILY", f"the family {name} cannot be imported: {error}", field="model"
-            ) from error
-    return found
+    return {_describe(point): _load(point) for point in entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> Family:
+    try:
+        family: Family = point.load()
+    except Exception as error:  # whatever a foreign package raises
+        raise InvalidRequest(
+            "BAD_FAMILY",
+            f"the family {_describe(point)} cannot be imported: {error}",
+            field="model",
+        ) from error
+    return family
 
 
 def _describe(point: EntryPoint) -> str:
@@ -127,6 +160,7 @@ def _unknown(checkpoint: Checkpoint, what: str) -> InvalidRequest:
     texts = ", ".join(name for family in families for name in family.text_types)
     return InvalidRequest(
         "UNKNOWN_ARCHITECTURE",
-        f"{checkpoint.folder}: {what} cannot be served; these can: {architectures}, with a text model of {texts}",
+        f"{checkpoint.folder}: {what} cannot be served; these can: {architectures}, with a text model of {texts}."
+        " One of these under another name is served with --family NAME",
         field="model",
     )

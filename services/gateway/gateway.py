@@ -124,6 +124,7 @@ async def open_gateway(
             settings.model,
             settings.model_name,
             settings.max_model_len,
+            family=settings.family,
             max_choices=settings.max_choices,
             max_logprobs=settings.max_logprobs,
             max_prompts=settings.max_prompts,

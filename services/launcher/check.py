@@ -15,13 +15,13 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.hub import find_in_cache
 from shared.errors import InvalidRequest, ServingError
 from shared.model_backends import ModelBackend
-from shared.settings import DEMO_MODEL, hub_name
+from shared.settings import DEMO_MODEL, FamilySettings, hub_name
 from tessera.common.v1.media_pb2 import Modality
 
 _MODALITIES = {Modality.MODALITY_IMAGE: "images", Modality.MODALITY_VIDEO: "videos"}
 
 
-class CheckSettings(DecoderOptions):
+class CheckSettings(DecoderOptions, FamilySettings):
     """What is checked, for a decoder with these options."""
 
     model: CliPositionalArg[Path] = Field(
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     settings = CheckSettings.load(arguments, prog="tessera check")
     try:
         folder = _folder(settings)
-        checkpoint = Checkpoint(folder)
+        checkpoint = Checkpoint(folder, settings.family)
         kind = checkpoint.kind
         parts = parts_of(checkpoint, settings.model_backend)
     except ServingError as error:
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     if any(part.code == REFUSED for part in parts):
         return 1
     try:
-        require_servable(folder, **settings.computation)
+        require_servable(folder, family=settings.family, **settings.computation)
         for what, said in _facts(checkpoint, parts, settings.model_backend):
             print(f"{what:<8} {said}")
     except ServingError as error:

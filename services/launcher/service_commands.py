@@ -113,7 +113,7 @@ class ServiceCommands:
         self._folders = folders
         self._redis_url = redis_url
         needs_encoder = (
-            registry.find(Checkpoint(settings.model)).takes_media
+            registry.find(Checkpoint(settings.model, settings.family)).takes_media
             and not settings.language_model_only
         )
         given = settings.vision_encoders

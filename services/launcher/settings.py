@@ -14,7 +14,13 @@ from services.scheduler.settings import SchedulerOptions
 from shared import access
 from shared.errors import InvalidRequest
 from shared.net.redis_url import with_password
-from shared.settings import DEMO_MODEL, CommonSettings, ComputeSettings, state_home
+from shared.settings import (
+    DEMO_MODEL,
+    CommonSettings,
+    ComputeSettings,
+    FamilySettings,
+    state_home,
+)
 
 
 class ServeSettings(
@@ -130,7 +136,7 @@ class ChatSettings(TlsClientSettings):
         return [url for part in self.url.split(",") if (url := part.strip())]
 
 
-class DoctorSettings(ComputeSettings):
+class DoctorSettings(ComputeSettings, FamilySettings):
     """The settings of a `serve` that is to be checked."""
 
     host: str = Field("127.0.0.1", description="Address that `serve` would listen on.")

@@ -49,7 +49,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
         executor = ThreadPoolExecutor(4, "tokenize")
         resources.callback(executor.shutdown, cancel_futures=True)
 
-        checkpoint = Checkpoint(settings.model)
+        checkpoint = Checkpoint(settings.model, settings.family)
         # The tokenizer loads while the first image worker starts.
         loading = asyncio.ensure_future(asyncio.to_thread(PromptTokenizer, settings.model))
         pool = await _image_pool(settings, checkpoint, resources)
@@ -117,6 +117,7 @@ async def _image_pool(
         settings.worker_count,
         settings.image_timeout_s,
         settings.media_budget_s,
+        family=settings.family,
         bundles=registry.find(checkpoint).prompt == GENERIC_PROMPT,
     )
     return await resources.enter_async_context(pool)

@@ -57,7 +57,9 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
             VisionEncoderServicer(encoder, settings.model_name),
         )
-        part = ServedPart(code_of(registry.find(Checkpoint(settings.model)).encoder))
+        part = ServedPart(
+            code_of(registry.find(Checkpoint(settings.model, settings.family)).encoder)
+        )
         async with producer.serving("vision_encoder", part):
             log.info(
                 "serving",
@@ -75,7 +77,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
 
 
 def _load(settings: VisionEncoderSettings) -> tuple[Device, Encoder | None]:
-    checkpoint = Checkpoint(settings.model)
+    checkpoint = Checkpoint(settings.model, settings.family)
     kind = device_class(torch_device(settings.device))
     device = kind(kind.choose_dtype(settings.dtype, checkpoint), _threads(settings))
     model = load_encoder(checkpoint, device)
@@ -100,7 +102,7 @@ async def _encoder(
     def warm_up() -> None:
         device.enter_thread(model.uses_ops)
         if isinstance(device, Accelerator):
-            checkpoint = Checkpoint(settings.model)
+            checkpoint = Checkpoint(settings.model, settings.family)
             largest = registry.find(checkpoint).largest(checkpoint, Modality.MODALITY_IMAGE)
             share = settings.encoder_memory_utilization
             queue.max_patches = fit_batch(model, device, largest, queue.max_patches, share)

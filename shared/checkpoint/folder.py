@@ -43,9 +43,12 @@ class Checkpoint:
     of one of them with its shards. Every error names the file and the key. Not for use by several threads at a time.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises NotFound if the folder does not exist."""
+    def __init__(self, folder: Path, family: str = "") -> None:
+        """`family`: the name of the one that it is served as; empty: found from `config.json`. Raises NotFound if the
+        folder does not exist.
+        """
         self.folder = Path(folder)
+        self.family = family
         if not self.folder.is_dir():
             raise NotFound(
                 "MODEL_NOT_FOUND",

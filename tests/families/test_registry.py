@@ -148,6 +148,39 @@ def test_a_package_that_cannot_be_imported_is_named_where_nothing_else_serves(
         registry.find(checkpoint(tmp_path, architectures=["NovelForCausalLM"]))
 
 
+def test_a_named_family_goes_before_what_the_files_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = {"architectures": ["CompanyForCausalLM"], "model_type": "company"}
+    tall = Checkpoint(checkpoint(tmp_path, **unknown, vision_config={}).folder, "qwen2_vl")
+    assert registry.find(tall).architectures == ("Qwen2VLForConditionalGeneration",)
+    assert registry.find_decoder(tall) is registry.find(tall)
+    assert registry.find_decoder(tall, ModelBackend.TRANSFORMERS) is generic.GENERIC
+    # A family without a decoder leaves that to the text model.
+    checkpoint(tmp_path, **unknown, text_config={"model_type": "qwen3"})
+    llava = Checkpoint(tmp_path, "llava")
+    assert registry.find(llava).architectures == ("LlavaForConditionalGeneration",)
+    assert registry.find_decoder(llava).architectures == ("Qwen3ForCausalLM",)
+    # A package's, by the name of its entry point.
+    installed(tmp_path, "first_novel")
+    monkeypatch.syspath_prepend(tmp_path)
+    checkpoint(tmp_path, architectures=["LlamaForCausalLM"])
+    assert registry.find(Checkpoint(tmp_path, "novel")).decoder == "novel_decoder:Decoder"
+
+
+def test_a_family_that_there_is_not_is_refused_with_those_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Checkpoint(checkpoint(tmp_path, architectures=["LlamaForCausalLM"]).folder, "lava")
+    with pytest.raises(InvalidRequest, match=r"--family lava: .* no such family; .*, llava, "):
+        registry.find(found)
+    installed(tmp_path, "first_novel")
+    installed(tmp_path, "second_novel")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidRequest, match=r"--family novel is .*first_novel and .*second_novel"):
+        registry.find(Checkpoint(tmp_path, "novel"))
+
+
 def test_what_no_family_has_is_for_the_code_of_transformers(tmp_path: Path) -> None:
     novel = checkpoint(tmp_path, architectures=["Gemma2ForCausalLM"], model_type="gemma2")
     assert registry.find_decoder(novel) is generic.GENERIC

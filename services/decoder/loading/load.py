@@ -85,7 +85,7 @@ def _lead(settings: DecoderSettings, leader: Leader) -> Loaded:
 
     try:
         require_divisible(
-            Checkpoint(settings.model),
+            Checkpoint(settings.model, settings.family),
             settings.tensor_parallel_size,
             settings.model_backend,
             settings.trust_remote_code,
@@ -109,7 +109,7 @@ def load_rank(
     """What `place` has of the model; waits for the other ranks, where there are any. The functions take the arguments
     of the classes. Raises ServingError as `load` does."""
     settings, share = place.settings, Share(place.rank, place.size)
-    checkpoint = Checkpoint(settings.model)
+    checkpoint = Checkpoint(settings.model, settings.family)
     threads = place.threads(checkpoint.is_small)
     if place.cpus:
         os.sched_setaffinity(

@@ -49,6 +49,7 @@ class ServedModel:
         name: str,
         max_model_len: int | None = None,
         *,
+        family: str = "",
         max_choices: int = 128,
         max_logprobs: int = 20,
         max_prompts: int = 128,
@@ -57,7 +58,7 @@ class ServedModel:
 
         Raises NotFound, InvalidRequest or Precondition, naming the file.
         """
-        checkpoint = Checkpoint(folder)
+        checkpoint = Checkpoint(folder, family)
         config = registry.text_sizes(checkpoint)
         table = _table(folder / "tokenizer.json")
         tokenizer = Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json").text)

@@ -118,7 +118,9 @@ def _model(settings: DoctorSettings) -> Finding:
             return Finding(what, found, needed=False, is_fault=True)
         folder = cached
     try:
-        checkpoint = require_servable(folder, device=settings.device, dtype=settings.dtype)
+        checkpoint = require_servable(
+            folder, device=settings.device, dtype=settings.dtype, family=settings.family
+        )
     except ServingError as error:
         return Finding(what, error.message, is_fault=True)
     return Finding(what, f"{checkpoint.kind} in {folder}")

@@ -17,11 +17,15 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
     if name := hub_name(settings.model):
         require_computable(settings.device, settings.dtype)  # before gigabytes are fetched
         folder = find_servable(
-            name, settings.revision, settings.model_backend, settings.trust_remote_code
+            name,
+            settings.revision,
+            settings.model_backend,
+            settings.trust_remote_code,
+            settings.family,
         )
         changes = {"model": folder, "served_model_name": settings.model_name}
         settings = settings.model_copy(update=changes)
-    checkpoint = require_servable(settings.model, **settings.computation)
+    checkpoint = require_servable(settings.model, family=settings.family, **settings.computation)
     template = settings.chat_template
     if template is not None and not template.is_file():
         raise InvalidRequest(

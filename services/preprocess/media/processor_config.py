@@ -10,13 +10,13 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
 
-def read_processor_config(folder: Path) -> dict[str, Any]:
+def read_processor_config(folder: Path, family: str = "") -> dict[str, Any]:
     """The family's own settings, or preprocessor_config.json, or the part of processor_config.json that newer versions
     write instead.
 
     Raises InvalidRequest if there is none of them.
     """
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(folder, family)
     config = registry.find(checkpoint).processor_config(checkpoint)
     if not config:
         raise InvalidRequest(

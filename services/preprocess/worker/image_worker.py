@@ -73,13 +73,13 @@ def main(maker_json: str, limits_json: str, socket_number: str) -> None:
         _send(sink, {**answer, "processor_s": time.process_time()})
 
 
-def _make_maker(folder: str = "", **options: Any) -> Maker:
+def _make_maker(folder: str = "", family: str = "", **options: Any) -> Maker:
     """By the processor of a checkpoint's folder, or by an image processor alone (the options of `PixelMaker`)."""
     if not folder:
         return PixelMaker(**options)
     from services.preprocess.worker.processor_maker import ProcessorMaker
 
-    return ProcessorMaker(Path(folder))
+    return ProcessorMaker(Path(folder), family)
 
 
 def _work(

@@ -20,6 +20,7 @@ from services.preprocess.worker.process import WorkerDied, WorkerProcess
 from shared.artifacts import file as artifact_file
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import Reservation, out_of_space
+from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_name
 from shared.errors import InvalidRequest, Unavailable
 
@@ -54,10 +55,14 @@ class ImageWorkerPool:
         timeout_s: float,
         budget_s: float = 0.0,
         bundles: bool = False,
+        family: str = "",
     ) -> None:
         """`bundles`: by the checkpoint's whole processor, which also says the token ids of an item."""
         self.bundles = bundles
-        maker = {"folder": str(folder)} if bundles else _image_processor(folder)
+        checkpoint = Checkpoint(folder, family)
+        maker = (
+            {"folder": str(folder), "family": family} if bundles else _image_processor(checkpoint)
+        )
         self._arguments = (json.dumps(maker), json.dumps(asdict(limits)))
         self._timeout_s = timeout_s
         self._budget = DecodeBudget(budget_s)
@@ -203,11 +208,11 @@ class _JobFailed(Exception):
         self.again = again
 
 
-def _image_processor(folder: Path) -> dict[str, Any]:
+def _image_processor(checkpoint: Checkpoint) -> dict[str, Any]:
     """The options of a `PixelMaker`."""
-    config = read_processor_config(folder)
+    config = read_processor_config(checkpoint.folder, checkpoint.family)
     name = image_processor_name(config)
-    return {"name": name, "config": config, "video_size": read_video_size(folder)}
+    return {"name": name, "config": config, "video_size": read_video_size(checkpoint.folder)}
 
 
 def _create(path: Path) -> int:

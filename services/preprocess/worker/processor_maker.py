@@ -41,11 +41,11 @@ class ProcessorMaker:
 
     scaling: PixelScaling | None = None  # the processor itself does everything to the pixels
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, family: str = "") -> None:
         """Raises InvalidRequest where the processor cannot be made, or fails on a sample."""
         import transformers
 
-        checkpoint = Checkpoint(folder)
+        checkpoint = Checkpoint(folder, family)
         self._processor = build_processor(
             checkpoint, registry.find(checkpoint).processor_config(checkpoint)
         )
