@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import PreTrainedConfig
 
@@ -53,11 +54,13 @@ GENERIC_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
-def make_generic_checkpoint(folder: Path, family: str, **changes: Any) -> Path:
+def make_generic_checkpoint(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
     """Writes weights, configuration and tokenizer of one of GENERIC_MODELS; `changes` are keys of the configuration."""
     name, sizes = GENERIC_MODELS[family]
     config: PreTrainedConfig = getattr(transformers, f"{name}Config")(**{**sizes, **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)  # of what `randomise` leaves as the class makes it
+        model = transformers.AutoModelForCausalLM.from_config(config)
     randomise(model, seed=0)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

@@ -1,46 +1,43 @@
-"""What cannot be divided among several ranks, said before they are started."""
+"""What cannot be divided among several ranks, said before they are started.
+
+As a program, with the decoder's settings, it prints the reason: `tessera serve` asks it about models that the code of
+transformers runs, which the launcher does not import.
+"""
 
 from services.decoder.models.llama import Llama
-from services.families import registry
-from services.families.family import is_generic, load_part
+from services.decoder.settings import DecoderSettings
+from services.families import division, registry
+from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
-from shared.model_config.decoder import DecoderConfig
 
 
 def require_divisible(
     checkpoint: Checkpoint, ranks: int, backend: ModelBackend, trust_remote_code: bool = False
 ) -> None:
     """Raises InvalidRequest, with the reason, for a model of which not every one of `ranks` can have an equal part."""
-    family = registry.find_decoder(checkpoint, backend)
-    part = load_part(family.decoder)
-    if is_generic(family.decoder):
-        reason = part.undivided(checkpoint, ranks, trust_remote_code)
+    part = load_part(registry.find_decoder(checkpoint, backend).decoder)
+    if not division.require_divisible(checkpoint, ranks, backend):
+        if reason := part.undivided(checkpoint, ranks, trust_remote_code):
+            raise division.refusal(checkpoint, ranks, reason)
     elif not issubclass(part, Llama):
-        raise _refuse(ranks, f"the layers of {checkpoint.kind} are not divided among ranks yet")
-    else:
-        reason = _reason(registry.decoder_config(checkpoint), ranks)
-    if reason:
-        raise _refuse(ranks, f"{checkpoint.kind} has {reason}")
+        raise division.refusal(checkpoint, ranks, "layers that are not divided among ranks yet")
 
 
-def _reason(config: DecoderConfig, ranks: int) -> str:
-    keys = config.num_kv_heads
-    if config.num_heads % ranks:
-        return f"{config.num_heads} attention heads, which do not divide by it"
-    if keys % ranks and ranks % keys:
-        return f"{keys} heads of keys and values, which neither divide by it nor divide it"
-    if config.intermediate_size % ranks:
-        return f"{config.intermediate_size} units between the layers of its MLP, which do not divide by it"
-    if config.row_norms:
-        return "norms of all heads together, of which each rank has only some"
-    if config.vocab_size < ranks * ranks:
-        return f"{config.vocab_size} tokens in its vocabulary, too few for so many"
-    return ""
+def main() -> None:
+    """Prints why the model cannot be divided; nothing where it can."""
+    settings = DecoderSettings.load()
+    try:
+        require_divisible(
+            Checkpoint(settings.model, settings.family),
+            settings.tensor_parallel_size,
+            settings.model_backend,
+            settings.trust_remote_code,
+        )
+    except InvalidRequest as error:
+        print(error.message)
 
 
-def _refuse(ranks: int, why: str) -> InvalidRequest:
-    return InvalidRequest(
-        "UNSUPPORTED_RANKS", f"--tensor-parallel-size {ranks}: {why}", field="tensor_parallel_size"
-    )
+if __name__ == "__main__":
+    main()

@@ -57,12 +57,8 @@ class _Replica:
 class PreprocessPool:
     """The live replicas, connected to at first use."""
 
-    def __init__(
-        self, directory: Directory, max_message_bytes: int, patience_s: float = _PATIENCE_S
-    ) -> None:
-        """`patience_s`: how long a prompt waits while no replica can be had."""
+    def __init__(self, directory: Directory, max_message_bytes: int) -> None:
         self._directory = directory
-        self._patience_s = patience_s
         self._replicas = Connections(lambda address: _Replica(address, max_message_bytes))
         self._turn = 0
 
@@ -78,7 +74,7 @@ class PreprocessPool:
             "NO_PREPROCESS", "no preprocess service is running; retry later"
         )
         deadline = monotonic() + _TIMEOUT_S
-        patient_until = monotonic() + self._patience_s
+        patient_until = monotonic() + _PATIENCE_S
         while len(tried) < _TRIES:
             member = self._next(tried)
             if member is None:

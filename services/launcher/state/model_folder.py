@@ -3,6 +3,7 @@
 from services.families import registry
 from services.families.check import require_servable
 from services.families.prepare import find_servable
+from services.launcher.ranks import require_divisible
 from services.launcher.settings import ServeSettings
 from shared.devices import require_computable
 from shared.errors import InvalidRequest
@@ -26,6 +27,7 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
         changes = {"model": folder, "served_model_name": settings.model_name}
         settings = settings.model_copy(update=changes)
     checkpoint = require_servable(settings.model, family=settings.family, **settings.computation)
+    require_divisible(settings, checkpoint)
     template = settings.chat_template
     if template is not None and not template.is_file():
         raise InvalidRequest(

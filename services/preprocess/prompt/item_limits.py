@@ -40,9 +40,12 @@ class ItemLimits:
             (self.model.get(modality), f"all that {self.model_name} takes"),
         ):
             if limit is not None and count > limit:
+                most = (
+                    f"at most {limit} {name}{'' if limit == 1 else 's'}" if limit else f"no {name}s"
+                )
                 raise InvalidRequest(
                     f"TOO_MANY_{name.upper()}S",
-                    f"{field or name}: a prompt may have {limit} {name}s ({why})",
+                    f"{field or name}: a prompt may have {most} ({why})",
                     field=field,
                 )
 

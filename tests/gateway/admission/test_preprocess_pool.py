@@ -55,9 +55,12 @@ async def test_a_prompt_waits_for_the_replica_that_replaces_the_only_one(
     assert [reply.status_code for reply in replies] == [200] * 3
 
 
-async def test_without_any_replica_the_wait_ends(redis_url: str) -> None:
+async def test_without_any_replica_the_wait_ends(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.admission.preprocess_pool._PATIENCE_S", 0.2)
     redis = connect(redis_url)
-    pool = PreprocessPool(Directory(redis, Keys("m"), "preprocess"), 1 << 20, patience_s=0.2)
+    pool = PreprocessPool(Directory(redis, Keys("m"), "preprocess"), 1 << 20)
     with pytest.raises(Unavailable, match="no preprocess service is running"):
         await asyncio.wait_for(pool.prepare(PrepareRequest()), 30)
     await redis.aclose()
@@ -109,10 +112,13 @@ async def silent_peer() -> AsyncIterator[str]:
             writer.transport.abort()
 
 
-async def test_two_callers_find_the_same_replicas_gone(redis_url: str) -> None:
+async def test_two_callers_find_the_same_replicas_gone(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.admission.preprocess_pool._PATIENCE_S", 0.0)
     redis, keys = connect(redis_url), Keys("m")
     directory = Directory(redis, keys, "preprocess")
-    pool = PreprocessPool(directory, 1 << 20, patience_s=0)
+    pool = PreprocessPool(directory, 1 << 20)
     async with contextlib.AsyncExitStack() as stack:
         for number in range(3):
             address = await stack.enter_async_context(silent_peer())

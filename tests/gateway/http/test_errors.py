@@ -156,7 +156,10 @@ async def test_a_prompt_that_is_too_long_is_refused_and_leaves_nothing(stage: St
     assert await stage.scheduler.queue.depth() == (0, 0)
 
 
-async def test_without_preprocess_it_is_a_503(stage: Stage) -> None:
+async def test_without_preprocess_it_is_a_503(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.gateway.admission.preprocess_pool._PATIENCE_S", 0.5)
     await stage.preprocess.__aexit__(None)
     reply = await stage.chat()
     assert reply.status_code == 503

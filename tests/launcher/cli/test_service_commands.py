@@ -27,7 +27,19 @@ OWN = {
     "grpc_port",
     "shutdown_timeout",
 }
-VALUES = (3, True, 0.25, "llava", "json", "priority", "swap", "on", "image=2", "native", "/somewhere")
+VALUES = (
+    3,
+    True,
+    0.25,
+    "llava",
+    "json",
+    "priority",
+    "swap",
+    "on",
+    "image=2",
+    "native",
+    "/somewhere",
+)
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ class GenericDecoder(DecoderModel):
         """As the constructor. Raises NotServed for a model that does not compute here what its class computes."""
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         with _class_errors():
-            expected = run_eagerly(model, vocabulary)
+            expected = run_eagerly(model, vocabulary, ops.dtype)
             decoder = cls(model, ops)
         verdict = compare(decoder, decoder._base, ops, expected)
         if not verdict.accepted:

@@ -31,6 +31,11 @@ class PackedExperts:
     down: list[Packed]
 
 
+def has_experts(model: nn.Module) -> bool:
+    """Whether a module chooses experts that transformers can be told how to compute."""
+    return any(map(_is_experts, model.modules()))
+
+
 def pack_experts(model: nn.Module, ops: BaseOps, divided: bool) -> int:
     """Packs every module of experts that transformers can be told how to compute, and drops its weights. divided: each
     of several ranks has a part of them. Returns how many sums of all ranks a forward then makes. Raises NotServed for
@@ -38,7 +43,7 @@ def pack_experts(model: nn.Module, ops: BaseOps, divided: bool) -> int:
     share, sums = ops.share if divided else Share(), 0
     module: Any
     for module in model.modules():
-        if not hasattr(module, "is_transposed") or not hasattr(module, "down_proj"):
+        if not _is_experts(module):
             continue
         if divided and module.has_post_expert_norm:
             raise NotServed("each of its experts ends with a norm, which ranks cannot divide")
@@ -49,6 +54,10 @@ def pack_experts(model: nn.Module, ops: BaseOps, divided: bool) -> int:
         module._packed = PackedExperts(ops, ops.ranks if divided else None, up, down)
         sums += divided
     return sums
+
+
+def _is_experts(module: nn.Module) -> bool:
+    return hasattr(module, "is_transposed") and hasattr(module, "down_proj")
 
 
 def _pack(
