@@ -148,7 +148,7 @@ async def test_conversations(tmp_path: Path, make_preprocess: PreprocessMaker) -
         token = reference_inputs(folder, "", [picture()])["input_ids"][0, 0].item()
         ids = ids_of(answer)
         assert ids[: blip2.ROWS] == [token] * blip2.ROWS and token not in ids[blip2.ROWS :]
-        with pytest.raises(InvalidRequest, match="may have 1 images"):
+        with pytest.raises(InvalidRequest, match="may have at most 1 image "):
             await service.chat(turn("user", shown, shown))
 
 

@@ -247,7 +247,7 @@ async def test_conversations(tmp_path: Path, make_preprocess: PreprocessMaker) -
         )
         span = written.media[0].length
         assert not {260, 261, 1, 7} & set(ids_of(written)[span:-1]) and ids_of(written)[-1] == 7
-        with pytest.raises(InvalidRequest, match="may have 1 images"):
+        with pytest.raises(InvalidRequest, match="may have at most 1 image "):
             await service.chat(turn("user", shown, shown))
 
 

@@ -194,7 +194,7 @@ async def test_a_prompt_has_one_picture_and_no_video(
         taking = np.flatnonzero(np.isin(ids_of(answer), generic.row_ids(folder)))
         assert taking.tolist() == list(range(item.offset, item.offset + item.length))
         assert item.rows == item.length and not item.embed_runs
-        with pytest.raises(InvalidRequest, match="may have 1 images"):
+        with pytest.raises(InvalidRequest, match="may have at most 1 image "):
             await service.chat(turn("user", shown, shown))
         with pytest.raises(InvalidRequest, match="takes no videos"):
             await service.chat(turn("user", video))

@@ -99,7 +99,7 @@ def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> Non
     with services_in_process(folder, redis_url) as system:
         answers = ask_all(system.base_url, chats, TOKENS)
         assert ask_all(system.base_url, chats, TOKENS) == answers
-        with pytest.raises(BadRequestError, match="may have 1 images"):
+        with pytest.raises(BadRequestError, match="may have at most 1 image "):
             ask_all(system.base_url, [two], TOKENS)
     for number, (prompt, tokens) in enumerate(answers):
         has_picture = IMAGE in turns(number)[0][1]
