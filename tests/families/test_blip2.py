@@ -70,7 +70,12 @@ async def item_of(media: MediaItem) -> Item:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"language": "qwen2"}, {"text": {"tie_word_embeddings": True}}]
+    "options",
+    [
+        {},
+        pytest.param({"language": "qwen2"}, marks=pytest.mark.full),
+        pytest.param({"text": {"tie_word_embeddings": True}}, marks=pytest.mark.full),
+    ],
 )
 async def test_prompts_rows_and_tokens_are_those_of_the_class(
     tmp_path: Path, short_tmp: Path, make_preprocess: PreprocessMaker, options: dict[str, Any]

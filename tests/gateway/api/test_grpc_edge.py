@@ -78,6 +78,7 @@ async def test_the_key_comes_before_the_message(
             assert call.sent <= 1 << 17
 
 
+@pytest.mark.full
 async def test_messages_are_received_within_the_budget(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:

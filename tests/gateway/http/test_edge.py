@@ -64,6 +64,7 @@ async def test_headers_have_limits(stage: Stage, pieces: list[bytes]) -> None:
     assert (await stage.chat()).status_code == 200
 
 
+@pytest.mark.full
 async def test_a_silent_connection_is_closed_and_a_slow_one_gets_an_error(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:
@@ -108,6 +109,7 @@ async def test_connections_are_counted(
         assert (await stage.chat()).status_code == 200
 
 
+@pytest.mark.full
 async def test_unfinished_bodies_share_a_budget(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:

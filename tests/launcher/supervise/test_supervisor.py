@@ -135,6 +135,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full
 async def test_a_process_with_a_busy_event_loop_is_kept_and_one_with_a_blocked_loop_is_killed(
     record: Record, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

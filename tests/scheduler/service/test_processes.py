@@ -8,6 +8,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from services.scheduler.server import FENCED
 from shared.settings import child_environment, python_path
 from tests.support.arithmetic.model import generate
@@ -70,6 +72,7 @@ async def check(bench: Bench, rids: list[str]) -> None:
         assert (await bench.answer(rid))[0] == generate([*PROMPT, i], LENGTH)
 
 
+@pytest.mark.full
 async def test_a_scheduler_that_wakes_from_a_freeze_finds_itself_replaced(
     bench: Bench, short_tmp: Path
 ) -> None:

@@ -220,6 +220,7 @@ def test_the_control_tokens_of_chatglm_follow_its_vocabulary(
     assert ids == [len(words) + 1, len(words) + 3, the, len(words) + 6]
 
 
+@pytest.mark.full
 def test_the_control_tokens_of_internlm2_lie_at_pieces_without_use(tmp_path: Path) -> None:
     words = [*SOME, *((b"[UNUSED_TOKEN_%d]" % n, n, -1e4) for n in range(len(SOME), 92_544))]
     pairs = {"model_type": "internlm2", "vocab_size": "92544", "tokenizer_use_score": "1"}
