@@ -207,7 +207,7 @@ async def test_ids_that_are_no_prompt(service: RunningPreprocess) -> None:
     await refused(service, [start, value, 5, *ids[at + 2 :]], bad, "2 codes")
     await refused(service, [start, value - 1, shape, *ids[at + 2 :]], bad, "no code of a block")
     await refused(service, [start, value, shape - 1, *ids[at + 2 :]], bad, "no code of a shape")
-    await refused(service, [start, value, -6, *ids[at + 2 :]], bad, "no code of a shape")
+    await refused(service, [start, value, -(1 << 63), *ids[at + 2 :]], bad, "no code of a shape")
     await refused(service, [*ids[: at + 2], *ids[at + 3 :]], "IMAGE_UNUSABLE", "256 tokens")
     await refused(service, [*ids[: at + 2], row, *ids[at + 2 :]], "IMAGE_UNUSABLE", "258 tokens")
     await refused(service, [-2, *ids], "BAD_TOKEN_ID", "-2 is outside")
