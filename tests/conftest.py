@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,13 @@ if changed := changed_protos():
     pytest.exit(f"{', '.join(changed)} changed since protos/ was compiled: run `make proto`", 4)
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test and its fixtures draw of torch's own generator does not depend on the tests before it."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture
