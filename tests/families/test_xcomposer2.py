@@ -31,7 +31,10 @@ SIZES = [(300, 180), (60, 400), (64, 64), (350, 340)]
 TOKENS = 10
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["vl", "4khd"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(False, id="vl"), pytest.param(True, id="4khd", marks=pytest.mark.full)],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("xcomposer2") / "under-test"
     return xcomposer2.write_checkpoint(path, high_resolution=request.param, hd_num=3)

@@ -28,6 +28,7 @@ async def test_two_processes_generate_what_transformers_does(
     await check_tokens(llama_folder, short_tmp)
 
 
+@pytest.mark.full
 async def test_two_processes_by_the_code_of_transformers(tmp_path: Path, short_tmp: Path) -> None:
     await check_tokens(make_generic_checkpoint(tmp_path, "gemma2"), short_tmp)
 

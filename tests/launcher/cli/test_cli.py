@@ -17,7 +17,6 @@ from services.launcher import cli
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.ascend import npu_fault
 from shared.settings import DEMO_MODEL
-from tests.support.checkpoints import make_checkpoint
 from tests.support.generic_models import make_generic_checkpoint
 from tests.support.network.ports import closed_port, free_ports
 
@@ -260,15 +259,18 @@ def test_a_model_with_vision_wants_an_encoder_or_to_hear_that_none_is_wanted() -
     assert "--language-model-only" in result.stderr
 
 
-def test_a_model_that_ranks_cannot_divide_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    llama = make_checkpoint(tmp_path / "llama", "llama")
-    native = tessera("serve", str(llama), "--tensor-parallel-size", "3")
-    assert native.returncode != 0
-    assert "--tensor-parallel-size 3: LlamaForCausalLM has 4 attention heads" in native.stderr
-    deepseek = make_generic_checkpoint(tmp_path / "deepseek", "deepseek_v2")
-    other = tessera("serve", str(deepseek), "--tensor-parallel-size", "2")
-    assert other.returncode != 0 and "in a way which is not served" in other.stderr
-    assert "redis" not in native.stdout + other.stdout
+def test_a_model_that_ranks_cannot_divide_is_refused_before_anything_starts() -> None:
+    refused = tessera("serve", "--tensor-parallel-size", "5")
+    assert refused.returncode != 0 and "redis" not in refused.stdout
+    assert "--tensor-parallel-size 5: LlavaForConditionalGeneration has" in refused.stderr
+
+
+@pytest.mark.full
+def test_so_is_one_that_the_code_of_transformers_runs(tmp_path: Path) -> None:
+    folder = make_generic_checkpoint(tmp_path, "deepseek_v2")
+    refused = tessera("serve", str(folder), "--tensor-parallel-size", "2")
+    assert refused.returncode != 0 and "redis" not in refused.stdout
+    assert "in a way which is not served" in refused.stderr
 
 
 def test_an_instruction_set_that_is_none_is_refused_before_anything_starts() -> None:

@@ -123,7 +123,7 @@ async def pixels_of(item: MediaItem) -> Array:
     return found
 
 
-@pytest.mark.parametrize("model", ["qwen_vl", "wemm"])
+@pytest.mark.parametrize("model", ["qwen_vl", pytest.param("wemm", marks=pytest.mark.full)])
 async def test_what_is_written_is_read_as_the_same_prompt(
     model: str,
     qwen_folder: Path,
