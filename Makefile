@@ -34,7 +34,7 @@ help: ## List the targets
 serve: $(LIBRARIES) proto kernels ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
 	@exec $(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --port $(PORT) $(ARGS)
 
-install: $(INSTALLED) ## Make .venv and install everything into it, tools for development too, if need be
+install: $(INSTALLED) $(COMPILED) ## Make .venv and install everything into it, tools for development too, if need be
 
 # What serving needs: no tools for development.
 $(LIBRARIES): pyproject.toml constraints.txt

@@ -2,6 +2,7 @@
 
     ServingError(reason, message, **metadata)
     ├─ InvalidRequest     INVALID_ARGUMENT     400   the caller must change the request
+    │  └─ TooLarge        OUT_OF_RANGE         413   larger than this server can ever hold
     ├─ Unauthenticated    UNAUTHENTICATED      401   no API key, or a wrong one
     ├─ NotFound           NOT_FOUND            404
     ├─ Conflict           ALREADY_EXISTS       409   the same key with another body
@@ -19,12 +20,16 @@ limit, what to do. `shared/net/rpc/errors.py` maps the tree to gRPC and back, th
 Messages and metadata are cut here, and only here: whatever they quote, what leaves a process is short.
 """
 
-from typing import ClassVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
 
 import grpc
 
 from shared.text.cutting import cut
-from tessera.common.v1.ending_pb2 import Failure
+
+if TYPE_CHECKING:
+    from tessera.common.v1.ending_pb2 import Failure
 
 _LONGEST_MESSAGE = 1_000
 _LONGEST_DETAIL = 300
@@ -49,6 +54,9 @@ class ServingError(Exception):
 
     def to_failure(self) -> Failure:
         """The error as data, for the token log and step results."""
+        # Only here: `tessera doctor` and every `--help` work before the protos are compiled.
+        from tessera.common.v1.ending_pb2 import Failure
+
         return Failure(
             code=status_number(self.status),
             reason=self.reason,
@@ -62,6 +70,13 @@ class InvalidRequest(ServingError):
 
     status = grpc.StatusCode.INVALID_ARGUMENT
     http_status = 400
+
+
+class TooLarge(InvalidRequest):
+    """More than this server can hold, however little else it has to do."""
+
+    status = grpc.StatusCode.OUT_OF_RANGE
+    http_status = 413
 
 
 class Unauthenticated(ServingError):
@@ -133,6 +148,7 @@ class Internal(ServingError):
 
 _CLASSES: tuple[type[ServingError], ...] = (
     InvalidRequest,
+    TooLarge,
     Unauthenticated,
     NotFound,
     Conflict,

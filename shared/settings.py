@@ -110,8 +110,17 @@ class _CommonVariables(EnvSettingsSource):
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Options with their defaults. Where the description tells the default ("... unless given"), or there is none
-    and the description says all, the value that stands for "not given" is left out.
+    and the description says all, the value that stands for "not given" is left out. Members of an enumeration are
+    shown as they are written, in lower case.
     """
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if isinstance(action.metavar, str) and re.fullmatch(r"\{[A-Z,_]+\}", action.metavar):
+            action.metavar = action.metavar.lower()
+            action.help = re.sub(
+                r"\(default: [A-Z_]+\)$", lambda default: default[0].lower(), action.help or ""
+            )
+        super().add_argument(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help
@@ -170,6 +179,14 @@ class ModelLengthSettings(Settings):
 
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
+    )
+
+
+class ChatTemplateSettings(Settings):
+    """A setting of the services that render conversations or know how answers end, and of `tessera serve`."""
+
+    chat_template: Path | None = Field(
+        None, description="File with a chat template (Jinja) to use instead of the model's own."
     )
 
 

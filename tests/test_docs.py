@@ -30,6 +30,26 @@ def test_what_the_first_example_imports_is_said_to_be_installed() -> None:
     assert "pip install openai" in before
 
 
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/README.md"]
+    broken = []
+    for document in documents:
+        for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            if "://" in name:
+                continue
+            file = document.parent / name if name else document
+            if not file.exists() or (anchor and anchor not in _anchors(file)):
+                broken.append(f"{document.name}: {target}")
+    assert broken == []
+
+
+def _anchors(file: Path) -> set[str]:
+    """Of a document's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
 @pytest.mark.parametrize("name", ["add-a-model.md"])
 def test_excerpts_stand_in_the_files_they_name(name: str) -> None:
     excerpts = EXCERPT.findall((ROOT / "docs" / name).read_text())

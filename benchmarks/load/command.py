@@ -7,7 +7,6 @@ import time
 
 import uvloop
 
-from benchmarks.kill import command as kill
 from benchmarks.load import progress, report
 from benchmarks.load.errors import BenchError
 from benchmarks.load.load import Load, Pacing
@@ -30,9 +29,9 @@ _INTERRUPTED = 130  # what shells expect after Ctrl-C
 def main(arguments: list[str]) -> int:
     """Runs `tessera bench <what>`. Returns 0, 1 if a request failed or nothing could be measured, 2 for bad usage."""
     if arguments[:1] == ["kill"]:
-        return kill.main(arguments[1:])
+        return _kill(arguments[1:])
     if arguments and arguments[0].partition("=")[0] == "--kill":
-        return kill.main(arguments)
+        return _kill(arguments)
     if arguments[:1] != ["serve"]:
         asked = arguments[:1] in (["-h"], ["--help"], ["help"])
         print(_USAGE, file=sys.stdout if asked else sys.stderr)
@@ -46,6 +45,12 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 1 if result.failed else 0
+
+
+def _kill(arguments: list[str]) -> int:
+    from benchmarks.kill import command  # has libraries of its own, and needs generated protos
+
+    return command.main(arguments)
 
 
 async def run(settings: BenchSettings) -> Result:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
+from pydantic_settings import CliToggleFlag
 
 from benchmarks.load.objective import Objective
 from services.launcher.tls_settings import TlsClientSettings
@@ -110,7 +111,7 @@ class BenchSettings(TlsClientSettings):
     result_dir: Path = Field(Path("."), description="Folder of that file.")
     save_detailed: bool = Field(False, description="Adds every request to the JSON.")
     label: str = Field("", description="A word for the result, written to the JSON.")
-    disable_tqdm: bool = Field(
+    disable_tqdm: CliToggleFlag[bool] = Field(
         False,
         validation_alias=AliasChoices("disable_tqdm", "no_progress"),
         description="Shows no progress bar.",

@@ -1,21 +1,19 @@
 """`tessera profile MODEL`: which ops a prompt and the tokens after it are made of."""
 
-import argparse
 import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import structlog
 
 from services.decoder.devices.base.op_profile import profile_ops
 from services.decoder.loading.load import load
+from services.decoder.profile_settings import ProfileCommandSettings
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.worker import Worker
-from shared.devices import DTYPES
 from shared.errors import ServingError
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
@@ -25,46 +23,32 @@ def main(arguments: Sequence[str]) -> int:
     """Prints a table for the prompt and one for the steps of one token of each sequence. Returns 1, with one line that
     says why, for a model or a device that cannot be used.
     """
-    parser = argparse.ArgumentParser(prog="tessera profile", description=__doc__)
-    parser.add_argument("model", type=Path, help="folder of a checkpoint")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto", choices=DTYPES)
-    parser.add_argument("--threads", type=int, default=0, help="0: one for each core")
-    parser.add_argument("--sequences", type=_count, default=1)
-    parser.add_argument("--prompt", type=_count, default=256, help="tokens of each prompt")
-    parser.add_argument("--steps", type=_count, default=32, help="tokens generated after it")
-    options = parser.parse_args(arguments)
+    settings = ProfileCommandSettings.load(list(arguments), prog="tessera profile")
     try:
         with _warnings_only():
-            _profile(options)
+            _profile(settings)
     except ServingError as error:
         print(f"tessera profile: {error.message}", file=sys.stderr)
         return 1
     return 0
 
 
-def _count(text: str) -> int:
-    """A whole number from 1. Raises ValueError for anything else."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
-
-
-def _profile(options: argparse.Namespace) -> None:
+def _profile(settings: ProfileCommandSettings) -> None:
     loaded = load(
         DecoderSettings(
-            model=options.model,
-            device=options.device,
-            dtype=options.dtype,
-            threads=options.threads,
-            max_num_seqs=options.sequences,
-            max_model_len=options.prompt + options.steps,
-            max_num_batched_tokens=options.prompt,
+            model=settings.model,
+            family=settings.family,
+            device=settings.device,
+            dtype=settings.dtype,
+            threads=settings.threads,
+            max_num_seqs=settings.sequences,
+            max_model_len=settings.prompt + settings.steps,
+            max_num_batched_tokens=settings.prompt,
         )
     )
     measured = profile_ops(loaded.device)
-    count = options.sequences
-    plans = _plans(loaded.worker, count, options.prompt, options.steps)
+    count = settings.sequences
+    plans = _plans(loaded.worker, count, settings.prompt, settings.steps)
     for title, some in (("prompt", plans[:count]), ("decode", plans[count:])):
         measured.clear()
         seconds = _run(loaded.worker, some)

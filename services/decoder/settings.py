@@ -29,8 +29,8 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
     )
     model_backend: ModelBackend = Field(
         ModelBackend.AUTO,
-        description="Whose code runs the model's layers: native, ours for the families that we have; transformers, its"
-        " own class over our cache; auto is native where there is that.",
+        description="Code that runs the model's layers: native is this project's; transformers is the model's own"
+        " class, over this project's KV cache; auto is native for the families that have it, else transformers.",
     )
     trust_remote_code: bool = Field(
         False, description="Run model code that the checkpoint brings, where transformers has none."

@@ -17,6 +17,7 @@ from shared.model_config.files import (
     require_tokenizer,
     require_weights,
 )
+from shared.text.vocabulary_bounds import tokens_outside
 from tessera.common.v1.media_pb2 import Modality
 
 
@@ -58,7 +59,7 @@ def require_servable(
     with _understood(folder):
         record = registry.find(checkpoint)
         refuse_quantization(checkpoint)
-        registry.text_sizes(checkpoint, backend)
+        sizes = registry.text_sizes(checkpoint, backend)
         decoder = registry.find_decoder(checkpoint, backend)
         if decoder is generic.GENERIC and trust_remote_code is not None:
             generic.require_trusted(checkpoint, trust_remote_code)
@@ -66,12 +67,35 @@ def require_servable(
             record.largest(checkpoint, Modality.MODALITY_IMAGE)
     if Parts.TOKENIZER in parts:
         require_tokenizer(folder)
+        _require_vocabulary(checkpoint, sizes.vocab_size)
     if Parts.PROCESSOR in parts and record.takes_media and not record.processor:
         require_processor(folder)
     if Parts.WEIGHTS in parts:
         require_weights(folder)
         require_computable(device, dtype)
     return checkpoint
+
+
+def _require_vocabulary(checkpoint: Checkpoint, size: int) -> None:
+    """Raises InvalidRequest for a tokenizer that cannot be read, and for a token beyond the model's vocabulary of
+    `size`; where that is 0, nothing says it."""
+    try:
+        outside = tokens_outside(checkpoint.folder, size) if size else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(
+            "BAD_CHECKPOINT",
+            f"{checkpoint.folder}: the tokenizer cannot be used: {error}",
+            field="model",
+        ) from error
+    if outside:
+        first = outside[0]
+        more = f", and {len(outside) - 1} more" if len(outside) > 1 else ""
+        raise InvalidRequest(
+            "BAD_CHECKPOINT",
+            f"{checkpoint.folder / first.file}: the token {first.text!r} has the id {first.index}{more}; config.json"
+            f" has a vocabulary of {size}, ids 0 to {size - 1}: use the tokenizer that the model was saved with",
+            field="model",
+        )
 
 
 @contextmanager

@@ -46,6 +46,12 @@ class Family:
     template: str = ""  # a function of a Checkpoint: the chat template where its files have none
     # Whether that comes before the files' own, which does not say all that the model's code writes.
     template_first: bool = False
+    # A function of a Checkpoint: the texts of tokens at which the model's own code ends an answer, beside those of its
+    # files (`chat_format.py`).
+    stops: str = ""
+    # A function of a Checkpoint: what the model's own code does to the text of a chat's reply, as the names of steps
+    # (`shared/text/reply_cleaning.py`).
+    clean_up: str = ""
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
     takes_videos: bool = False  # beside images
     # Of generic parts: "finish" and "features" name functions, "merge" may be "add" and "rows" "all", "most_images" is

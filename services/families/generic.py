@@ -33,6 +33,29 @@ _RECURRENT = (
     "attention_hidden_size",
     "lru_width",
 )
+# Activations of transformers that no decoder here has.
+OTHER_ACTIVATIONS = {
+    *(
+        "gelu",
+        "gelu_10",
+        "gelu_accurate",
+        "gelu_fast",
+        "gelu_new",
+        "gelu_python",
+        "gelu_python_tanh",
+    ),
+    *(
+        "gelu_pytorch_tanh",
+        "laplace",
+        "leaky_relu",
+        "linear",
+        "mish",
+        "prelu",
+        "quick_gelu",
+        "relu",
+    ),
+    *("relu2", "relu6", "sigmoid", "sqrtsoftplus", "tanh", "hardswish", "xielu"),
+}
 _SIZES = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
@@ -82,6 +105,15 @@ def require_trusted(checkpoint: Checkpoint, trust_remote_code: bool) -> None:
             " --trust-remote-code to run it",
             field="trust_remote_code",
         )
+
+
+def has_other_activation(checkpoint: Checkpoint, text_type: str) -> bool:
+    """Whether transformers has a class for this model, and it an activation that decoders here lack."""
+    return (
+        checkpoint.text_config.get("hidden_act") in OTHER_ACTIVATIONS
+        and is_listed(checkpoint.architecture)
+        and is_listed(text_type)
+    )
 
 
 def _is_remote(checkpoint: Checkpoint) -> bool:

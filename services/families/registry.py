@@ -16,6 +16,7 @@ import services.families
 from services.families import generic, generic_media
 from services.families.family import Family, is_generic, load_part
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import unsupported
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import DecoderConfig, TextSizes
@@ -64,6 +65,13 @@ def find_decoder(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AU
     found = _native(checkpoint, what, lambda family: kind in family.text_types)
     if found is None and backend is ModelBackend.NATIVE:
         raise _unknown(checkpoint, what)
+    if found is None and family.takes_media and not generic.is_listed(checkpoint.kind):
+        raise unsupported(
+            checkpoint,
+            f"there is no decoder here for its text model {kind!r}, and transformers has no class for the whole",
+        )
+    if backend is ModelBackend.AUTO and generic.has_other_activation(checkpoint, kind):
+        return generic.GENERIC
     return found or generic.GENERIC
 
 

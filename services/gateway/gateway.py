@@ -109,7 +109,7 @@ async def open_gateway(
         heartbeat=settings.heartbeat,
         max_message_bytes=limit,
         limits=_grpc_limits(settings),
-        gate=CallLimits(_SERVICE, api_keys, limit, budget),
+        gate=CallLimits(api_keys, limit, budget),
         grace_s=0.5,
         public=True,
     )
@@ -125,6 +125,7 @@ async def open_gateway(
             settings.model_name,
             settings.max_model_len,
             family=settings.family,
+            chat_template=settings.chat_template,
             max_choices=settings.max_choices,
             max_logprobs=settings.max_logprobs,
             max_prompts=settings.max_prompts,

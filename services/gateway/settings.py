@@ -6,10 +6,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from shared import access
-from shared.settings import ModelLengthSettings, ServiceSettings
+from shared.settings import ChatTemplateSettings, ModelLengthSettings, ServiceSettings
 
 
-class GatewayOptions(ModelLengthSettings):
+class GatewayOptions(ChatTemplateSettings, ModelLengthSettings):
     """Settings of the gateway that `tessera serve` has too."""
 
     host: str = Field("127.0.0.1", description="Address of the REST and gRPC APIs.")

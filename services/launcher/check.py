@@ -3,32 +3,21 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import Field
-from pydantic_settings import CliPositionalArg
-
-from services.decoder.settings import DecoderOptions
 from services.families import registry
+from services.families.chat_format import find_template, stop_ids
 from services.families.check import require_servable
 from services.families.family import load_part
 from services.families.report import REFUSED, TRANSFORMERS, PartReport, parts_of
+from services.launcher.settings import CheckSettings
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.hub import find_in_cache
 from shared.errors import InvalidRequest, ServingError
 from shared.model_backends import ModelBackend
-from shared.settings import DEMO_MODEL, FamilySettings, hub_name
+from shared.settings import hub_name
+from shared.text.tokenizer_file import read_tokenizer
 from tessera.common.v1.media_pb2 import Modality
 
 _MODALITIES = {Modality.MODALITY_IMAGE: "images", Modality.MODALITY_VIDEO: "videos"}
-
-
-class CheckSettings(DecoderOptions, FamilySettings):
-    """What is checked, for a decoder with these options."""
-
-    model: CliPositionalArg[Path] = Field(
-        DEMO_MODEL,
-        description="Hugging Face checkpoint folder, or a model's name on the hub that is on this machine.",
-    )
-    revision: str = Field("", description="Branch, tag or commit of a model from the hub.")
 
 
 def main(arguments: list[str]) -> int:
@@ -69,6 +58,17 @@ def _folder(settings: CheckSettings) -> Path:
     return cached
 
 
+def _ends(checkpoint: Checkpoint) -> str:
+    """The tokens that end an answer."""
+    words = read_tokenizer(checkpoint.folder / "tokenizer.json")
+    texts = {index: text for text, index in words.ids().items()}
+    found = stop_ids(checkpoint, words, find_template(checkpoint))
+    ends = ", ".join(
+        f"{texts[index]} ({index})" if index in texts else str(index) for index in found
+    )
+    return f"at {ends}" if ends else "at no token: the length alone ends an answer"
+
+
 def _facts(
     checkpoint: Checkpoint, parts: list[PartReport], backend: ModelBackend
 ) -> Iterator[tuple[str, str]]:
@@ -80,6 +80,7 @@ def _facts(
             f", as {size.width} x {size.height} pixels {size.tokens} tokens" if size.tokens else ""
         )
         yield _MODALITIES[modality], f"taken{taken} (--limit-mm-per-prompt)"
+    yield "ends", _ends(checkpoint)
     own = parts[-1]
     yield "length", f"{registry.text_sizes(checkpoint, backend).max_position_embeddings} tokens"
     if own.code == TRANSFORMERS:

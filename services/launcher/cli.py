@@ -1,7 +1,8 @@
 """The command `tessera`."""
 
 import importlib
-import importlib.metadata
+import os
+import signal
 import sys
 from types import ModuleType
 
@@ -24,11 +25,37 @@ _MODULES = {
     "weights": "shared.checkpoint.conversion.weights_command",
     "convert": "shared.checkpoint.conversion.convert_command",
 }
+# Settings of the commands whose modules need generated protos: `--help` is written without those.
+_SETTINGS = {
+    "serve": "services.launcher.settings:ServeSettings",
+    "chat": "services.launcher.settings:ChatSettings",
+    "check": "services.launcher.settings:CheckSettings",
+    "profile": "services.decoder.profile_settings:ProfileCommandSettings",
+    "bench serve": "benchmarks.load.settings:BenchSettings",
+    "bench kill": "benchmarks.kill.settings:KillSettings",
+}
+# What shells expect of a process that ended by these signals.
+_INTERRUPTED = 128 + 2
+_PIPE_CLOSED = 128 + 13
 
 
 def main() -> None:
-    """Runs one command and exits with its status."""
-    sys.exit(run(sys.argv[1:]))
+    """Runs one command and exits with its status; quietly where the reader of its output has left or Ctrl-C ends it."""
+    # While libraries are imported Ctrl-C ends the process by the signal itself, without a traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        try:
+            status = run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # At its end Python flushes what is left, once more into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = _PIPE_CLOSED
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    sys.exit(status)
 
 
 def run(arguments: list[str]) -> int:
@@ -44,20 +71,35 @@ def run(arguments: list[str]) -> int:
         print(f"tessera: no command {name!r}\n\n{_usage()}", file=sys.stderr)
         return 2
     try:
+        _help(name, rest)
         command = _load(name)
     except ModuleNotFoundError as error:
         print(f"tessera: {_remedy(error)}", file=sys.stderr)
         return 1
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     status: int = command.main(rest)
     return status
 
 
 def version() -> str:
     """The installed version; "0+source" for a tree that is not installed."""
+    import importlib.metadata  # slow: no command waits for it but this one
+
     try:
         return importlib.metadata.version("tessera-serve")
     except importlib.metadata.PackageNotFoundError:
         return "0+source"
+
+
+def _help(name: str, arguments: list[str]) -> None:
+    """Prints a command's options and exits, if they are asked for and all that is needed are its settings."""
+    if not {"-h", "--help"} & set(arguments):
+        return
+    words = f"{name} {arguments[0]}" if f"{name} {arguments[0]}" in _SETTINGS else name
+    if words in _SETTINGS:
+        module, _, settings = _SETTINGS[words].partition(":")
+        getattr(importlib.import_module(module), settings).load(["--help"], prog=f"tessera {words}")
 
 
 def _load(name: str) -> ModuleType:

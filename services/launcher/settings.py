@@ -1,4 +1,4 @@
-"""Settings of `tessera serve`, `chat` and `doctor`."""
+"""Settings of `tessera serve`, `chat`, `check` and `doctor`."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -154,3 +154,13 @@ class DoctorSettings(ComputeSettings, FamilySettings):
         description="Looks at Ascend NPUs even if no device file is there, and tries every operation of theirs against"
         " the CPU's.",
     )
+
+
+class CheckSettings(DecoderOptions, FamilySettings):
+    """What is checked, for a decoder with these options."""
+
+    model: CliPositionalArg[Path] = Field(
+        DEMO_MODEL,
+        description="Hugging Face checkpoint folder, or a model's name on the hub that is on this machine.",
+    )
+    revision: str = Field("", description="Branch, tag or commit of a model from the hub.")

@@ -7,10 +7,12 @@ from contextlib import AsyncExitStack
 import structlog
 
 from services.families import registry
+from services.families.chat_format import find_template
 from services.families.family import GENERIC_PROMPT, load_part
 from services.families.generic import require_length
 from services.families.report import code_of
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
+from services.preprocess.limit_setting import parse_limits
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.intake import IntakeLimits, MediaIntake
 from services.preprocess.media.pixel_cache import PixelCache
@@ -18,8 +20,8 @@ from services.preprocess.media.processor_config import read_frame_selection
 from services.preprocess.mindie.name_lists import NameLists
 from services.preprocess.mindie.pictures import SharedPictures
 from services.preprocess.prompt.builder import PromptBuilder
-from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
-from services.preprocess.prompt.item_limits import ItemLimits, parse_limits
+from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
+from services.preprocess.prompt.item_limits import ItemLimits
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.preprocess.servicer import PreprocessServicer
@@ -56,7 +58,9 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
         builder = _build(settings, checkpoint, await loading, pool)
         intake = None
         if pool is not None:
-            cache = PixelCache(pool, producer.store, settings.pixel_cache_bytes)
+            wanted = settings.pixel_cache_bytes
+            producer.store.space.warn_if_small("--pixel-cache-bytes", wanted)
+            cache = PixelCache(pool, producer.store, wanted)
             resources.push_async_callback(cache.close)
             intake = MediaIntake(
                 await resources.enter_async_context(MediaFetcher(_policy(settings))),
@@ -162,29 +166,19 @@ def _build(
         max_model_len=_max_model_len(settings, checkpoint),
         processor_adds_special_tokens=family.takes_media,
         trust_request_template=settings.trust_request_chat_template,
+        content_format=settings.chat_template_content_format,
     )
 
 
 def _load_template(
     settings: PreprocessSettings, checkpoint: Checkpoint, tokenizer: PromptTokenizer
 ) -> ChatTemplate | None:
-    """The template of the setting, else the checkpoint's, else the family's; a family may come before a checkpoint."""
-    family = registry.find(checkpoint)
-    source = read_template(settings.model)
-    if family.template_first or source is None:
-        source = family.chat_template(checkpoint)
-    if settings.chat_template is not None:
-        try:
-            source = settings.chat_template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(
-                "CHAT_TEMPLATE", f"--chat-template {settings.chat_template}: {error}"
-            ) from error
+    source = find_template(checkpoint, settings.chat_template)
     if source is None:
         log.warning("the model has no chat template; only prompts are taken")
         return None
     try:
-        return ChatTemplate(source, tokenizer.special_tokens)
+        return ChatTemplate(source, tokenizer.special_tokens, settings.chat_template_content_format)
     except TemplateRefusal as error:
         raise InvalidRequest("BAD_CHECKPOINT", f"{settings.model}: {error}") from error
 

@@ -5,16 +5,19 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from services.preprocess.prompt.item_limits import parse_limits
+from services.preprocess.content_format import ContentFormat
+from services.preprocess.limit_setting import parse_limits
 from shared import processors
-from shared.settings import ModelLengthSettings, ServiceSettings
+from shared.settings import ChatTemplateSettings, ModelLengthSettings, ServiceSettings
 
 
-class PreprocessOptions(ModelLengthSettings):
+class PreprocessOptions(ChatTemplateSettings, ModelLengthSettings):
     """Settings of preprocess that `tessera serve` has too."""
 
-    chat_template: Path | None = Field(
-        None, description="File with a chat template (Jinja) to use instead of the model's own."
+    chat_template_content_format: ContentFormat = Field(
+        ContentFormat.AUTO,
+        description="What a chat template is given as a message's content: string, openai (a list of parts), or auto,"
+        " which is what the template takes.",
     )
     language_model_only: bool = Field(False, description="Refuses pictures and videos.")
     limit_mm_per_prompt: str = Field(

@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 from collections.abc import Sequence as Items
+from functools import partial
 
 import structlog
 
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.decoders.crash_suspects import CrashSuspects
 from services.scheduler.decoders.fleet import Fleet
-from services.scheduler.decoders.link import DecoderLink, LinkOptions
+from services.scheduler.decoders.link import DecoderLink, LinkEnd, LinkOptions
+from services.scheduler.decoders.process_death import has_died
 from services.scheduler.decoders.relocation import Relocation, Returns
 from services.scheduler.decoders.throughput import Throughput
 from services.scheduler.encoders import Encoders
@@ -75,9 +77,12 @@ class Dispatcher:
         )
         self._tracker = OutputTracker(self._log, self._wake.set)
         self._recovery = Recovery(queue, scheduler_id, self._tracker)
-        self._suspects = CrashSuspects(self._tracker.end)
         self._deadlines = Deadlines(self._tracker.find, self._tracker.end)
         self._returns = Returns(queue, scheduler_id, self._tracker, self._log, self._recovery)
+        self._suspects = CrashSuspects(
+            queue, self._tracker.find, self._tracker.end, self._returns.put
+        )
+        self._decoders = decoders
         self._fleet = Fleet(
             queue,
             decoders,
@@ -108,6 +113,7 @@ class Dispatcher:
             self._taking = False
             self._deadlines.close()
             await self._fleet.close()
+            await self._suspects.close()
             await self._encoders.close()
 
     async def drain(self, timeout_s: float) -> None:
@@ -116,6 +122,7 @@ class Dispatcher:
         await self._fleet.finish_steps(timeout_s)
         decoders = list(self._fleet.links)
         await self._fleet.close()
+        await self._suspects.close()
         with contextlib.suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(timeout_s):
                 if requests := self._tracker.request_ids:
@@ -286,8 +293,13 @@ class Dispatcher:
             return
         requests = self._tracker.of(link)
         self._tracker.unassign([request.request_id for request in requests])
-        if link.was_lost:
-            in_flight = link.in_flight_requests
-            computed = [r for r in requests if r.request_id in in_flight]
-            self._suspects.add_loss(computed, was_alone=len(in_flight) == 1)
-        self._returns.put(self._tracker.unassigned)
+        in_flight = link.in_flight_requests
+        computed = [r for r in requests if r.request_id in in_flight]
+        was_alone = len(in_flight) == 1
+        if link.ended is LinkEnd.BROKEN and computed:
+            died = partial(has_died, link.member, self._decoders, self._scheduler_id)
+            self._suspects.binding_lost(computed, died, was_alone=was_alone)
+            requests = [r for r in requests if r.request_id not in in_flight]
+        elif link.ended is LinkEnd.STEP_FAILED:
+            self._suspects.step_failed(computed, was_alone=was_alone)
+        self._returns.put([request.request_id for request in requests])

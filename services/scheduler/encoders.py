@@ -29,6 +29,10 @@ _RETENTION_S = 60
 _CALL_TIMEOUT_S = 60
 _BUSY_WAIT_S = 0.05
 _PATIENCE_S = 120.0  # a restart on a machine that has too much to do took 38
+_SPACE_PATIENCE_S = (
+    20.0  # of what else than embeddings fills shared memory, nobody knows when it goes
+)
+_NO_SPACE = "ARTIFACT_SPACE"
 _MEDIA_EXPIRED = "MEDIA_EXPIRED"  # the raw bytes are gone from the store: no encoder can help
 
 
@@ -99,7 +103,7 @@ class Encoders:
         request = EncodeRequest(media=item, retention=Duration(seconds=_RETENTION_S))
         problem: ServingError = Unavailable("NO_VISION_ENCODER", "no vision encoder is running")
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_s
+        began, deadline = loop.time(), self._late()
         while loop.time() < deadline:
             failed = self._failed.get(item.digest, ())
             for member in sorted(self._directory.pick(item.digest), key=lambda m: m in failed):
@@ -109,7 +113,9 @@ class Encoders:
                             request, timeout=_CALL_TIMEOUT_S, metadata=request_names.metadata()
                         )
                 except Overloaded as error:
-                    problem, deadline = error, loop.time() + self._patience_s
+                    problem = error
+                    full = error.reason == _NO_SPACE
+                    deadline = min(deadline, began + _SPACE_PATIENCE_S) if full else self._late()
                     break  # the same one again: another would encode what this one has or will have
                 except (Unavailable, NotFound, Expired) as error:
                     if error.reason == _MEDIA_EXPIRED:
@@ -123,6 +129,10 @@ class Encoders:
                     return answer.embeddings
             await asyncio.sleep(_BUSY_WAIT_S)
         raise problem
+
+    def _late(self) -> float:
+        """When an item that waits from now on has waited too long."""
+        return asyncio.get_running_loop().time() + self._patience_s
 
     async def _release(self, member: Member, digests: list[bytes]) -> None:
         try:

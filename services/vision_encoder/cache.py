@@ -19,7 +19,8 @@ class _Entry:
 
 
 class EmbeddingCache:
-    """Counts the bytes of a store's artifacts and of those being made; both stay under `limit_bytes`.
+    """Counts the bytes of a store's artifacts and of those being made; both stay under `limit_bytes` and under the
+    store's share of shared memory.
 
     A retained item is never evicted: embeddings that one sequence waits for cannot push out those of another.
     """
@@ -32,6 +33,7 @@ class EmbeddingCache:
         self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._bytes = 0
+        store.space.evict = self.evict_one
 
     def find(self, digest: bytes, retain_s: float) -> ArtifactRef | None:
         """The artifact, now the most recently used and retained for so long, or None."""
@@ -47,15 +49,14 @@ class EmbeddingCache:
 
         Raises Overloaded when too much is retained. A single artifact may exceed the limit.
         """
-        now = self._clock()
-        free = [digest for digest, entry in self._entries.items() if entry.retained_until <= now]
-        while self._bytes + size_bytes > self._limit_bytes and free:
-            self._evict(free.pop(0))
-        if self._bytes and self._bytes + size_bytes > self._limit_bytes:
+        limit = self._store.space.kept_bytes(self._limit_bytes)
+        while self._bytes + size_bytes > limit and self.evict_one():
+            pass
+        if self._bytes and self._bytes + size_bytes > limit:
             raise Overloaded(
                 "ENCODER_CACHE_FULL",
-                f"embeddings that sequences wait for fill the limit of {self._limit_bytes} bytes"
-                " (--encoder-cache-bytes); retry when some are released",
+                f"embeddings that sequences wait for fill the limit of {limit} bytes"
+                " (--encoder-cache-bytes, or this process's share of shared memory); retry when some are released",
                 retry_after_s="1",
             )
         self._bytes += size_bytes
@@ -75,9 +76,16 @@ class EmbeddingCache:
         if entry is not None:
             entry.retained_until = 0.0
 
-    def _evict(self, digest: bytes) -> None:
-        self._bytes -= self._entries.pop(digest).ref.size_bytes
-        self._store.evict(digest)
+    def evict_one(self) -> int:
+        """Evicts the least recently used of those that are not retained; its bytes, 0 where all are."""
+        now = self._clock()
+        for digest, entry in self._entries.items():
+            if entry.retained_until <= now:
+                del self._entries[digest]
+                self._bytes -= entry.ref.size_bytes
+                self._store.evict(digest)
+                return entry.ref.size_bytes
+        return 0
 
     def _until(self, retain_s: float) -> float:
         return self._clock() + min(max(retain_s, 0.0), _MOST_RETAIN_S)

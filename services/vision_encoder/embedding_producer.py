@@ -1,17 +1,19 @@
 """Media items to embedding artifacts: encodes each item once, caches the results, checks their size."""
 
+import traceback
 from dataclasses import dataclass
 
 import numpy as np
 
+from services.vision_encoder.byte_gate import ByteGate
 from services.vision_encoder.cache import EmbeddingCache
 from services.vision_encoder.pixel_source import PixelSource
-from services.vision_encoder.queue import TowerQueue
+from services.vision_encoder.queue import Encoded, TowerQueue
 from services.vision_encoder.towers.encoder import BadPixels, Encoder, Item, pixel_item
 from shared.artifacts import bundle
 from shared.artifacts.file import Array
 from shared.artifacts.pixel_scaling import PixelScaling
-from shared.artifacts.store import ArtifactStore
+from shared.artifacts.store import ArtifactStore, Reservation
 from shared.errors import Precondition
 from shared.net.single_flight import SingleFlight
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
@@ -43,13 +45,14 @@ class EmbeddingProducer:
         self._source = source
         self._store = store
         self._cache = cache
+        self._mapped = ByteGate(store.space.in_use_bytes)
         self._encoding: SingleFlight[bytes, EncodeResult] = SingleFlight()
 
     async def encode(self, media: MediaItem, retain_s: float) -> EncodeResult:
         """The embeddings of an item: cached, from a call in progress, or made now; retained for `retain_s` seconds.
 
-        Raises Overloaded while everything cached is retained, Precondition when the rows are not those
-        promised, and what the pixels' source raises.
+        Raises Overloaded while everything cached is retained or shared memory is full, TooLarge where it could never
+        hold the item, Precondition when the rows are not those promised, and what the pixels' source raises.
         """
         digest = media.digest
         ref = self._cache.find(digest, retain_s)
@@ -74,10 +77,13 @@ class EmbeddingProducer:
         self._cache.reserve(reserved)
         place = self._store.reserve(media.digest)
         try:
-            pixels = await self._source.get(media)
-            encoded = await self._queue.encode(_item(media, pixels), place)
+            # Before they are mapped: what waits here must not take the memory of what is encoded.
+            async with self._mapped.held(media.pixels.size_bytes):
+                encoded = await self._encoded(media, place, reserved)
             ref = self._store.adopt(place)
         except BaseException as error:
+            # Its frames have the pixels mapped, and an error may live until garbage is collected.
+            traceback.clear_frames(error.__traceback__)
             self._cache.cancel(reserved)
             self._store.discard(place)
             if isinstance(error, BadPixels):
@@ -85,6 +91,13 @@ class EmbeddingProducer:
             raise
         self._cache.add(ref, reserved, retain_s)
         return EncodeResult(ref, cached=False, encode_us=encoded.encode_us)
+
+    async def _encoded(self, media: MediaItem, place: Reservation, reserved: int) -> Encoded:
+        pixels = await self._source.get(media)
+        both = pixels.nbytes + reserved
+        self._store.space.require_possible(both, "its pixel values and embeddings")
+        await place.allocate(reserved)
+        return await self._queue.encode(_item(media, pixels), place)
 
 
 def _item(media: MediaItem, pixels: Array) -> Item:

@@ -14,7 +14,8 @@ import torch
 from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.towers.encoder import Encoder, Item, to_array
 from shared.artifacts import file as artifact_file
-from shared.artifacts.store import Reservation, out_of_space
+from shared.artifacts.space import out_of_space
+from shared.artifacts.store import Reservation
 from shared.errors import Precondition
 from shared.net.supervise import Background
 
@@ -113,7 +114,7 @@ class TowerQueue:
             array, dtype = to_array(embedding)
             place = job.place
             try:
-                artifact_file.write(place.path, place.nonce, place.digest, array, dtype)
+                artifact_file.fill(place.path, place.nonce, place.digest, array, dtype)
                 results.append(Encoded(array.shape[0], encode_us))
             except OSError as error:
                 results.append(out_of_space(error, place.path))

@@ -116,7 +116,9 @@ async def _encoder(
     )
     source = PixelSource(reader, directory)
     resources.push_async_callback(source.close)
-    cache = EmbeddingCache(producer.store, settings.encoder_cache_bytes)
+    wanted = settings.encoder_cache_bytes
+    producer.store.space.warn_if_small("--encoder-cache-bytes", wanted)
+    cache = EmbeddingCache(producer.store, wanted)
     encoder = EmbeddingProducer(model, queue, source, producer.store, cache)
     resources.push_async_callback(encoder.close)
     return encoder

@@ -28,6 +28,7 @@ DIGEST_BYTES = 16
 _MAGIC = b"TESSERA\x01"
 _LAYOUT = struct.Struct("<8s16s16s16sQQ8Q")
 _MAX_DIMENSIONS = 8
+_WRITTEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What numpy calls the elements; bfloat16, which it does not know, travels as its 16 bits.
 _STORED_AS = {
     "float32": "float32",
@@ -91,7 +92,17 @@ def write(
 
 def create(path: Path) -> int:
     """A new file, open for writing, of which `write_to` makes an artifact; maybe in another process."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return os.open(path, _WRITTEN | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def fill(path: Path, nonce: bytes, digest: bytes, array: Array, dtype: str | None = None) -> None:
+    """`write` into a file that is there, maybe with its memory allocated: it gets the artifact's size."""
+    descriptor = os.open(path, _WRITTEN | os.O_CREAT, 0o600)
+    try:
+        write_to(descriptor, nonce, digest, array, dtype)
+        os.ftruncate(descriptor, HEADER_BYTES + array.nbytes)
+    finally:
+        os.close(descriptor)
 
 
 def write_to(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 from redis.asyncio import Redis
 
+from shared.artifacts.neighbours import Neighbours
 from shared.artifacts.store import SERVICE_NAME, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.net.channels import MAX_MESSAGE_BYTES
 from shared.net.registry import Announcement
@@ -67,5 +68,8 @@ async def open_producer(
         remove_abandoned(settings.artifact_dir)
         store = ArtifactStore(settings.artifact_dir, instance_id, server.address)
         resources.callback(store.close)
+        neighbours = Neighbours(settings.artifact_dir, settings.artifact_dir / instance_id)
+        resources.push_async_callback(neighbours.close)
+        store.space.ask = neighbours.make_room
         keys = Keys(settings.model_name)
         yield Producer(server, redis, store, resources, keys, instance_id)

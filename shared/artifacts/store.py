@@ -6,23 +6,24 @@ is tried) and fetches the bytes by gRPC where it cannot. A mapping outlives the 
 producer. The owner decides which artifact is evicted when.
 """
 
-import errno
 import fcntl
 import os
 import shutil
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
+import structlog
 
 from shared.artifacts import file as artifact_file
 from shared.artifacts.file import Array, TornFile
+from shared.artifacts.space import LOCK, ArtifactSpace, out_of_space
 from shared.environment import random_bytes, random_hex, unix_time
-from shared.errors import NotFound, Overloaded, ServingError, Unavailable
+from shared.errors import NotFound, Unavailable
 from shared.net.channels import Channels
 from shared.net.rpc.errors import calling
 from tessera.artifact.v1 import artifact_pb2_grpc
@@ -31,12 +32,15 @@ from tessera.artifact.v1.artifact_pb2 import (
     ArtifactRef,
     FetchArtifactRequest,
     FetchArtifactResponse,
+    MakeRoomRequest,
+    MakeRoomResponse,
 )
+
+log = structlog.get_logger(__name__)
 
 SERVICE_NAME = "tessera.artifact.v1.ArtifactService"
 PIECE_BYTES = 1 << 20
 
-_LOCK = "lock"
 _UNFINISHED = ".new"
 _UNFINISHED_AGE_S = 60.0  # a folder that is being made is older than this only if its maker died
 
@@ -48,6 +52,22 @@ class Reservation:
     path: Path
     nonce: bytes
     digest: bytes
+    space: ArtifactSpace = field(compare=False, repr=False)
+
+    def create(self) -> int:
+        """The new, empty file, open for writing. Raises Overloaded, Unavailable."""
+        try:
+            return artifact_file.create(self.path)
+        except OSError as error:
+            raise out_of_space(error, self.path) from error
+
+    async def allocate(self, payload_bytes: int) -> None:
+        """A new file with memory for so many bytes of payload. Raises what `ArtifactSpace.allocate` does."""
+        descriptor = self.create()
+        try:
+            await self.space.allocate(descriptor, payload_bytes, self.path)
+        finally:
+            os.close(descriptor)
 
 
 class ArtifactStore:
@@ -62,12 +82,17 @@ class ArtifactStore:
         self._address = address
         self._nonce = random_bytes(artifact_file.NONCE_BYTES)
         self._refs: dict[bytes, ArtifactRef] = {}
+        self.space = ArtifactSpace(root)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Locked before it gets its name: a named folder without a holder is always abandoned.
         unfinished = root / (instance_id + _UNFINISHED)
         unfinished.mkdir(mode=0o700)
-        self._lock = os.open(unfinished / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._lock = os.open(unfinished / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            os.write(self._lock, address.encode())
+        except OSError as error:  # full: the others cannot ask this one for room
+            log.warning("shared memory is full at the start", folder=str(root), error=str(error))
         unfinished.rename(self._folder)
 
     def put(self, digest: bytes, array: Array, dtype: str | None = None) -> ArtifactRef:
@@ -88,7 +113,7 @@ class ArtifactStore:
     def reserve(self, digest: bytes) -> Reservation:
         """A fresh path and what to write into the header, for a process that makes the artifact on our behalf."""
         name = f"{digest.hex()}.{random_hex(4)}.tmp"
-        return Reservation(self._folder / name, self._nonce, digest)
+        return Reservation(self._folder / name, self._nonce, digest, self.space)
 
     def adopt(self, place: Reservation) -> ArtifactRef:
         """Adds a file that was written under a reservation. Raises Unavailable if it is not whole."""
@@ -147,7 +172,7 @@ def remove_abandoned(root: Path) -> list[Path]:
         if folder.name.endswith(_UNFINISHED) and _age_s(folder) < _UNFINISHED_AGE_S:
             continue
         try:
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             continue  # not a producer's, or being removed by another process
         try:
@@ -161,20 +186,8 @@ def remove_abandoned(root: Path) -> list[Path]:
     return removed
 
 
-def out_of_space(error: OSError, path: Path) -> ServingError:
-    """What a failed write means to the caller."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
-        return Overloaded(
-            "ARTIFACT_SPACE",
-            f"no space left for artifacts in {path.parent.parent}:"
-            " give shared memory more room or lower the cache sizes",
-            retry_after_s="1",
-        )
-    return Unavailable("ARTIFACT_UNWRITABLE", f"cannot write {path.parent}: {error.strerror}")
-
-
 class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
-    """Streams the artifacts of one store to consumers on other hosts."""
+    """Streams the artifacts of one store to consumers on other hosts, and makes room for producers on this one."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
@@ -189,6 +202,13 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
         data = array.reshape(-1).view(np.uint8).data
         for start in range(0, data.nbytes, PIECE_BYTES):
             yield FetchArtifactResponse(data=bytes(data[start : start + PIECE_BYTES]))
+
+    async def MakeRoom(
+        self, request: MakeRoomRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> MakeRoomResponse:
+        """Evicts what nobody needs."""
+        self._store.space.make_room(request.size_bytes)
+        return MakeRoomResponse()
 
 
 class ArtifactReader:
@@ -285,6 +305,5 @@ __all__ = [
     "ArtifactServicer",
     "ArtifactStore",
     "Reservation",
-    "out_of_space",
     "remove_abandoned",
 ]

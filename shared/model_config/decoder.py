@@ -9,6 +9,7 @@ from shared.errors import InvalidRequest
 from shared.model_config.rope import RopeConfig
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+_NONE = ("num_key_value_heads", "sliding_window")  # as many as queries; all tokens
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,13 @@ def read_config(
 
     Beside the keys of configuration classes, `defaults` may have `head_norms`, `row_norms`, `pre_norms` (true where
     it is not there), `post_norms`, `qkv_by_head`, `up_first` and `rope_interleaved`; only families whose defaults name
-    `partial_rotary_factor` may have one. Raises InvalidRequest for an option that the model code does not have.
+    `partial_rotary_factor` have one, and only those whose defaults name `sliding_window` have windows: their classes
+    know the keys, others ignore them. Raises InvalidRequest for an option that the model code does not have.
     """
     text = checkpoint.text_config
-    # `None` stands for "not given" in these files.
-    values = {**defaults, **{key: value for key, value in text.items() if value is not None}}
+    # `None` stands for "not given" in these files, but for what is none itself.
+    none = {key: None for key in _NONE if key in text}
+    values = {**defaults, **none, **{k: value for k, value in text.items() if value is not None}}
     values |= overrides or {}
     if values["hidden_act"] not in ("silu", "swish"):
         raise _refuse(checkpoint, f"hidden_act {values['hidden_act']!r}; this model has silu")
@@ -92,7 +95,9 @@ def read_config(
         post_norms=bool(values.get("post_norms")),
         qkv_by_head=bool(values.get("qkv_by_head")),
         up_first=bool(values.get("up_first")),
-        windows=_windows(checkpoint, values, layers),
+        windows=_windows(checkpoint, values, layers)
+        if "sliding_window" in defaults
+        else (None,) * layers,
         rope=RopeConfig.read(values, head_size, "partial_rotary_factor" in defaults),
     )
 
@@ -114,7 +119,7 @@ def _windows(
     checkpoint: Checkpoint, values: Mapping[str, Any], layers: int
 ) -> tuple[int | None, ...]:
     """By `use_sliding_window`, `sliding_window` and `layer_types` or `max_window_layers`."""
-    if not values.get("use_sliding_window") or not values.get("sliding_window"):
+    if not values.get("use_sliding_window") or values.get("sliding_window") is None:
         return (None,) * layers
     window = int(values["sliding_window"])
     if window < 1:

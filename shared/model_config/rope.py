@@ -38,7 +38,8 @@ class RopeConfig:
     def read(
         cls, config: Mapping[str, Any], head_size: int, may_be_partial: bool = False
     ) -> "RopeConfig":
-        """From a text configuration. may_be_partial: of this family a part of each head may be rotated.
+        """From a text configuration. may_be_partial: of this family a part of each head may be rotated;
+        others ignore the key.
 
         Raises InvalidRequest naming the kind or key it lacks.
         """
@@ -58,6 +59,10 @@ class RopeConfig:
         if missing:
             raise _bad(f"rope_type {kind!r} needs {', '.join(missing)}")
         partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if not may_be_partial and kind == "default":
+            partial = (
+                None  # as upstream: the class has no such key, and its other kinds fail with one
+            )
         size = head_size if partial is None else int(head_size * float(partial))
         if size % 2 or not 0 < size <= head_size or (size < head_size and not may_be_partial):
             raise _bad(f"partial_rotary_factor {partial} is not supported")

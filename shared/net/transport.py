@@ -3,7 +3,7 @@ simulation of many processes in one does.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +11,19 @@ from typing import Any
 import grpc.aio
 from redis.asyncio import Redis
 
+from shared.net import listening
+
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Called as `grpc.aio.insecure_channel`, `grpc.aio.server` and `Redis.from_url`."""
+    """Called as `grpc.aio.insecure_channel`, `grpc.aio.server`, `Redis.from_url` and
+    `listening.refuses_connections`.
+    """
 
     channel: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
     server: Callable[..., grpc.aio.Server] = grpc.aio.server
     redis: Callable[..., Redis] = Redis.from_url
+    refuses: Callable[[str], Awaitable[bool]] = listening.refuses_connections
 
 
 _SYSTEM = Transport()
@@ -48,3 +53,8 @@ def server(**options: Any) -> grpc.aio.Server:
 def redis(url: str, **options: Any) -> Redis:
     """A client of Redis, which connects when it is used."""
     return _current.get().redis(url, **options)
+
+
+async def refuses_connections(address: str) -> bool:
+    """Whether nothing listens at an address any more, for certain."""
+    return await _current.get().refuses(address)

@@ -16,6 +16,8 @@ _CONFLICTS: dict[str, tuple[float, ...]] = {
     "allowed_token_ids": (),
     "bad_token_ids": (),
     "bad_words": (),
+    "first_bad_token_ids": (),
+    "no_repeat_ngram_size": (),
     "grammar": (),
 }
 

@@ -106,6 +106,10 @@ class SchedulerVerbs(Verbs):
         words = [word for rid in request_ids for word in (rid, lost_decoders.get(rid, 0))]
         return int(await self._scripts.call("give_back", *self._closing, scheduler_id, *words))
 
+    async def blame(self, request_ids: Sequence[str]) -> None:
+        """Counts one more decoder that was lost while it computed these requests, whoever owns them now."""
+        await self._scripts.call("blame", *request_ids)
+
     async def fence(self, dead_id: str, deadline_ms: float) -> int:
         """Removes a scheduler whose lease is over and frees its requests; -1 if the lease is not over."""
         return int(await self._scripts.call("fence", *self._closing, dead_id, repr(deadline_ms)))

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from shared.text.processor_tokens import added_by_processor
 from shared.text.tokenizer_formats.other_files import convert, find_other
 
 _NAMES = (
@@ -36,7 +37,8 @@ Token = dict[str, Any]
 class TokenizerFile:
     """`content`: of a `tokenizer.json` with all tokens, each with the id that it gets.
 
-    special_tokens: the text of those that have names ("bos_token"), as templates know them.
+    special_tokens: the text of those that have names ("bos_token", and those of the checkpoint's own), as templates
+    know them.
     """
 
     content: dict[str, Any]
@@ -49,9 +51,11 @@ class TokenizerFile:
 
     def special_id(self, name: str) -> int | None:
         """The id of a token with a name ("bos_token"), None where the tokenizer has none of that name."""
-        text = self.special_tokens.get(name)
-        known = (token["id"] for token in self.content["added_tokens"] if token["content"] == text)
-        return next(known, None)
+        return self.ids().get(self.special_tokens.get(name, ""))
+
+    def ids(self) -> dict[str, int]:
+        """The ids of added tokens, control tokens among them, by their texts."""
+        return {token["content"]: token["id"] for token in self.content["added_tokens"]}
 
 
 def read_tokenizer(path: Path) -> TokenizerFile:
@@ -80,8 +84,15 @@ def read_tokenizer(path: Path) -> TokenizerFile:
         tokens[token["content"]] = token
     for token in (*named.values(), *extra):
         tokens.setdefault(token["content"], {**token, "special": True})
+    model, processor = (
+        read_optional(path.parent / name) for name in ("config.json", "processor_config.json")
+    )
+    for text in added_by_processor(model, processor, has_pad="pad_token" in named):
+        tokens.setdefault(text, _token(text, True))
     content["added_tokens"] = _numbered(content, tokens.values())
-    texts = {name: named[name]["content"] for name in _NAMES if name in named}
+    own = config.get("extra_special_tokens")
+    own = {name: _token(own[name]) for name in own} if isinstance(own, dict) else {}
+    texts = {name: token["content"] for name, token in {**named, **own}.items()}
     return TokenizerFile(content, texts)
 
 
@@ -89,21 +100,37 @@ def read_tokenizer(path: Path) -> TokenizerFile:
 def _converted(path: Path) -> str:
     """What `tokenizer.json` would hold. Kept, because a service reads its tokenizer twice."""
     folder = path.parent
-    model = _optional(folder / "config.json")
-    return json.dumps(convert(path, model, _optional(folder / "tokenizer_config.json")))
+    model, config = (
+        read_optional(folder / name) for name in ("config.json", "tokenizer_config.json")
+    )
+    return json.dumps(convert(path, model, config, listed_ids(folder)))
+
+
+def listed_ids(folder: Path) -> dict[int, str]:
+    """The texts of tokens by the ids that files beside a tokenizer's give them: `added_tokens_decoder` of
+    tokenizer_config.json, where there is none added_tokens.json. Raises ValueError, naming the file, for others."""
+    path = folder / "tokenizer_config.json"
+    listed = read_optional(path).get("added_tokens_decoder")
+    try:
+        if listed is not None:
+            return {int(index): str(token["content"]) for index, token in listed.items()}
+        path = folder / "added_tokens.json"
+        return {int(index): text for text, index in read_optional(path).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: an added token is no text with an id: {error!r}") from None
 
 
 def _config(folder: Path) -> dict[str, Any]:
     """`tokenizer_config.json`, with the special tokens of older files where it lists no tokens."""
-    config = _optional(folder / "tokenizer_config.json")
+    config = read_optional(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
-        config |= _optional(folder / "special_tokens_map.json")
+        config |= read_optional(folder / "special_tokens_map.json")
     return config
 
 
 def _is_llama(content: Mapping[str, Any], config: Mapping[str, Any], folder: Path) -> bool:
     """Whether transformers makes a tokenizer of its class `LlamaTokenizer` from the vocabulary."""
-    model = _optional(folder / "config.json")
+    model = read_optional(folder / "config.json")
     kind = config.get("tokenizer_class") or model.get("tokenizer_class")
     return (
         kind in _LLAMA_CLASSES
@@ -176,7 +203,7 @@ def _beside(
         return [_token(listed[index]) for index in sorted(listed, key=int)]
     older = {
         index: _token(text, text in special)
-        for text, index in _optional(folder / "added_tokens.json").items()
+        for text, index in read_optional(folder / "added_tokens.json").items()
     }
     older |= {token["id"]: _token(token) for token in stored}
     return [older[index] for index in sorted(older)]
@@ -219,7 +246,8 @@ def _numbered(content: Mapping[str, Any], tokens: Iterable[Token]) -> list[Token
     return numbered
 
 
-def _optional(path: Path) -> dict[str, Any]:
+def read_optional(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty where there is no such file. Raises ValueError for another content."""
     if not path.is_file():
         return {}
     content = json.loads(path.read_text(encoding="utf-8"))

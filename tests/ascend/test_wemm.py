@@ -11,7 +11,7 @@ from tests.reference_models.common import IMAGE
 from tests.support.processes.answers import ask_all
 from tests.support.processes.system import System
 
-SEED = 26  # with which the two largest logits are 0.036 apart or more everywhere: float16 rounds finer than that
+SEED = 117  # with which the two largest logits are 0.040 apart or more everywhere: float16 rounds finer than that
 
 
 @pytest.fixture(scope="module")

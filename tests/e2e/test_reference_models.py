@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.reference_models import qwen_vl
-from tests.reference_models.common import IMAGE, Turn, write_json
+from tests.reference_models import qwen_vl, tiktoken_words
+from tests.reference_models.common import IMAGE, Turn
 from tests.reference_models.text_models import chatglm_6b
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
-from tests.support.processes.answers import ask_all
+from tests.support.processes.answers import ask_all, assert_ends
 from tests.support.processes.services_in_process import services_in_process
 
 SIZES = [(50, 70), (64, 64), (200, 30)]
@@ -57,12 +57,14 @@ def assert_answers(
     chats: Sequence[Sequence[Turn]],
     prompt_ids: Callable[[Sequence[Turn], list[tuple[int, int]]], list[int]],
     generate: Generate,
+    ends: Sequence[int] = (),
 ) -> None:
-    """Of all chats at once, and once more with their prompts in the cache."""
+    """Of all chats at once, and once more with their prompts in the cache; each of `ends` ends an answer."""
     with services_in_process(folder, redis_url) as system:
         asked = [messages(chat) for chat in chats]
         answers = ask_all(system.base_url, asked, TOKENS)
         again = ask_all(system.base_url, asked, TOKENS)
+        assert_ends(system.base_url, ends)
     assert again == answers
     for chat, (prompt, tokens) in zip(chats, answers, strict=True):
         count = sum(text.count(IMAGE) for _, text in chat)
@@ -76,14 +78,15 @@ def assert_answers(
 @pytest.mark.timeout(300)
 def test_qwen_vl(tmp_path: Path, redis_url: str) -> None:
     folder = qwen_vl.write_checkpoint(tmp_path / "under-test")
-    write_json(folder / "generation_config.json", {"chat_format": "chatml"})
     model = qwen_vl.QwenVL(folder)
+    places = (tiktoken_words.END_OF_TEXT, tiktoken_words.START, tiktoken_words.END)
     assert_answers(
         folder,
         redis_url,
         [*QUESTIONS, *PICTURES],
         model.prompt_ids,
         lambda ids, images: model.generate(ids, images, TOKENS),
+        [model.words.special(place) for place in places],
     )
 
 

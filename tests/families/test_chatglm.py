@@ -57,7 +57,7 @@ def test_a_released_configuration(tmp_path: Path) -> None:
     assert config.rope.theta == 500_000 and config.rope.size == 64 and config.rope.interleaved
     assert config.max_position_embeddings == 32_768
     alone = registry.decoder_config(checkpoint(tmp_path, multi_query_attention=False))
-    assert alone.num_kv_heads == 32
+    assert alone.num_kv_heads == 32 and alone.qkv_by_head
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,7 @@ def test_a_released_configuration(tmp_path: Path) -> None:
         ({"position_encoding_2d": True}, "position_encoding_2d"),
         ({"vision_config": {"image_size": 1120}}, "vision_config"),
         ({"rmsnorm": False}, "rmsnorm"),
+        ({"original_rope": False}, "original_rope"),
         ({"pre_seq_len": 128}, "pre_seq_len"),
         ({"quantization_bit": 4}, "quantization_bit"),
         ({"apply_residual_connection_post_layernorm": True}, "apply_residual"),
@@ -117,11 +118,15 @@ def test_the_chat_format_of_folders_that_have_none(
             ChatTemplate(source, {}).render([{"role": "system", "content": "Be brief."}], True)
 
 
-@pytest.mark.parametrize("generation", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("generation", "changes"),
+    [(2, {}), (2, {"multi_query_attention": False}), (3, {}), (4, {})],
+    ids=["2", "2, packed by head", "3", "4"],
+)
 async def test_tokens_are_those_of_the_reference(
-    tmp_path: Path, short_tmp: Path, generation: int
+    tmp_path: Path, short_tmp: Path, generation: int, changes: dict[str, Any]
 ) -> None:
-    folder = chatglm.write_checkpoint(tmp_path, generation=generation)
+    folder = chatglm.write_checkpoint(tmp_path, generation=generation, **changes)
     reference = chatglm.ChatGlm(folder, generation)
     talk = [("user", "What?"), ("assistant", "Dogs."), ("user", "And this?")]
     prompts = [reference.prompt_ids(talk[2 * (i % 2) :]) * (1 + i // 4) for i in range(8)]

@@ -66,6 +66,24 @@ async def test_tokens_are_those_of_the_reference(
         assert_same_up_to_ties(text.output, expected.tokens, expected.logits)
 
 
+async def test_masks_lie_before_the_answers_beginning_where_no_file_names_them(
+    tmp_path: Path, reference: ChatGlm6B, prompts: list[list[int]], short_tmp: Path
+) -> None:
+    """As in the first release."""
+    folder = write_checkpoint(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["mask_token_id"], config["gmask_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    async with (
+        running_decoder(folder, short_tmp / "s") as decoder,
+        StepStream.open(decoder.address) as stream,
+    ):
+        text = Text(0, prompts[4], greedy())  # whose mask is the first token
+        await NaiveScheduler(stream).generate([text], NEW_TOKENS, chunk=MAX_LEN)
+    expected = reference.generate(text.prompt, NEW_TOKENS)
+    assert_same_up_to_ties(text.output, expected.tokens, expected.logits)
+
+
 def test_the_chat_format_has_rounds(reference: ChatGlm6B, folder: Path) -> None:
     checkpoint = Checkpoint(folder)
     source = registry.find(checkpoint).chat_template(checkpoint)

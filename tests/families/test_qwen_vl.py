@@ -12,6 +12,7 @@ from services.families.family import ItemSize, load_part
 from services.preprocess.media.processor_config import read_processor_config
 from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
+from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import pixel_item
@@ -19,6 +20,7 @@ from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_class, image_processor_name
 from shared.errors import InvalidRequest
+from shared.text.guard import GUARD
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.reference_models.common import noise
 from tests.reference_models.qwen_vl import QwenVL, write_checkpoint
@@ -133,7 +135,7 @@ def test_the_chat_format_numbers_pictures_anew_in_each_message(folder: Path) -> 
     checkpoint = Checkpoint(folder)
     source = registry.find(checkpoint).chat_template(checkpoint)
     assert source is not None
-    template = ChatTemplate(source, {})
+    template = ChatTemplate(source.replace(GUARD, ""), {})
     assert all(template.takes_parts.values()) and template.renders_media("image", "<img>")
     image, text = {"type": "image"}, {"type": "text", "text": "What?"}
     turns = [
@@ -151,6 +153,38 @@ def test_the_chat_format_numbers_pictures_anew_in_each_message(folder: Path) -> 
     system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
     own = expected.replace("You are a helpful assistant.", "Be brief.")
     assert template.render([system, *turns], True) == own
+
+
+def test_a_text_is_encoded_apart_from_what_is_before_it(folder: Path, reference: QwenVL) -> None:
+    """Line breaks at its beginning do not join that behind the role."""
+    (folder / "generation_config.json").write_text(json.dumps({"chat_format": "chatml"}))
+    source = registry.find(Checkpoint(folder)).chat_template(Checkpoint(folder))
+    assert source is not None
+    turns = [
+        ("system", "\nBe brief."),
+        ("user", "\n\nWhat is it?"),
+        ("assistant", " \n\nDogs."),
+        ("user", ""),
+    ]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    text = ChatTemplate(source, {}).render(messages, True)
+    assert PromptTokenizer(folder).encode(text, True).tolist() == reference.prompt_ids(turns, [])
+
+
+def test_the_first_releases_keys_are_read(folder: Path, tmp_path: Path) -> None:
+    (config, same) = (json.loads((folder / "config.json").read_text()) for _ in range(2))
+    for first, later in {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "ffn_hidden_size": "intermediate_size",
+        "padded_vocab_size": "vocab_size",
+    }.items():
+        config[first] = config.pop(later)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert config.keys() != same.keys()
+    read = registry.decoder_config(Checkpoint(tmp_path))
+    assert read == registry.decoder_config(Checkpoint(folder))
 
 
 @pytest.mark.parametrize(

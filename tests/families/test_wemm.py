@@ -10,6 +10,8 @@ from openai import BadRequestError
 from PIL import Image
 
 from services.families import registry
+from services.families.chat_format import find_template
+from services.families.check import require_servable
 from services.families.wemm.encoder import WeMMEncoder
 from services.preprocess.worker.pixel_maker import PixelMaker
 from services.vision_encoder.devices.cpu.device import CpuDevice
@@ -31,7 +33,7 @@ from tests.support.decoder.step_stream import (
     running_decoder,
 )
 from tests.support.pictures import data_url, png
-from tests.support.processes.answers import ask_all
+from tests.support.processes.answers import ask_all, assert_ends
 from tests.support.processes.services_in_process import services_in_process
 from tests.support.vision_encoder import tower_engine
 from tests.test_checkpoint_split import load_decoder, names_read
@@ -83,7 +85,8 @@ def messages(number: int) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = [{"type": "text", "text": text.replace(IMAGE, "")}]
         if IMAGE in text:
             url = data_url(png(number, SIZES[number]))
-            parts.insert(0, {"type": "image_url", "image_url": {"url": url}})
+            # Before the text or behind it: the prompt is the same.
+            parts.insert(number % 2, {"type": "image_url", "image_url": {"url": url}})
         found.append({"role": role, "content": parts})
     return found
 
@@ -95,10 +98,11 @@ def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> Non
 
     chats = [messages(number) for number in range(len(SIZES))]
     two = messages(1)
-    two[0]["content"] += two[0]["content"][:1]
+    two[0]["content"] += two[0]["content"][-1:]
     with services_in_process(folder, redis_url) as system:
         answers = ask_all(system.base_url, chats, TOKENS)
         assert ask_all(system.base_url, chats, TOKENS) == answers
+        assert_ends(system.base_url, [2, reference.words.marks["<|im_end|>"]])
         with pytest.raises(BadRequestError, match="may have at most 1 image "):
             ask_all(system.base_url, [two], TOKENS)
     for number, (prompt, tokens) in enumerate(answers):
@@ -141,6 +145,8 @@ async def test_partial_lora_in_pieces_of_prompts(folder: Path, short_tmp: Path, 
                 rows = reference.embed_image(image).numpy()
                 plan.fetch.append(store.put(bytes(item.digest), rows, "float32"))
         await stream.run(plan)
+        while len(stream.ready) < len(plan.fetch):
+            await stream.next_message()
         await NaiveScheduler(stream).generate(texts, TOKENS, chunk=chunk)
     for text, (ids, shown) in zip(texts, asked, strict=True):
         made = reference.generate(ids, shown, TOKENS)
@@ -156,6 +162,17 @@ def test_every_tensor_is_read_by_one_service(folder: Path) -> None:
 
 def load_tower(checkpoint: Checkpoint) -> object:
     return WeMMEncoder(checkpoint, CpuDevice(torch.float32))
+
+
+def test_only_the_top_level_says_whether_pictures_are_cut(tmp_path: Path) -> None:
+    """And the model's own chat format goes before a folder's."""
+    folder = wemm.write_checkpoint(tmp_path / "wemm", stock=True)
+    path = folder / "preprocessor_config.json"
+    write_json(path, {**read_json(path), "do_image_splitting": True})
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}?{% endfor %}")
+    checkpoint = require_servable(folder)
+    assert registry.find(checkpoint).processor_config(checkpoint)["do_image_splitting"] is False
+    assert "<|im_start|>" in str(find_template(checkpoint))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
+from services.decoder.models.plora import scales
 from services.families import registry
+from services.families.check import require_servable
 from services.families.family import ItemSize
 from services.families.xcomposer2.encoder import XComposer2Encoder
 from services.families.xcomposer2.sizes import Tiling
+from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.worker.pixel_maker import PixelMaker
 from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.towers.encoder import pixel_item
@@ -19,10 +23,10 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_name
 from tessera.common.v1.media_pb2 import Modality
 from tests.reference_models import xcomposer2
-from tests.reference_models.common import IMAGE
+from tests.reference_models.common import IMAGE, read_json, write_json
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
-from tests.support.processes.answers import ask_all
+from tests.support.processes.answers import ask_all, assert_ends
 from tests.support.processes.services_in_process import services_in_process
 from tests.support.vision_encoder import tower_engine
 from tests.test_checkpoint_split import load_decoder, names_read
@@ -64,6 +68,41 @@ def test_rows_of_pictures_are_those_of_the_reference(
             assert torch.equal(encoder.encode([item])[0], rows)
 
 
+@pytest.mark.parametrize("respelt", ["GN", "gn"])
+def test_the_marks_of_tiles_have_two_spellings_and_the_model_two_types(
+    tmp_path: Path, respelt: str
+) -> None:
+    folder = xcomposer2.write_checkpoint(tmp_path, high_resolution=True, hd_num=1)
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("_GN", f"_{respelt}"): tensor for name, tensor in tensors.items()}
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", {**config, "model_type": "internlmxcomposer2"})
+    checkpoint = require_servable(folder)
+    assert Tiling.read(checkpoint).most == 1
+    assert scales(checkpoint)("self_attn.qkv_proj") == 2
+    encoder = XComposer2Encoder(checkpoint, CpuDevice(torch.float32))
+    rows = encoder.encode([encoder.sample(ItemSize(50, 50))])[0]
+    assert len(rows) == Tiling.read(checkpoint).rows(50, 50)
+    assert registry.find_decoder(checkpoint).decoder.endswith(":InternLM2")
+
+
+@pytest.mark.parametrize(("side", "lines"), [(56, 4), (224, 3)])
+def test_a_conversation_without_a_system_text_gets_that_of_the_models_own_chat(
+    tmp_path: Path, side: int, lines: int
+) -> None:
+    folder = xcomposer2.write_checkpoint(tmp_path, img_size=side)
+    checkpoint, reference = Checkpoint(folder), xcomposer2.XComposer2(folder)
+    source = registry.find(checkpoint).chat_template(checkpoint)
+    assert source is not None
+    text = ChatTemplate(source, {}).render([{"role": "user", "content": "Hi."}], True)
+    assert text == reference.prompt([("user", "Hi.")])
+    assert text.split(xcomposer2.END)[0].count("\n") == lines
+    own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
+    turns = [("system", "Be brief."), ("user", "Hi.")]
+    assert ChatTemplate(source, {}).render(own, True) == reference.prompt(turns)
+
+
 def test_no_size_takes_more_rows_than_the_largest(folder: Path) -> None:
     checkpoint = Checkpoint(folder)
     tiling = Tiling.read(checkpoint)
@@ -95,6 +134,7 @@ def test_answers_are_those_of_the_reference(folder: Path, redis_url: str) -> Non
     chats = [messages(number) for number in range(len(SIZES))]
     with services_in_process(folder, redis_url) as system:
         answers = ask_all(system.base_url, chats, TOKENS)
+        assert_ends(system.base_url, [2, reference.words.encode(xcomposer2.END)[0]])
     for number, (prompt, tokens) in enumerate(answers):
         shown = sum(text.count(IMAGE) for _, text in turns(number))
         ids = reference.prompt_ids(turns(number), [SIZES[number]] * shown)

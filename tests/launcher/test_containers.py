@@ -5,10 +5,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from shared.net import healthcheck
+from shared.net import healthcheck, internal_token
 from shared.net.rpc.server import RpcServer
 
 
@@ -22,6 +23,17 @@ async def test_a_service_is_ready_once_it_says_so() -> None:
     assert await asyncio.to_thread(healthcheck.check, server.address) != "ready"
 
 
+@pytest.fixture
+def token(tmp_path: Path) -> Iterator[None]:
+    file = tmp_path / "token"
+    file.write_text("between us\n")
+    file.chmod(0o600)
+    internal_token.use(file)
+    yield
+    internal_token.use(None)
+
+
+@pytest.mark.usefixtures("token")
 async def test_a_service_that_listens_everywhere_advertises_where_it_is_reached() -> None:
     async with RpcServer("0.0.0.0:0") as server:
         host, port = server.address.rsplit(":", 1)
@@ -31,6 +43,7 @@ async def test_a_service_that_listens_everywhere_advertises_where_it_is_reached(
         assert await asyncio.to_thread(healthcheck.check, f"127.0.0.1:{port}") == "ready"
 
 
+@pytest.mark.usefixtures("token")
 async def test_what_is_advertised_can_be_given() -> None:
     async with RpcServer("0.0.0.0:0", advertise="decoder-7.example:50051") as server:
         assert server.address == "decoder-7.example:50051"

@@ -121,6 +121,7 @@ def test_public_addresses_are_public() -> None:
     assert is_public("93.184.216.34")
     assert is_public("2606:4700::1111")
     assert is_public("::ffff:93.184.216.34") and is_public("64:ff9b::93.184.216.34")
+    assert is_public("2606:4700::5eff:a00:1") and is_public("2606:4700:0:5efe::1")
     assert not is_public("fe80::1%eth0")
 
 
@@ -142,6 +143,13 @@ def test_public_addresses_are_public() -> None:
         "::8.8.8.8",
         "::ffff:192.0.0.192",
         "2002:a00:1::1",
+        "2002:5db8:d822::1",
+        "2606:4700::5efe:10.0.0.1",  # ISATAP
+        "2606:4700::200:5efe:169.254.169.254",
+        "2606:4700:1:2:0:5efe:93.184.216.34",
+        "fe80::5efe:93.184.216.34",
+        "::ffff:0:10.0.0.1",
+        "::ffff:0:93.184.216.34",
         "2002:c000:c0::1",
         "2001:0:4136:e378:8000:63bf:3fff:fdd2",
         "2001:db8::1",

@@ -1,8 +1,8 @@
 """DeepSeek-VL2: SigLIP over tiles, a projector over 2x2 patches, a DeepSeek text model.
 
-Assumption: turns are `<|User|>: {text}` with two newlines and `<|Assistant|>: {text}` with END, then
-`<|Assistant|>:`; a system text stands first, with two newlines; BEGIN is before all.
-The text between markers of images is encoded piece by piece without other special tokens.
+BEGIN, a system text, turns of users as `<|User|>: {text}` with two newlines and `<|Assistant|>:`, those of the model as
+their text with END; each text without blanks around it (`format_messages_v2` of deepseek-ai/DeepSeek-VL2 @ef9f91e).
+What stands between markers of images, and each message, is encoded by itself without other special tokens.
 Assumption: the tower's GELU is the tanh one, eps 1e-6, `heads` of vision_config, 16 where it has none;
 its last norm is applied, a pooling head is not used.
 Assumption: an odd side of the patch grid gets one row and one column of zeros before unfolding.
@@ -43,7 +43,6 @@ from tests.support.tokenizers import token_id
 
 BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 SPECIAL = (BEGIN, END, "<|User|>", "<|Assistant|>", IMAGE)
-ROLES = {"user": "<|User|>", "assistant": "<|Assistant|>"}
 RATIO = 2
 
 
@@ -164,26 +163,20 @@ class DeepSeekVL2(Reference):
         self.side = -(-(self.candidates[0][0] // vision["patch_size"]) // RATIO)
 
     def prompt_ids(self, turns: Sequence[Turn], sizes: Sequence[tuple[int, int]]) -> list[int]:
-        """BEGIN, then text and placeholders."""
-        ids = [token_id(self.tokenizer, BEGIN)]
-        first, *chunks = self.prompt(turns).split(IMAGE)
-        ids += words.encode(self.tokenizer, first)
-        for size, chunk in zip(sizes, chunks, strict=True):
-            ids += [self.image_id] * self.count_rows(*size, images=len(sizes))
-            ids += words.encode(self.tokenizer, chunk)
-        return ids
-
-    @staticmethod
-    def prompt(turns: Sequence[Turn]) -> str:
-        """The text, with IMAGE where images stand."""
-        parts = []
+        """BEGIN, then text and placeholders. The last turn is a user's."""
+        ids, left = [token_id(self.tokenizer, BEGIN)], iter(sizes)
         for role, text in turns:
-            if role == "system":
-                parts.append(f"{text}\n\n")
-            else:
-                end = END if role == "assistant" else "\n\n"
-                parts.append(f"{ROLES[role]}: {text}{end}")
-        return "".join(parts) + "<|Assistant|>:"
+            if role == "user":
+                first, *chunks = f"<|User|>: {text.strip()}\n\n<|Assistant|>:".split(IMAGE)
+                ids += words.encode(self.tokenizer, first)
+                for chunk in chunks:
+                    ids += [self.image_id] * self.count_rows(*next(left), images=len(sizes))
+                    ids += words.encode(self.tokenizer, chunk)
+                continue
+            ids += words.encode(self.tokenizer, text.strip())
+            if role == "assistant":
+                ids.append(token_id(self.tokenizer, END))
+        return ids
 
     def count_rows(self, width: int, height: int, images: int) -> int:
         """Embedding rows of an image of this size in a prompt with so many."""

@@ -2,8 +2,9 @@
 
 The language model is InternLM2 or one of transformers' classes, by `llm_config.architectures`.
 
-Assumption: a turn is `<|im_start|>{role}`, a newline, the text and `<|im_end|>`, with a newline after
-it in the template internvl2_5 alone; without a system turn there is no system part.
+A turn is `<|im_start|>{role}`, a newline, the text and `<|im_end|>`, with a newline after it in the template
+internvl2_5 alone; without a system turn there is `system_message` of config.json, else that of the template
+(conversation.py of OpenGVLab/InternVL @ 2410d1d).
 Assumption: an image is <img>, <IMG_CONTEXT> for each row, </img>, where its marker stands.
 Assumption: tiles are PIL's bicubic, normalised with ImageNet's numbers, row by row; the whole image
 as one more comes last, unless there is one tile alone; keys min_dynamic_patch, max_dynamic_patch,
@@ -13,7 +14,8 @@ v1 lists the cells column by column, v2 row by row, both pack a cell's patches r
 Assumption: select_layer counts among the outputs of the embeddings and all layers; no last norm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from tests.reference_models import towers, words
+from tests.reference_models import internlm2_words, towers, words
 from tests.reference_models.common import (
     IMAGE,
     Draw,
@@ -45,6 +47,13 @@ from tests.support.tokenizers import token_id
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+# The system texts of InternVL2, and of 2.5 and 3.
+SYSTEMS = {
+    "internlm2-chat": "你是由上海人工智能实验室联合商汤科技开发的书生多模态大模型，"
+    "英文名叫InternVL, 是一个有用无害的人工智能助手。",
+    "internvl2_5": "你是书生·万象，英文名是InternVL，"
+    "是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。",
+}
 SPECIAL = ("<img>", "</img>", "<IMG_CONTEXT>", "<|im_start|>", "<|im_end|>")
 
 
@@ -60,8 +69,8 @@ def write_checkpoint(
     """A tiny checkpoint with Qwen2, Llama or InternLM2; `changes` of keys of config.json, `text` and
     `vision` of those configurations.
     """
-    vocab_size = 500
-    llm = internlm2.text_config(vocab_size, **(text or {}))
+    vocab_size = (text or {}).get("vocab_size", 500)
+    llm = internlm2.text_config(**{"vocab_size": vocab_size, **(text or {})})
     llm["architectures"] = [f"{language}ForCausalLM"]
     llm["model_type"] = language.lower()
     vision_config = {
@@ -175,12 +184,21 @@ def tile_counts(width: int, height: int, config: dict[str, Any]) -> tuple[int, i
     return best
 
 
+def _tokenizer(folder: Path) -> tuple[Callable[..., list[int]], int]:
+    """What encodes a text, and the id of a row: by tokenizer.model where the folder has one."""
+    if (folder / "tokenizer.model").is_file():
+        pieces = internlm2_words.InternLM2Words(folder)
+        return pieces.encode, pieces.marks["<IMG_CONTEXT>"]
+    tokenizer = words.read_tokenizer(folder)
+    return partial(words.encode, tokenizer), token_id(tokenizer, "<IMG_CONTEXT>")
+
+
 class InternVLChat(Reference):
     """The model of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.config = read_json(folder / "config.json")
-        self.tokenizer = words.read_tokenizer(folder)
+        self.encode, self.context = _tokenizer(folder)
         self.tensors = read_tensors(folder)
         language = below(self.tensors, "language_model.")
         self.internlm: internlm2.InternLM2 | None = None
@@ -190,7 +208,6 @@ class InternVLChat(Reference):
         else:
             self.text = text_class(llm)
             self.text.load_state_dict(language)
-        self.context = token_id(self.tokenizer, "<IMG_CONTEXT>")
         self.side = self.config["force_image_size"]
 
     def prompt_ids(self, turns: Sequence[Turn], sizes: Sequence[tuple[int, int]]) -> list[int]:
@@ -199,12 +216,14 @@ class InternVLChat(Reference):
         text = first
         for size, chunk in zip(sizes, chunks, strict=True):
             text += f"<img>{'<IMG_CONTEXT>' * self.count_rows(*size)}</img>{chunk}"
-        return words.encode(self.tokenizer, text, special=True)
+        return self.encode(text, special=True)
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """The text, with IMAGE where images stand."""
         end = "<|im_end|>\n" if self.config["template"] == "internvl2_5" else "<|im_end|>"
-        parts = [f"<|im_start|>{role}\n{text}{end}" for role, text in turns]
+        system = self.config.get("system_message", SYSTEMS[self.config["template"]])
+        whole = turns if turns[0][0] == "system" else [("system", system), *turns]
+        parts = [f"<|im_start|>{role}\n{text}{end}" for role, text in whole]
         return "".join(parts) + "<|im_start|>assistant\n"
 
     def count_rows(self, width: int, height: int) -> int:

@@ -25,8 +25,8 @@ PATTERN = (
 
 
 def write_ranks(folder: Path) -> int:
-    """Writes single bytes and pairs of pieces from some sentences; returns the number of ranks."""
-    pieces = [bytes([value]) for value in range(256)]
+    """Writes single bytes, line breaks and pairs of pieces from some sentences; returns the number of ranks."""
+    pieces = [bytes([value]) for value in range(256)] + [b"\n\n", b"\n\n\n"]
     for sentence in SENTENCES[:4]:
         for word in split(sentence):
             pieces += [word[:size] for size in range(2, len(word) + 1)]

@@ -18,7 +18,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.nn import functional
 
-from tests.reference_models import towers, words
+from tests.reference_models import internlm2_words, towers
 from tests.reference_models.common import (
     IMAGE,
     PLACEHOLDER,
@@ -46,7 +46,6 @@ def write_checkpoint(
     folder: Path,
     *,
     stock: bool = False,
-    vocab_size: int = 400,
     lora_alpha: int = RANK,
     depth: int = 2,
     seed: int = 0,
@@ -54,14 +53,13 @@ def write_checkpoint(
     vision: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
 ) -> Path:
-    """A tiny checkpoint, with `original_linear.` in the names. <|im_end|> and <|im_start|> are the
-    last two ids, as in the released vocabulary of 92,544. `depth` is that of the downsampler;
-    `size` the processor's edges, `vision` and `text` change keys of those configurations.
+    """A tiny checkpoint, with `original_linear.` in the names and the released tokenizer's layout.
+    `depth` is that of the downsampler; `size` the processor's edges, `vision` and `text` change
+    keys of those configurations.
     """
     size = size or {"shortest_edge": 112, "longest_edge": 280}
-    words_made = words.sentencepiece_words(
-        {"<|im_end|>": vocab_size - 2, "<|im_start|>": vocab_size - 1}
-    )
+    vocab_size = internlm2_words.write_words(folder)
+    internlm2_words.add_marks(folder)
     vision_config = {
         "model_type": "idefics2",
         "hidden_size": 48,
@@ -73,8 +71,7 @@ def write_checkpoint(
         "hidden_act": "gelu_pytorch_tanh",
         "layer_norm_eps": 1e-6,
     } | (vision or {})
-    ends = {"eos_token_id": vocab_size - 2}
-    text_config = internlm2.text_config(vocab_size, **(ends | (text or {})))
+    text_config = internlm2.text_config(vocab_size, **(text or {}))
     config = {
         "model_type": "wemm",
         "torch_dtype": "float16",
@@ -96,9 +93,8 @@ def write_checkpoint(
     if stock:
         del config["image_processor"]
     tensors = _draw(config, Draw(seed))
-    write_folder(folder, config, tensors, words_made, bos_token="<s>", eos_token="<|im_end|>")
+    write_folder(folder, config, tensors, None)
     write_json(folder / "adapter_config.json", {"lora_alpha": lora_alpha, "r": RANK})
-    write_json(folder / "generation_config.json", ends)
     if stock:
         processor = {"image_processor_type": "Idefics2ImageProcessor", "size": size}
         write_json(folder / "preprocessor_config.json", processor)
@@ -149,7 +145,7 @@ class Wemm(Reference):
         self.stock = "image_processor" not in self.config
         chosen = processor if self.stock else self.config["image_processor"]
         self.size = chosen.get("size", {"shortest_edge": 378, "longest_edge": 980})
-        self.tokenizer = words.read_tokenizer(folder)
+        self.words = internlm2_words.InternLM2Words(folder)
         tensors = {
             name.replace("original_linear.", ""): tensor
             for name, tensor in read_tensors(folder).items()
@@ -167,12 +163,12 @@ class Wemm(Reference):
         """Chunk, BEGIN, a placeholder for each native row, END, chunk; at most one image."""
         chunks = self.prompt(turns).split(IMAGE)
         assert len(chunks) - 1 == len(sizes) <= 1, "one image at most, one marker for each"
-        ids = words.encode(self.tokenizer, chunks[0], special=True)
+        ids = self.words.encode(chunks[0], special=True)
         for (width, height), chunk in zip(sizes, chunks[1:], strict=True):
             rows, columns = wemm_images.grid(width, height, self.size, self.stock)
             count = -(-rows // STRIDE) * -(-columns // STRIDE)
             ids += [BEGIN, *[PLACEHOLDER] * count, END]
-            ids += words.encode(self.tokenizer, chunk)
+            ids += self.words.encode(chunk)
         return ids
 
     @staticmethod

@@ -1,16 +1,17 @@
-"""InternLM-XComposer2: VL-7B and 4KHD-7B, which is told by the tensor `plora_glb_gn`.
+"""InternLM-XComposer2: VL-7B and 4KHD-7B, which is told by the tensor `plora_glb_GN`.
 
 The vision model is not described by config.json: CLIP ViT-L with 16 heads, eps 1e-5 and quick_gelu.
 
 Assumption: white rows are added half above (rounded down) and half below the resized image.
 Assumption: the high resolution resize is PIL's bilinear on 8-bit RGB, the square one of VL-7B PIL's
 bicubic; the global view is torch's bicubic without antialiasing over the normalised pixels.
-Assumption: the map is global lines, `plora_glb_gn`, local lines; cells of 2x2 patches are packed row
+Assumption: the map is global lines, `plora_glb_GN`, local lines; cells of 2x2 patches are packed row
 by row, each patch's channels together.
 Assumption: hd_num is read from config.json, 25 where it is not there.
-Assumption: without a system turn there is no system part (the default instruction's text is a
-server's choice); an earlier answer ends in [UNUSED_TOKEN_145] and a newline like any turn.
-Assumption: an empty part of the text between images is tokenised like any other: `<s>` alone.
+Assumption: hd_num's 25 is the default of the class (read in LMDeploy); the model card's example of 4KHD passes 55.
+Read in LMDeploy: the default system text of VL (its four lines); quoted of PaddleMIX: that of the model of 224 pixels.
+Quoted (PaddleMIX, bigdl, MindIE): each part of the text between pictures that is not empty begins with `<s>`.
+Assumption: an earlier answer ends in [UNUSED_TOKEN_145] and a newline like any turn.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from PIL.Image import Image, Resampling, Transpose
 from torch import Tensor
 from torch.nn import functional
 
-from tests.reference_models import towers, words
+from tests.reference_models import internlm2_words, towers
 from tests.reference_models.common import (
     IMAGE,
     PLACEHOLDER,
@@ -43,14 +44,22 @@ from tests.reference_models.text_models import internlm2
 
 TILE = 336
 TOWER = "vit.vision_tower.vision_model."
-END, START = "[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]"
+SYSTEM = [
+    "You are an AI assistant whose name is InternLM-XComposer (浦语·灵笔).",
+    "- InternLM-XComposer (浦语·灵笔) is a KIND conversational language model that is developed by Shanghai AI"
+    " Laboratory (上海人工智能实验室). It is designed to be helpful, honest, and harmless.",
+    "- InternLM-XComposer (浦语·灵笔) can understand and communicate fluently in the language chosen by the user such"
+    " as English and 中文.",
+    "- InternLM-XComposer (浦语·灵笔) is capable of comprehending and articulating responses effectively based on the"
+    " provided image.",
+]
+END, START = internlm2_words.OLD_END, internlm2_words.OLD_START
 
 
 def write_checkpoint(
     folder: Path,
     *,
     high_resolution: bool = False,
-    vocab_size: int = 400,
     img_size: int = 56,
     patch_size: int = 14,
     vision_hidden: int = 64,
@@ -58,10 +67,10 @@ def write_checkpoint(
     seed: int = 0,
     text: dict[str, Any] | None = None,
 ) -> Path:
-    """A tiny checkpoint; the last two ids are END and START. `img_size` is VL-7B's side, `hd_num`
-    4KHD's most tiles.
+    """A tiny checkpoint with the released tokenizer's layout, whose last two pieces are END and START. `img_size` is
+    VL-7B's side, `hd_num` 4KHD's most tiles.
     """
-    random, ends = Draw(seed), {"eos_token_id": vocab_size - 2}
+    random, vocab_size = Draw(seed), internlm2_words.write_words(folder)
     config = internlm2.text_config(vocab_size, **(text or {})) | {
         "model_type": "internlm2",
         "architectures": ["InternLMXComposer2ForCausalLM"],
@@ -83,14 +92,11 @@ def write_checkpoint(
     tensors |= random.linear("vision_proj.0", wide, hidden)
     tensors |= random.linear("vision_proj.2", hidden, hidden)
     if high_resolution:
-        tensors["plora_glb_gn"] = random.weight(1, 1, wide)
-        tensors["plora_sub_gn"] = random.weight(1, 1, 1, wide)
-    special = {END: vocab_size - 2, START: vocab_size - 1}
-    tokenizer = words.sentencepiece_words(special)
-    write_folder(folder, config, tensors, tokenizer, bos_token="<s>", eos_token=END)
-    write_json(
-        folder / "generation_config.json", ends | {"max_length": 4480 if high_resolution else 1600}
-    )
+        tensors["plora_glb_GN"] = random.weight(1, 1, wide)
+        tensors["plora_sub_GN"] = random.weight(1, 1, 1, wide)
+    write_folder(folder, config, tensors, None)
+    longest = 4480 if high_resolution else 1600
+    write_json(folder / "generation_config.json", {"max_length": longest})
     return folder
 
 
@@ -112,9 +118,9 @@ class XComposer2(Reference):
 
     def __init__(self, folder: Path, vision_heads: int = 16) -> None:
         self.config = read_json(folder / "config.json")
-        self.tokenizer = words.read_tokenizer(folder)
+        self.words = internlm2_words.InternLM2Words(folder)
         self.tensors = read_tensors(folder)
-        self.high_resolution = "plora_glb_gn" in self.tensors
+        self.high_resolution = "plora_glb_GN" in self.tensors
         self.hd_num = self.config.get("hd_num", 25)
         self.vision_heads = vision_heads
         self.patch = self.tensors[f"{TOWER}embeddings.patch_embedding.weight"].shape[-1]
@@ -126,15 +132,18 @@ class XComposer2(Reference):
     def prompt_ids(self, turns: Sequence[Turn], sizes: Sequence[tuple[int, int]]) -> list[int]:
         """Each part of the text by itself, `<s>` before it; placeholders between them."""
         chunks = self.prompt(turns).split(IMAGE)
-        ids = words.encode(self.tokenizer, chunks[0], special=True)
+        ids = self.words.encode(chunks[0], special=True)
         for size, chunk in zip(sizes, chunks[1:], strict=True):
             ids += [PLACEHOLDER] * self.count_rows(*size)
-            ids += words.encode(self.tokenizer, chunk, special=True)
+            ids += self.words.encode(chunk, special=True) if chunk else []
         return ids
 
-    @staticmethod
-    def prompt(turns: Sequence[Turn]) -> str:
+    def prompt(self, turns: Sequence[Turn]) -> str:
         """The text, with IMAGE where the released models write <ImageHere>."""
+        if turns[0][0] != "system":
+            lines = SYSTEM[:3] if self.config["img_size"] == 224 else SYSTEM
+            kind = "" if self.config["img_size"] == 224 else " multi-modality"
+            turns = [("system", "\n".join(lines).replace(" KIND", kind)), *turns]
         parts = [f"{START}{role}\n{text}{END}\n" for role, text in turns]
         return "".join(parts) + f"{START}assistant\n"
 
@@ -188,7 +197,7 @@ class XComposer2(Reference):
         return torch.cat(
             [
                 self.with_line_ends(self.packed(view)),
-                self.tensors["plora_glb_gn"][0],
+                self.tensors["plora_glb_GN"][0],
                 self.with_line_ends(torch.cat(lines)),
             ]
         )
@@ -200,8 +209,8 @@ class XComposer2(Reference):
         return features.transpose(1, 2).reshape(side, side, -1)
 
     def with_line_ends(self, grid: Tensor) -> Tensor:
-        """The cells of a map, line after line, each with `plora_sub_gn` at its end."""
-        ends = self.tensors["plora_sub_gn"][0].expand(len(grid), 1, -1)
+        """The cells of a map, line after line, each with `plora_sub_GN` at its end."""
+        ends = self.tensors["plora_sub_GN"][0].expand(len(grid), 1, -1)
         return torch.cat([grid, ends], dim=1).flatten(0, 1)
 
     def logits(self, ids: Sequence[int], rows: Sequence[Tensor]) -> Tensor:

@@ -7,11 +7,40 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.processes import services
 from tests.simulation.processes.services import Service
+from tests.simulation.virtual_loop import Process
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _FIRST_S, _LAST_S = 0.5, 6.0
+_SILENT_S = 5.0  # after which connections to a frozen process are given up
+
+
+_BETWEEN_S = 0.15  # that a process runs between two times that it stands still
+
+
+def stand_still(
+    world: "World",
+    process: Process,
+    seconds: float,
+    times: int,
+    at: Callable[[float, Callable[[], None]], None],
+) -> None:
+    """Freezes a process, and wakes it; so many times in a row. `at(seconds, what)` has something done later."""
+    process.frozen = True
+    world.outside(_SILENT_S, world.network.give_up_silent)
+
+    def wake() -> None:
+        world.trace(f"{process} wakes")
+        world.loop.resume(process)
+        if times > 1:
+            at(_BETWEEN_S, again)
+
+    def again() -> None:
+        if process.alive and not process.frozen:
+            stand_still(world, process, seconds, times - 1, at)
+
+    at(seconds, wake)
 
 
 class Faults:
@@ -20,6 +49,7 @@ class Faults:
     def __init__(self, world: "World", rng: random.Random, enabled: bool) -> None:
         self.counts: Counter[str] = Counter()
         self.has_killed_gateway = False
+        self.killed_decoders = 0
         self.has_kept_pictures_away = False  # a decoder from what an encoder has made for it
         self._world = world
         self._rng = rng
@@ -39,6 +69,7 @@ class Faults:
             self._kill,
             self._kill,
             self._freeze,
+            self._stand_still,
             self._cut,
             self._slow,
             self._part,
@@ -74,6 +105,7 @@ class Faults:
         if service.runs:
             self._note("kill", service.name)
             self.has_killed_gateway |= service.name.startswith("gateway")
+            self.killed_decoders += service.name.startswith("decoder")
             service.kill()
 
     def _freeze(self) -> None:
@@ -83,14 +115,19 @@ class Faults:
             return
         seconds = self._rng.choice([0.2, 1.0, 2.5, 4.0, 7.0])
         self._note("freeze", f"{service.name} for {seconds} s")
-        process.frozen = True
-        self._world.outside(5.0, self._world.network.give_up_silent)
+        stand_still(self._world, process, seconds, 1, self._at)
 
-        def wake() -> None:
-            self._world.trace(f"{service.name} wakes")
-            self._world.loop.resume(process)
-
-        self._at(seconds, wake)
+    def _stand_still(self) -> None:
+        """A scheduler that gets the processor now and then only, as under SIGSTOP and SIGCONT: long enough for its
+        decoders to end their streams, or just not."""
+        schedulers = [s for s in self._world.services if s.name.startswith("scheduler")]
+        service = self._rng.choice(schedulers)
+        process = service.process
+        if not service.runs or process is None or process.frozen:
+            return
+        stops, seconds = self._rng.choice([3, 6, 10]), self._rng.choice([0.8, 0.97, 1.3, 2.1, 2.6])
+        self._note("stand still", f"{service.name}, {stops} times for {seconds} s")
+        stand_still(self._world, process, seconds, stops, self._at)
 
     def _cut(self) -> None:
         network = self._world.network

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import structlog
 
 from shared import environment
-from shared.net import transport
+from shared.net import internal_token, transport
 from shared.text.text_fold import TokenBytes
 from tests.simulation.processes.rpc import SimulatedChannel, SimulatedServer
 from tests.simulation.redis.server import SimulatedRedis
@@ -65,9 +65,23 @@ def surroundings(world: Any) -> contextvars.Context:
         channel=lambda address, **_: SimulatedChannel(network, address),  # type: ignore[arg-type]
         server=lambda interceptors=(), **_: SimulatedServer(network, interceptors),  # type: ignore[arg-type]
         redis=lambda *_, **__: SimulatedRedis(network),  # type: ignore[arg-type]
+        refuses=network.refuses,
     )
     with environment.use(of_world), transport.use(connections):
         return contextvars.copy_context()
+
+
+@contextlib.contextmanager
+def with_internal_token() -> Iterator[None]:
+    """The world's services listen where others could reach them, and so ask each other for a token."""
+    with tempfile.NamedTemporaryFile("w", prefix="ts-sim-") as file:
+        file.write("of the simulation")
+        file.flush()
+        internal_token.use(Path(file.name))
+    try:
+        yield
+    finally:
+        internal_token.use(None)
 
 
 @contextlib.contextmanager

@@ -7,11 +7,13 @@ import pytest
 
 from services.decoder.models.needs import Needs
 from services.scheduler.core.plan import StepPlan
+from tests.simulation.faults import stand_still
 from tests.simulation.poison import poison
 from tests.simulation.processes import services
 from tests.simulation.processes.client import Client, DrawnRequest
 from tests.simulation.processes.services import Service
 from tests.simulation.redis.model import Hash
+from tests.simulation.virtual_loop import Process
 from tests.simulation.world import World, run
 from tests.support.arithmetic.model import MODEL
 
@@ -79,6 +81,34 @@ def test_a_request_that_ends_decoders_ends_by_itself(dies: bool, after: int) -> 
     assert came_back
 
 
+class HangingWorld(SmallWorld):
+    """The request makes decoders hang, and their supervisor kills them after that."""
+
+    def __init__(self, schedulers: int) -> None:
+        super().__init__(poison(dies=True, after=0))
+        self._schedulers = schedulers
+
+    def service_factories(self) -> list[Callable[[World, int], Service]]:
+        return super().service_factories() + [services.scheduler] * (self._schedulers - 1)
+
+    def poisoned(self, process: Process, dies: bool) -> None:
+        self.poisonings += 1
+        process.frozen = True
+        for service in self.services:
+            if service.process is process:
+                self.outside(6.0, service.kill)
+
+
+@pytest.mark.parametrize("schedulers", [1, 2])
+def test_a_request_that_makes_decoders_hang_ends_by_itself(schedulers: int) -> None:
+    """Their deaths are known only when it has gone back to the queue."""
+    world = HangingWorld(schedulers)
+    assert run(world).failures == []
+    assert "3 decoders were lost while they ran this request" in world.clients[-1].state
+    assert [client.state for client in world.clients[:-1]] == ["served"] * OTHERS
+    assert world.poisonings == 3
+
+
 def test_one_lost_decoder_has_nobody_run_alone() -> None:
     world = SmallWorld()
     decoder = 1
@@ -86,6 +116,55 @@ def test_one_lost_decoder_has_nobody_run_alone() -> None:
     assert run(world).failures == []
     assert [client.state for client in world.clients] == ["served"] * OTHERS
     assert world.ever_alone == set()
+
+
+@pytest.mark.parametrize("seconds", [0.97, 2.6, 6.0])
+def test_a_scheduler_that_stands_still_blames_nobody(seconds: float) -> None:
+    """For so long each time: until its decoder is nearly silent to it, ends the stream, or gives the connection up."""
+    world = SmallWorld()
+    scheduler = 0
+
+    def stop() -> None:
+        process = world.services[scheduler].process
+        assert process is not None
+        stand_still(world, process, seconds, 1, world.outside)
+
+    for number in range(5):
+        world.outside(1.15 + number * (seconds + 0.4), stop)
+    assert run(world).failures == []
+    assert [client.state for client in world.clients] == ["served"] * OTHERS
+    assert lost_decoders(world) == {b"0"}
+
+
+@pytest.mark.parametrize("fault", ["cut", "freeze", "partition"])
+def test_a_decoder_that_is_out_of_reach_blames_nobody(fault: str) -> None:
+    world = SmallWorld()
+    scheduler, decoder = "scheduler-0", "decoder-1"
+
+    def harm() -> None:
+        if fault == "partition":
+            world.network.partition(scheduler, decoder)
+            world.outside(2.5, lambda: world.network.heal(scheduler, decoder))
+        elif fault == "freeze":
+            process = world.services[1].process
+            assert process is not None
+            stand_still(world, process, 2.5, 1, world.outside)
+        else:
+            for end in list(world.network.connections):
+                if {end.process.name, end.peer.process.name} == {scheduler, decoder}:
+                    world.network.cut(end)
+
+    for number in range(5):
+        world.outside(1.15 + 2.8 * number if fault != "cut" else 1.15 + 0.2 * number, harm)
+    assert run(world).failures == []
+    assert [client.state for client in world.clients] == ["served"] * OTHERS
+    assert lost_decoders(world) == {b"0"}
+
+
+def lost_decoders(world: SmallWorld) -> set[bytes]:
+    """What Redis counts for all requests."""
+    requests = [value for key, value in world.redis.model.data.items() if b":r:" in key]
+    return {request[b"lost_decoders"] for request in requests if isinstance(request, Hash)}
 
 
 def test_drains_and_lost_schedulers_are_nobodys_fault() -> None:
@@ -96,7 +175,4 @@ def test_drains_and_lost_schedulers_are_nobodys_fault() -> None:
     world.outside(6.3, lambda: world.loop.call_soon(world.services[decoder].stop.set))
     assert run(world).failures == []
     assert [client.state for client in world.clients] == ["served"] * OTHERS
-    requests = [value for key, value in world.redis.model.data.items() if b":r:" in key]
-    assert {request[b"lost_decoders"] for request in requests if isinstance(request, Hash)} == {
-        b"0"
-    }
+    assert lost_decoders(world) == {b"0"}

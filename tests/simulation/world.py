@@ -28,6 +28,7 @@ from tests.simulation.surroundings import (
     logging_to,
     model_folder,
     surroundings,
+    with_internal_token,
     without_garbage_collection,
 )
 from tests.simulation.virtual_loop import Process, Stuck, VirtualLoop, current_process
@@ -115,7 +116,7 @@ class World:
         return self._nobody.copy().run(self._run)
 
     def _run(self) -> Outcome:
-        with logging_to(self), without_garbage_collection():
+        with logging_to(self), with_internal_token(), without_garbage_collection():
             asyncio.set_event_loop(self.loop)
             try:
                 self.loop.run_until_complete(self._live())
@@ -214,8 +215,9 @@ class World:
 
     @property
     def may_blame_others(self) -> bool:
-        """Whether a request without fault may have been ended as poisoned: three decoders lost with it by chance."""
-        return sum(self.faults.counts.values()) >= (1 if self.poisonings else 3)
+        """Whether a request without fault may have been ended as poisoned: three decoders died, or failed a step,
+        with it by chance. Nothing else may count."""
+        return self.faults.killed_decoders + self.poisonings >= 3
 
     def load_decoder(self) -> Any:
         """Replaces the function that loads a decoder's model."""

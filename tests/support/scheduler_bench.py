@@ -38,9 +38,10 @@ class Bench:
         self.decoders: list[ArithmeticDecoder] = []
 
     async def decoder(
-        self, delay_s: float = 0.0
+        self, delay_s: float = 0.0, *, of: type[ArithmeticDecoder] = ArithmeticDecoder
     ) -> tuple[ArithmeticDecoder, contextlib.AsyncExitStack]:
-        arithmetic = ArithmeticDecoder(delay_s)
+        """A running one, and what ends it."""
+        arithmetic = of(delay_s)
         self.decoders.append(arithmetic)
         stack = await self.stack.enter_async_context(contextlib.AsyncExitStack())
         server = await stack.enter_async_context(RpcServer("127.0.0.1:0", grace_s=0))

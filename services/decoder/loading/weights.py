@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import structlog
 from torch import Tensor
 
 from services.decoder.loading.linear_weight import LinearWeight, StoredWeight
@@ -17,6 +18,7 @@ from shared.errors import InvalidRequest
 # language_model.model.X, model.language_model.X (and lm_head in both); plain ones say model.X.
 _PREFIXES = ("language_model.model.", "model.language_model.", "model.")
 _HEADS = ("language_model.lm_head.", "lm_head.")
+log = structlog.get_logger(__name__)
 
 
 def canonical_name(name: str) -> str:
@@ -36,7 +38,7 @@ class LanguageWeights:
     `canonical` gives a stored tensor's canonical name; `known` matches those of the family, `ignored` those that may be
     there unused.
     Every name of the checkpoint must be known, ignored or the vision encoder's; `finish` checks
-    that each known one was taken, and says how long that took.
+    that each known one but for biases was taken, and says how long that took.
     """
 
     def __init__(
@@ -88,10 +90,20 @@ class LanguageWeights:
         return StoredWeight(name, out, inputs, shift, partial(self._reader.part, stored))
 
     def finish(self) -> None:
-        """Raises InvalidRequest if a tensor of the model was never asked for."""
+        """Raises InvalidRequest if a tensor of the model was never asked for. Biases are left out with a warning, as by
+        transformers: fine-tunes store some that the model's class does not have."""
         left = sorted(self._names[name] for name in self._names if name not in self._taken)
-        if left:
-            raise self._bad("config.json has no use for", left)
+        biases = [name for name in left if name.endswith(".bias")]
+        if len(left) > len(biases):
+            raise self._bad(
+                "config.json has no use for", [name for name in left if name not in biases]
+            )
+        if biases:
+            log.warning(
+                "biases that config.json has no use for are left out",
+                names=biases[:5],
+                number=len(biases),
+            )
         self._reader.finish()
 
     def _claim(self, canonical: str, shape: tuple[int, ...]) -> str:

@@ -2,6 +2,7 @@
 alone that take an embedding row. A checkpoint has them as `Plora_A` [rank, inputs] and `Plora_B` [outputs, rank].
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ Scale = Callable[[str], float]
 Pair = tuple[LinearWeight, LinearWeight]
 
 _QKV = "self_attn.qkv_proj"
+_TILED = re.compile(r"plora_glb_(GN|gn)$")  # a tensor that 4KHD alone has
 
 
 def scales(checkpoint: Checkpoint) -> Scale:
@@ -32,7 +34,7 @@ def scales(checkpoint: Checkpoint) -> Scale:
     XComposer2-4KHD's queries, keys and values have a rank of 8 and an alpha of 16, elsewhere both are equal."""
     path = checkpoint.folder / "adapter_config.json"
     if not path.is_file():
-        doubles = "plora_glb_gn" in checkpoint.names()
+        doubles = any(_TILED.match(name) for name in checkpoint.names())
         return lambda name: 2.0 if doubles and name == _QKV else 1.0
     adapter = read_json(path)
     try:

@@ -29,6 +29,7 @@ def check_params(params: SamplingParams, *, with_grammars: bool = False) -> None
         ("temperature", params.temperature, 0.0, 1e6),
         ("min_p", params.min_p, 0.0, 1.0),
         ("top_k", params.top_k, 0, 2**31 - 1),
+        ("no_repeat_ngram_size", params.no_repeat_ngram_size, 0, 2**31 - 1),
         ("repetition_penalty", params.repetition_penalty, 1e-6, 1e6),
         ("presence_penalty", params.presence_penalty, -1e6, 1e6),
         ("frequency_penalty", params.frequency_penalty, -1e6, 1e6),

@@ -1,6 +1,6 @@
 """What changes a row's logits before a token is chosen: biases, masks, penalties.
 
-Order as in vLLM: allowed ids, bad ids and words, bias, stop ids before min_tokens, then penalties
+Order as in vLLM: allowed ids, bad ids, words and runs, bias, stop ids before min_tokens, then penalties
 (repetition over prompt and output, frequency and presence over the output).
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from services.decoder.sampling.bad_words import BadWords
+from services.decoder.sampling.repeated_ngrams import RepeatedNgrams
 from services.decoder.sampling.token_counts import TokenCounts
 from shared.errors import InvalidRequest
 from tessera.common.v1.sampling_pb2 import SamplingParams
@@ -26,6 +27,8 @@ def needs_adjustment(params: SamplingParams) -> bool:
         params.allowed_token_ids
         or params.bad_token_ids
         or params.bad_words
+        or params.first_bad_token_ids
+        or params.no_repeat_ngram_size > 0
         or params.logit_bias
         or params.min_tokens > 0
         or _has_penalty(params)
@@ -47,6 +50,11 @@ class Adjustments:
         single = [word[0] for word in words if len(word) == 1]
         self._bad = _ids("bad_token_ids", [*params.bad_token_ids, *single], vocab_size)
         self._bad_words = BadWords([word for word in words if len(word) > 1], output.tolist())
+        self._first_bad = _ids("first_bad_token_ids", params.first_bad_token_ids, vocab_size)
+        self._ngrams: RepeatedNgrams | None = None
+        if params.no_repeat_ngram_size > 0:
+            self._ngrams = RepeatedNgrams(params.no_repeat_ngram_size, prompt, output)
+        self._vocab_size = vocab_size
         self._bias_ids = _ids("logit_bias", params.logit_bias.keys(), vocab_size)
         self._bias = np.asarray(list(params.logit_bias.values()), np.float32)
         self._min_tokens = params.min_tokens
@@ -66,6 +74,8 @@ class Adjustments:
         """The same for a child: later tokens of one do not count for the other."""
         child = copy.copy(self)
         child._bad_words = self._bad_words.fork()
+        if self._ngrams is not None:
+            child._ngrams = self._ngrams.fork()
         if self._counts is not None:
             child._counts = self._counts.fork()
         return child
@@ -76,6 +86,8 @@ class Adjustments:
             self._counts.commit(token)
         if self._bad_words:
             self._bad_words.commit(token)
+        if self._ngrams is not None:
+            self._ngrams.commit(token)
 
     def apply(self, logits: Row, output_len: int) -> None:
         """Changes one row in place; `output_len` tokens have been generated before this one."""
@@ -83,16 +95,23 @@ class Adjustments:
             kept = logits[self._allowed]
             logits.fill(_FORBIDDEN)
             logits[self._allowed] = kept
-        if len(self._bad):
-            logits[self._bad] = _FORBIDDEN
-        if self._bad_words and (ids := self._bad_words.forbidden()):
-            logits[ids] = _FORBIDDEN
+        self._forbid(logits, output_len)
         if len(self._bias_ids):
             logits[self._bias_ids] += self._bias
         if output_len < self._min_tokens:
             logits[self._stops] = _FORBIDDEN
         if self._counts is not None:
             self._counts.penalize(logits)
+
+    def _forbid(self, logits: Row, output_len: int) -> None:
+        if len(self._bad):
+            logits[self._bad] = _FORBIDDEN
+        if len(self._first_bad) and output_len == 0:
+            logits[self._first_bad] = _FORBIDDEN
+        if self._bad_words and (ids := self._bad_words.forbidden()):
+            logits[ids] = _FORBIDDEN
+        if self._ngrams is not None:
+            logits[_inside(self._ngrams.forbidden(), self._vocab_size)] = _FORBIDDEN
 
 
 def _has_penalty(params: SamplingParams) -> bool:

@@ -8,4 +8,6 @@ FAMILY = Family(
     decoder="services.families.chatglm.decoder:ChatGLM",
     config="services.families.chatglm.config:read",
     template="services.families.chatglm.template:chat_template",
+    clean_up="services.families.chatglm.template:clean_up",
+    stops="services.families.chatglm.template:stops",
 )

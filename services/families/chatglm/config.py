@@ -26,6 +26,7 @@ _DEFAULTS: Mapping[str, Any] = {
 _ONLY: Mapping[str, Any] = {
     "position_encoding_2d": False,
     "vision_config": None,
+    "original_rope": True,
     "rmsnorm": True,
     "post_layer_norm": True,
     "apply_residual_connection_post_layernorm": False,
@@ -50,7 +51,7 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
         raise _refuse(
             checkpoint, f"rope_ratio {ratio:g}, which ChatGLM2 takes as a scale of positions"
         )
-    groups = values["multi_query_group_num"] if values["multi_query_attention"] else 0
+    shared = bool(values["multi_query_attention"])
     bias = values["add_bias_linear"]
     return read_config(
         checkpoint,
@@ -60,7 +61,10 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
             "hidden_size": values["hidden_size"],
             "num_hidden_layers": values["num_layers"],
             "num_attention_heads": values["num_attention_heads"],
-            "num_key_value_heads": groups or values["num_attention_heads"],
+            "num_key_value_heads": values[
+                "multi_query_group_num" if shared else "num_attention_heads"
+            ],
+            "qkv_by_head": not shared,
             "head_dim": values["kv_channels"],
             "hidden_act": "silu",
             "max_position_embeddings": values["seq_length"],

@@ -9,4 +9,5 @@ FAMILY = Family(
     decoder="services.families.chatglm_6b.decoder:ChatGLM6B",
     config="services.families.chatglm_6b.config:read",
     template="services.families.chatglm_6b.template:chat_template",
+    clean_up="services.families.chatglm_6b.template:clean_up",
 )

@@ -38,7 +38,8 @@ _NAMES = {
     "mlp.dense_h_to_4h": "mlp.up_proj",
     "mlp.dense_4h_to_h": "mlp.down_proj",
 }
-# Ids of the released tokenizer: of a mask, of one to the end of the text, and of the answer's beginning.
+# Ids of the released tokenizer: of a mask, of one to the end of the text, and of the answer's beginning. In that of the
+# first release, whose config.json names the last alone, they lie as far from each other.
 _MASK, _LONG_MASK, _BEGIN = 130_000, 130_001, 130_004
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -167,9 +168,10 @@ class ChatGLM6B(Llama):
 
     def _read_ids(self, checkpoint: Checkpoint) -> None:
         """Those that config.json names."""
-        keys = ("mask_token_id", "gmask_token_id", "bos_token_id")
-        known = zip(keys, self._ids, strict=True)
-        short, long, begin = (int(checkpoint.text_config.get(key, own)) for key, own in known)
+        config = checkpoint.text_config
+        begin = int(config.get("bos_token_id", _BEGIN))
+        masks = {"mask_token_id": _MASK, "gmask_token_id": _LONG_MASK}
+        short, long = (int(config.get(key, begin - _BEGIN + own)) for key, own in masks.items())
         self._ids = (short, long, begin)
 
 

@@ -1,6 +1,7 @@
 """ChatGLM-6B's chat format, which its checkpoint has in its code alone."""
 
 from shared.checkpoint.folder import Checkpoint
+from shared.text.reply_cleaning import STRIP, TRAINING_DATE, WIDE_PUNCTUATION
 
 # A first question stands as it is, later ones behind all rounds before; then the mask, and the answer's beginning.
 _TEMPLATE = (
@@ -17,3 +18,8 @@ _TEMPLATE = (
 def chat_template(checkpoint: Checkpoint) -> str | None:
     """See `Family.template`."""
     return _TEMPLATE
+
+
+def clean_up(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """See `Family.clean_up`: ChatGLM-6B's `process_response`."""
+    return (STRIP, TRAINING_DATE, WIDE_PUNCTUATION)

@@ -15,5 +15,6 @@ FAMILY = Family(
     processor="services.families.deepseek_vl2.sizes:processor",
     template="services.families.deepseek_vl2.template:chat_template",
     template_first=True,
+    stops="services.families.deepseek_vl2.template:stops",
     sizes="services.families.deepseek_vl2.sizes:largest",
 )

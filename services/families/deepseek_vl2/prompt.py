@@ -7,7 +7,6 @@ from services.families.family import ItemSize
 from services.preprocess.media.fitted_picture import Square
 from services.preprocess.prompt.prompt_rule import ImageProcessing, MediaSpan, PromptRule, Update
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
 from shared.text.tokenizer_file import read_tokenizer
 from tessera.common.v1.media_pb2 import Modality
 
@@ -25,19 +24,12 @@ class DeepSeekVL2Rule(PromptRule):
     limits: Mapping[Modality.ValueType, int | None] = {Modality.MODALITY_IMAGE: None}
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
-        """Raises InvalidRequest if the tokenizer does not have the token."""
+        """Raises InvalidRequest as `Tiling.read` does."""
         self._tiling = Tiling.read(checkpoint)
         red, green, blue = padding_colour(processing.settings.get("image_mean") or GREY)
         self._tile = Square(self._tiling.side, (red, green, blue))
-        added = read_tokenizer(checkpoint.folder / "tokenizer.json").content["added_tokens"]
-        ids = [int(token["id"]) for token in added if token["content"] == _TOKEN]
-        if not ids:
-            raise InvalidRequest(
-                "BAD_CHECKPOINT",
-                f"{checkpoint.folder}: the tokenizer lacks {_TOKEN}",
-                field="model",
-            )
-        self._token = ids[0]
+        # Where no file has it, the processor adds it.
+        self._token = read_tokenizer(checkpoint.folder / "tokenizer.json").ids()[_TOKEN]
 
     def updates(self) -> Sequence[Update]:
         """See `PromptRule.updates`."""

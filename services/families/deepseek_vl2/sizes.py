@@ -32,7 +32,16 @@ class Tiling:
         require(checkpoint, "", config, _LAYOUT)
         vision = VisionConfig.read(checkpoint)
         side = vision.image_size
-        named = [[int(edge) for edge in pair] for pair in config["candidate_resolutions"]]
+        own = _processor(checkpoint)
+        # The processor counts rows by its own settings, the model makes them by those of config.json.
+        made = {"patch_size": vision.patch_size, "downsample_ratio": vision.fold}
+        for key, value in made.items():
+            if own.get(key, value) != value:
+                raise refused(
+                    checkpoint, f"{key} is {value}, in processor_config.json {own[key]!r}"
+                )
+        resolutions = own.get("candidate_resolutions") or config["candidate_resolutions"]
+        named = [[int(edge) for edge in pair] for pair in resolutions]
         wrong = [
             pair
             for pair in named
@@ -73,11 +82,16 @@ def largest(checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
     return ItemSize(width, height, tokens=tiling.rows(width, height))
 
 
-def processor(checkpoint: Checkpoint) -> dict[str, Any]:
-    """See `Family.processor_config`: colours by the settings that the model's own processor keeps, tiles by
-    config.json."""
+def _processor(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Settings of the model's own processor; nothing where no file has them."""
     path = checkpoint.folder / "processor_config.json"
-    stored = {**(read_json(path) if path.is_file() else {}), **checkpoint.image_processor_config}
+    return read_json(path) if path.is_file() else {}
+
+
+def processor(checkpoint: Checkpoint) -> dict[str, Any]:
+    """See `Family.processor_config`: by the settings that the model's own processor keeps, what they lack by
+    config.json."""
+    stored = {**_processor(checkpoint), **checkpoint.image_processor_config}
     tiling = Tiling.read(checkpoint)
     return {
         "image_processor_type": "services.families.deepseek_vl2.image_processor:TilesImageProcessor",

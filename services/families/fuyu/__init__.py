@@ -10,5 +10,6 @@ FAMILY = Family(
     encoder_tensors=("vision_embed_tokens",),
     processor="services.families.fuyu.sizes:processor",
     template="services.families.fuyu.template:chat_template",
+    stops="services.families.fuyu.template:stops",
     sizes="services.families.fuyu.sizes:largest",
 )

@@ -11,3 +11,8 @@ _TEMPLATE = (
 def chat_template(checkpoint: Checkpoint) -> str | None:
     """See `Family.template`."""
     return _TEMPLATE
+
+
+def stops(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """See `Family.stops`: outputs end with it, while configurations name Persimmon's default, `</s>`."""
+    return ("|ENDOFTEXT|",)

@@ -18,13 +18,13 @@ DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1.5625e-07,
     "attention_bias": True,
-    "attention_output_bias": False,
-    "mlp_bias": False,
     "partial_rotary_factor": 0.5,
     "rope_interleaved": True,
 }
+# The class has no keys for these.
+BIASES = {"attention_output_bias": False, "mlp_bias": False}
 
 
 def read(checkpoint: Checkpoint) -> DecoderConfig:
     """Raises InvalidRequest as `read_config` does."""
-    return read_config(checkpoint, DEFAULTS)
+    return read_config(checkpoint, DEFAULTS, BIASES)

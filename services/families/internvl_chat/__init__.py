@@ -10,4 +10,6 @@ FAMILY = Family(
     sizes="services.families.internvl_chat.sizes:largest",
     processor="services.families.internvl_chat.sizes:processor",
     template="services.families.internvl_chat.template:chat_template",
+    template_first=True,
+    stops="services.families.internvl_chat.template:stops",
 )

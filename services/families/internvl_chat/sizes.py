@@ -36,12 +36,15 @@ class Tiling:
             raise refused(checkpoint, "force_image_size is not the tower's image_size")
         if ratio <= 0 or 1 / ratio % 1 or patches % (1 / ratio):
             raise refused(checkpoint, f"downsample_ratio {ratio:g} of {patches} patches")
-        dynamic = bool(config.get("dynamic_image_size", True))
-        if dynamic and not config.get("use_thumbnail", True):
-            raise refused(checkpoint, "use_thumbnail false")
+        # Keys that are left out have the values of the configuration's class.
+        dynamic = bool(config.get("dynamic_image_size", False))
+        if dynamic and not config.get("use_thumbnail", False):
+            raise refused(checkpoint, "dynamic_image_size without use_thumbnail")
+        if config.get("pad2square"):
+            raise refused(checkpoint, "pad2square")
         least, most = (
             int(config.get(f"{bound}_dynamic_patch") or default) if dynamic else 1
-            for bound, default in (("min", 1), ("max", 12))
+            for bound, default in (("min", 1), ("max", 6))
         )
         if not 1 <= least <= most:
             raise refused(checkpoint, f"from {least} to {most} dynamic patches")

@@ -20,4 +20,4 @@ _DEFAULTS = {
 def read(checkpoint: Checkpoint) -> DecoderConfig:
     """One flag tells of biases of all four layers of the attention. Raises InvalidRequest as `read_config` does."""
     bias = checkpoint.text_config.get("attention_bias") or False
-    return read_config(checkpoint, {**_DEFAULTS, "attention_output_bias": bias})
+    return read_config(checkpoint, _DEFAULTS, {"attention_output_bias": bias})

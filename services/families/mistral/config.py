@@ -13,15 +13,19 @@ _DEFAULTS = {
     "hidden_act": "silu",
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+}
+# Its class has no keys for these: no biases, and its window is every layer's.
+_FIXED = {
     "attention_bias": False,
     "attention_output_bias": False,
     "mlp_bias": False,
+    "use_sliding_window": True,
+    "layer_types": None,
     "max_window_layers": 0,
 }
 
 
 def read(checkpoint: Checkpoint) -> DecoderConfig:
     """A window that is left out is version 0.1's; null is none. Raises InvalidRequest as `read_config` does."""
-    window = checkpoint.text_config.get("sliding_window", 4096)
-    options = {"sliding_window": window, "use_sliding_window": bool(window)}
-    return read_config(checkpoint, {**_DEFAULTS, **options})
+    return read_config(checkpoint, _DEFAULTS, _FIXED)

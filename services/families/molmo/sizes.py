@@ -180,6 +180,8 @@ def processor(checkpoint: Checkpoint) -> dict[str, Any]:
     cropping = Cropping.read(checkpoint)
     return {
         "image_processor_type": "services.families.molmo.image_processor:MolmoImageProcessor",
+        # The released processor turns a copy upright and does not use it.
+        "upright": False,
         "side": cropping.side,
         "patch": cropping.patch,
         "before": cropping.before,

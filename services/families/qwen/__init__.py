@@ -8,4 +8,6 @@ FAMILY = Family(
     decoder="services.families.qwen.decoder:Qwen",
     config="services.families.qwen.config:read",
     template="services.families.qwen.template:chat_template",
+    stops="services.families.qwen.template:stops",
+    clean_up="services.families.qwen.template:clean_up",
 )

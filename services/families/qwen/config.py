@@ -20,6 +20,14 @@ _DEFAULTS: Mapping[str, Any] = {
     "no_bias": True,
     "hidden_act": "silu",
 }
+# Names that keys had in the first release.
+_FIRST_KEYS: Mapping[str, str] = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "ffn_hidden_size": "intermediate_size",
+    "padded_vocab_size": "vocab_size",
+}
 # The only values that are served.
 _ONLY: Mapping[str, Any] = {
     "rotary_pct": 1.0,
@@ -38,10 +46,12 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
                 f"{checkpoint.folder / 'config.json'}: {key} {found!r}; Qwen is served with {served!r}",
                 field="model",
             )
-    values = {**_DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
+    given = {key: value for key, value in config.items() if value is not None}
+    first = {key: given[older] for older, key in _FIRST_KEYS.items() if older in given}
+    values = {**_DEFAULTS, **first, **given}
     return read_config(
         checkpoint,
-        _DEFAULTS,
+        {**_DEFAULTS, **first},
         {
             "intermediate_size": int(values["intermediate_size"]) // 2,
             "head_dim": values["kv_channels"],

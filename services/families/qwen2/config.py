@@ -16,14 +16,13 @@ DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "silu",
     "max_position_embeddings": 32_768,
     "rms_norm_eps": 1e-6,
-    "attention_bias": True,
-    "attention_output_bias": False,
-    "mlp_bias": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
+# The class has no keys for these.
+BIASES = {"attention_bias": True, "attention_output_bias": False, "mlp_bias": False}
 
 
 def read(checkpoint: Checkpoint) -> DecoderConfig:
     """Raises InvalidRequest as `read_config` does."""
-    return read_config(checkpoint, DEFAULTS)
+    return read_config(checkpoint, DEFAULTS, BIASES)

@@ -1,6 +1,6 @@
 """Qwen2-VL's decoder as config.json describes it."""
 
-from services.families.qwen2.config import DEFAULTS
+from services.families.qwen2.config import BIASES, DEFAULTS
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import DecoderConfig, read_config
 
@@ -19,6 +19,6 @@ _OWN = {
 
 def read(checkpoint: Checkpoint) -> DecoderConfig:
     """Raises InvalidRequest as `read_config` does, and for sections that do not divide a head."""
-    config = read_config(checkpoint, {**DEFAULTS, **_OWN})
+    config = read_config(checkpoint, {**DEFAULTS, **_OWN}, BIASES)
     config.rope.sections()
     return config

@@ -9,4 +9,5 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
     """One flag tells of biases of all four layers of the attention. Raises InvalidRequest as `read_config` does."""
     bias = checkpoint.text_config.get("attention_bias") or False
     own = {"head_dim": 128, "head_norms": True, "attention_bias": False}
-    return read_config(checkpoint, {**DEFAULTS, **own, "attention_output_bias": bias})
+    fixed = {"attention_output_bias": bias, "mlp_bias": False}
+    return read_config(checkpoint, {**DEFAULTS, **own}, fixed)

@@ -11,4 +11,6 @@ FAMILY = Family(
     sizes="services.families.qwen_vl.sizes:largest",
     processor="services.families.qwen_vl.sizes:processor",
     template="services.families.qwen.template:chat_template",
+    stops="services.families.qwen.template:stops",
+    clean_up="services.families.qwen.template:clean_up",
 )

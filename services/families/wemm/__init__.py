@@ -13,5 +13,7 @@ FAMILY = Family(
     config="services.families.internlm2.config:read",
     processor="services.families.wemm.sizes:processor",
     template="services.families.wemm.template:chat_template",
+    template_first=True,
+    stops="services.families.wemm.template:stops",
     sizes="services.families.wemm.sizes:largest",
 )

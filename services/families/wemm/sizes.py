@@ -79,10 +79,7 @@ def processor(checkpoint: Checkpoint) -> dict[str, Any]:
             raise _bad(
                 checkpoint, "config.json has no image_processor, and no file one of Idefics2"
             )
-    splits = checkpoint.config.get("do_image_splitting") or (own or settings).get(
-        "do_image_splitting"
-    )
-    if splits:
+    if checkpoint.config.get("do_image_splitting"):  # the one place where WeMM's code looks
         raise InvalidRequest(
             "UNSUPPORTED_MODEL",
             f"{checkpoint.folder}: do_image_splitting is not served: pictures are seen whole",

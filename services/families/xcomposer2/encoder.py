@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from services.families.family import ItemSize
-from services.families.xcomposer2.sizes import TILE, TOWER, Tiling, tiles
+from services.families.xcomposer2.sizes import LINE_MARK, TILE, TOWER, WHOLE_MARK, Tiling, tiles
 from services.families.xcomposer2.tower import XComposer2Tower, xcomposer2_modules
 from services.vision_encoder import pixel_values, weights
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
@@ -18,7 +18,7 @@ from shared.model_config.llava import TowerConfig
 _PARTS = (
     (re.compile(re.escape(TOWER) + "(.+)"), "tower."),
     (re.compile(r"vision_proj\.(.+)"), "projector."),
-    (re.compile(r"(plora_(?:glb|sub)_gn)"), ""),
+    (re.compile(f"({WHOLE_MARK}|{LINE_MARK})_(?:GN|gn)"), ""),
 )
 # What is not run, and places that older versions of transformers stored.
 _UNUSED = re.compile(r"tower\.post_layernorm\.|.*\.position_ids$")

@@ -1,5 +1,5 @@
 """XComposer2's prompts: a picture's rows in the place of `<ImageHere>`. Each part of the text is tokenized apart, and
-begins with the token that begins a text."""
+begins with the token that begins a text, unless it is empty (`interleav_wrap_chat`)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,15 +21,13 @@ class XComposer2Rule(PromptRule):
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
         self._tiling = Tiling.read(checkpoint)
-        self._bos = int(checkpoint.config.get("bos_token_id") or _DEFAULT_BOS)
+        self.part_beginning = (int(checkpoint.config.get("bos_token_id") or _DEFAULT_BOS),)
 
     def updates(self) -> Sequence[Update]:
         """See `PromptRule.updates`."""
         return (Update(Modality.MODALITY_IMAGE, _MARK),)
 
     def span(self, item: ItemSize) -> MediaSpan:
-        """The rows, and the token that begins the next part of the text."""
+        """As many placeholders as there are rows."""
         rows = self._tiling.rows(item.width, item.height)
-        return MediaSpan(
-            token_ids=(*[_PLACEHOLDER] * rows, self._bos), rows=rows, embed_runs=((0, rows),)
-        )
+        return MediaSpan(token_ids=(_PLACEHOLDER,) * rows, rows=rows)

@@ -11,6 +11,7 @@ from tessera.common.v1.media_pb2 import Modality
 TILE = 336  # edge in pixels
 LINE = 12  # rows of embeddings in a line of a tile: its 24 x 24 patches, four as one
 TOWER = "vit.vision_tower.vision_model."
+WHOLE_MARK, LINE_MARK = "plora_glb", "plora_sub"  # "_GN" follows, in some folders "_gn"
 _PATCHES = f"{TOWER}embeddings.patch_embedding.weight"
 _SIDE = 490  # pixels of VL-7B's square
 _MOST_TILES = 25
@@ -33,7 +34,7 @@ class Tiling:
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "Tiling":
         """By the tensors that the checkpoint has."""
-        tiled = "plora_glb_gn" in checkpoint.names()
+        tiled = any(name.startswith(WHOLE_MARK) for name in checkpoint.names())
         config = checkpoint.config
         return cls(
             most=int(config.get("hd_num") or _MOST_TILES) if tiled else 0,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from services.families.xcomposer2.sizes import TILE
+from services.families.xcomposer2.sizes import LINE_MARK, TILE, WHOLE_MARK
 from services.vision_encoder.devices.base.ops import TowerOps
 from services.vision_encoder.towers.blocks import patch_rows
 from services.vision_encoder.towers.clip_modules import clip_modules
@@ -26,8 +26,8 @@ def xcomposer2_modules(config: TowerConfig, text_size: int, tiled: bool) -> nn.M
     tower = clip_modules(config, config.num_layers)
     made = nn.ModuleDict({"tower": tower, "projector": nn.ModuleList(layers)})
     if tiled:
-        made.register_parameter("plora_glb_gn", nn.Parameter(torch.empty(1, 1, width)))
-        made.register_parameter("plora_sub_gn", nn.Parameter(torch.empty(1, 1, 1, width)))
+        made.register_parameter(WHOLE_MARK, nn.Parameter(torch.empty(1, 1, width)))
+        made.register_parameter(LINE_MARK, nn.Parameter(torch.empty(1, 1, 1, width)))
     return made
 
 
@@ -40,9 +40,12 @@ class XComposer2Tower:
         self._tower = clip_tower(ops, modules.tower, config)
         up, _, down = modules.projector
         self._up, self._down = ops.pack(up, activation="gelu"), ops.pack(down)
-        self._tiled = hasattr(modules, "plora_glb_gn")
+        self._tiled = hasattr(modules, WHOLE_MARK)
         if self._tiled:
-            self._whole_mark, self._line_mark = modules.plora_glb_gn[0], modules.plora_sub_gn[0]
+            self._whole_mark, self._line_mark = (
+                getattr(modules, WHOLE_MARK)[0],
+                getattr(modules, LINE_MARK)[0],
+            )
 
     def __call__(self, pictures: Sequence[Tensor]) -> list[Tensor]:
         """Rows [rows, width of the language model] of each picture [1, 3, height, width]."""

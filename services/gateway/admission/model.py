@@ -5,18 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 from tokenizers import Tokenizer
 
 from services.families import registry
+from services.families.chat_format import find_template, stop_ids
+from services.families.family import load_part
 from services.families.generic import require_length
+from services.gateway.admission.generation_defaults import GenerationDefaults, read_defaults
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
 from shared.text.text_fold import TokenBytes
-from shared.text.tokenizer_file import read_tokenizer
+from shared.text.tokenizer_file import TokenizerFile, read_tokenizer
 
-# The fields of generation_config.json that are defaults here, under the same names.
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +32,17 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     # Of those the one that the tokenizer names: an answer that ends with it has no `stop_reason`.
     own_eos_ids: frozenset[int]
-    sampling_defaults: Mapping[str, float]
+    defaults: GenerationDefaults
     table: TokenBytes
     tokenizer: Tokenizer
     created_unix_s: int
     # tokenizer_config.json with the chat template, for clients that count tokens themselves.
     tokenizer_info: Mapping[str, Any]
-    # The checkpoint's default of max_tokens; 0 is what the model's length leaves.
-    max_new_tokens: int = 0
     max_choices: int = 128
     max_logprobs: int = 20
     max_prompts: int = 128
     has_vision: bool = False  # it takes pictures
+    clean_up: tuple[str, ...] = ()  # steps that the text of a chat's reply goes through
 
     @classmethod
     def load(
@@ -50,40 +52,48 @@ class ServedModel:
         max_model_len: int | None = None,
         *,
         family: str = "",
+        chat_template: Path | None = None,
         max_choices: int = 128,
         max_logprobs: int = 20,
         max_prompts: int = 128,
     ) -> "ServedModel":
-        """Reads config, generation config and tokenizer of a checkpoint folder.
+        """Reads config, generation config, tokenizer and chat template of a checkpoint folder.
+
+        `chat_template`: the file of another template than the model's own.
 
         Raises NotFound, InvalidRequest or Precondition, naming the file.
         """
         checkpoint = Checkpoint(folder, family)
+        record = registry.find(checkpoint)
         config = registry.text_sizes(checkpoint)
         table = _table(folder / "tokenizer.json")
-        tokenizer = Tokenizer.from_str(read_tokenizer(folder / "tokenizer.json").text)
-        eos_token_ids = checkpoint.eos_token_ids()
+        words = read_tokenizer(folder / "tokenizer.json")
+        tokenizer = Tokenizer.from_str(words.text)
+        eos_token_ids = stop_ids(checkpoint, words, find_template(checkpoint, chat_template))
+        vocab_size = config.vocab_size or len(table)
+        longest = require_length(max_model_len or config.max_position_embeddings)
+        defaults = _defaults(checkpoint, vocab_size, longest)
         return cls(
             name=name,
-            max_model_len=require_length(max_model_len or config.max_position_embeddings),
-            vocab_size=config.vocab_size or len(table),
+            max_model_len=longest,
+            vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
-            own_eos_ids=_own_eos_ids(checkpoint, tokenizer) or frozenset(eos_token_ids),
-            sampling_defaults=_sampling_defaults(checkpoint.generation_config),
+            own_eos_ids=_own_eos_ids(checkpoint, words),
+            defaults=defaults,
             table=table,
             tokenizer=tokenizer,
             created_unix_s=int(unix_time()),
             tokenizer_info=_tokenizer_info(checkpoint),
-            max_new_tokens=_max_new_tokens(checkpoint.generation_config),
             max_choices=max_choices,
             max_logprobs=max_logprobs,
             max_prompts=max_prompts,
-            has_vision=registry.find(checkpoint).takes_media,
+            has_vision=record.takes_media,
+            clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
         )
 
     def default_max_tokens(self, left: int) -> int:
         """`max_tokens` of a request that has none, where the model's length leaves `left` tokens."""
-        return min(left, self.max_new_tokens or left)
+        return min(left, self.defaults.max_new_tokens or left)
 
     def check_name(self, name: str) -> None:
         """Raises NotFound unless `name` is this model's."""
@@ -95,18 +105,21 @@ class ServedModel:
             )
 
 
-def _sampling_defaults(config: Mapping[str, Any]) -> dict[str, float]:
-    defaults: dict[str, float] = {
-        key: config[key] for key in _SAMPLING_DEFAULTS if config.get(key) is not None
-    }
-    if config.get("do_sample") is False:
-        defaults["temperature"] = 0.0
+def _defaults(checkpoint: Checkpoint, vocab_size: int, max_model_len: int) -> GenerationDefaults:
+    config, ends = checkpoint.generation_config, checkpoint.eos_token_ids()
+    try:
+        defaults = read_defaults(config, vocab_size, ends, max_model_len)
+    except (TypeError, ValueError) as error:
+        path = checkpoint.folder / "generation_config.json"
+        raise Precondition(
+            "BAD_CHECKPOINT", f"{path} has a value of a wrong type: {error}"
+        ) from None
+    if defaults.unheeded:
+        log.warning(
+            "fields of generation_config.json that have no effect here",
+            fields=list(defaults.unheeded),
+        )
     return defaults
-
-
-def _max_new_tokens(config: Mapping[str, Any]) -> int:
-    value = config.get("max_new_tokens")
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _tokenizer_info(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -117,13 +130,10 @@ def _tokenizer_info(checkpoint: Checkpoint) -> dict[str, Any]:
     return info
 
 
-def _own_eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
-    """The id of `eos_token` in tokenizer_config.json; nothing where it names none."""
-    token = checkpoint.tokenizer_config.get("eos_token")
-    if isinstance(token, dict):  # with how it is matched beside its text
-        token = token.get("content")
-    number = tokenizer.token_to_id(token) if isinstance(token, str) else None
-    return frozenset() if number is None else frozenset({number})
+def _own_eos_ids(checkpoint: Checkpoint, words: TokenizerFile) -> frozenset[int]:
+    """The id of the tokenizer's `eos_token`; where it names none, the ids that the model's files name."""
+    own = words.special_id("eos_token")
+    return frozenset(checkpoint.eos_token_ids() if own is None else (own,))
 
 
 def _table(path: Path) -> TokenBytes:

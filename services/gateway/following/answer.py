@@ -21,6 +21,7 @@ from shared.errors import Cancelled, Internal, ServingError
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import stride
 from shared.telemetry.request_names import names
+from shared.text.reply_cleaning import ReplyCleaner
 from shared.text.text_fold import TextFold, TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
@@ -58,6 +59,7 @@ class AnswerFold:
             list(sampling.stop),
             sampling.include_stop_str_in_output,
         )
+        self._cleaner = ReplyCleaner(reply.clean_up) if reply.clean_up else None
         self._stride = stride(sampling.logprobs)
         self._logprobs: LogprobFold | None = None
         if sampling.HasField("logprobs"):
@@ -82,6 +84,9 @@ class AnswerFold:
                 text += self._text.finish(ending.cut)
             except ValueError as error:
                 raise Internal("STOP_MISMATCH", f"the stop string cannot be cut: {error}") from None
+        if self._cleaner is not None:
+            clean = self._cleaner.push if ending is None else self._cleaner.finish
+            text = clean(text)
         logprobs: Sequence[TokenLogprob] = ()
         if self._logprobs is not None:
             for token, scores in zip(tokens, read_scores(records, self._stride), strict=True):

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
 
+# Numbers have one spelling, in ASCII: an id is compared by clients, which would take another one for another event.
+_COUNT = r"(?:0|[1-9][0-9]{0,8})[ef]?"
 _SHAPE = re.compile(
-    r"(r_[0-9a-f]{8}_[0-9a-f]{32})/(?:h(\d{1,4})|(\d{1,9}[ef]?(?:\.\d{1,9}[ef]?)*))"
+    rf"(r_[0-9a-f]{{8}}_[0-9a-f]{{32}})/(?:h(0|[1-9][0-9]{{0,3}})|({_COUNT}(?:\.{_COUNT})*))"
 )
 
 OPEN, TEXT_SENT, FINISH_SENT = "", "f", "e"

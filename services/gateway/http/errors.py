@@ -2,6 +2,8 @@
 
 import json
 
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
 from shared.errors import Expired, InvalidRequest, NotFound, ServingError
 
 # A service that is away is mostly back within seconds.
@@ -67,6 +69,19 @@ def error_object(error: ServingError) -> dict[str, object]:
 def error_body(error: ServingError) -> bytes:
     """A whole JSON body."""
     return json.dumps({"error": error_object(error)}, ensure_ascii=False).encode()
+
+
+def error_response(error: ServingError) -> bytes:
+    """A whole response of HTTP/1.1, the last one of its connection."""
+    body = error_body(error)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+        *error_headers(error),
+    ]
+    lines = [b"%s: %s\r\n" % header for header in headers]
+    return b"".join([STATUS_LINE[error.http_status], *lines, b"\r\n", body])
 
 
 def error_headers(error: ServingError) -> list[tuple[bytes, bytes]]:

@@ -2,20 +2,29 @@
 headers, time for them, time for reading what it is sent, connections in all.
 """
 
+import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
+from services.gateway.http.closing import (
+    AnswerTransport,
+    HalfClosed,
+    LingeringClose,
+    UntilClose,
+)
 from services.gateway.http.errors import (
     HeadTooLarge,
     InvalidHttp,
     TooSlow,
-    error_body,
-    error_headers,
+    error_response,
 )
 from shared.errors import ServingError, Unavailable
 
@@ -26,7 +35,7 @@ _FIELD_EXTRA = 4
 _MOST_PIPELINED = 16
 # How long a connection that is being closed waits for a peer that does not read.
 _LINGER_S = 30.0
-_DISCARD_S = 1.0
+_HTTP_1_0 = "1.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unparsed = 0
         # What is left to be sent after the end.
         self._unsent = -1
+        # The answer that is being made; `cycle` is that of the request that came last.
+        self._running: RequestResponseCycle | None = None
+        self._lingering: LingeringClose | None = None
+        self._half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Refuses it where there are too many already."""
@@ -76,12 +89,19 @@ class BoundedProtocol(HttpToolsProtocol):
                     f"this gateway has its {self.limits.connections} connections"
                     " (--max-connections): retry in a moment",
                 ),
-                discard_s=0.0,
+                lingers=False,
             )
+
+    def has_waited(self, seconds: float) -> None:
+        """Of the time for the first head, so much went before the connection was made."""
+        if self._awaits_head:
+            self._waited_s += seconds
 
     def data_received(self, data: bytes) -> None:
         """Reads on, unless the peer was refused."""
-        if self._refusal is not None:
+        if self._lingering is not None:
+            self._lingering.received()
+        if self._refusal is not None or self._lingering is not None:
             return
         if not self._in_message and not self._awaits_head:
             self._awaits_head, self._waited_s = True, 0.0
@@ -89,6 +109,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._refusal is None and self._head_bytes + self._unparsed > self.limits.head_bytes:
             self._refuse(self._too_large())
+
+    def on_message_begin(self) -> None:
+        """The first byte of a head, maybe in one piece with requests before it."""
+        super().on_message_begin()
+        self._awaits_head, self._waited_s = True, 0.0
+        self._unparsed = max(self._unparsed, 1)
 
     def on_url(self, url: bytes) -> None:
         """A piece of the address."""
@@ -103,14 +129,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is there."""
-        self._awaits_head, self._in_message = False, True
+        self._awaits_head = False
         self._waited_s = 0.0
         self._unparsed = 0
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._stop(
-                InvalidHttp("TOO_MANY_REQUESTS_AT_ONCE", "wait for answers before asking on")
+                InvalidHttp(
+                    "TOO_MANY_REQUESTS_AT_ONCE",
+                    f"at most {_MOST_PIPELINED} requests may come before the answers to those before them: wait for"
+                    " these, and send this one and what follows again",
+                )
             )
+        self._in_message = True
         super().on_headers_complete()
+        self.cycle.transport = cast(
+            asyncio.Transport, AnswerTransport(self.transport, self._close_behind_answer)
+        )
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
@@ -123,6 +157,48 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = self._head_fields = self._unparsed = 0
         super().on_message_complete()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The peer sends no more. True where it may wait for answers, which keeps the connection open."""
+        if self._lingering is not None or self.scheme == "https":
+            return None  # asyncio has no half-closed connections of TLS
+        if self._in_message:  # of this one there will be no more
+            self._refuse(InvalidHttp("INVALID_HTTP", "the request ended before its body was whole"))
+        if self.transport.is_closing() or not self._owes_answers():
+            return None
+        self.cycle.keep_alive = False
+        if self._half_closed is None:
+            answer, version = self._running, self.cycle.scope["http_version"]
+            begun = answer is None or answer.response_started
+            self._half_closed = HalfClosed(
+                self.transport, self.loop, may_interrupt=not begun and version != _HTTP_1_0
+            )
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        if self._lingering is not None:
+            self._lingering.close()
+        if self._running is not None and self._running is not self.cycle:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """The next one is made, or the connection ends with what was refused."""
+        self._running = None
+        if self._lingering is not None:
+            self.server_state.total_requests += 1
+            return
+        super().on_response_complete()
+        if self._refusal is not None and not self._owes_answers():
+            self._answer_refusal(self._refusal)
+
+    def shutdown(self) -> None:
+        """The server is about to end."""
+        if self._lingering is not None:
+            self._lingering.close()
+        super().shutdown()
+
     def send_400_response(self, msg: str) -> None:
         """The parser has given up, or a limit has stopped it."""
         self._refuse(self._refusal or InvalidHttp("INVALID_HTTP", "this is no valid HTTP request"))
@@ -132,6 +208,8 @@ class BoundedProtocol(HttpToolsProtocol):
         short where this process itself was late, so that what has arrived meanwhile can be read.
         """
         self._waited_s += seconds
+        if self._half_closed is not None:
+            self._half_closed.look()
         if self.transport.is_closing():
             left = self.transport.get_write_buffer_size()
             if left != self._unsent:
@@ -141,7 +219,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._awaits_head:
             if self._waited_s > self.limits.head_s:
                 self._end_late_head()
-        elif not self._in_message or not self.cycle.response_complete:
+        elif not self._in_message or self._owes_answers() or self._lingering is not None:
             self._waited_s = 0.0
         elif self._waited_s > self.limits.head_s:  # the unread rest of a body keeps coming
             self.transport.close()
@@ -170,44 +248,65 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = error
         raise error
 
-    def _refuse(self, error: ServingError, discard_s: float = _DISCARD_S) -> None:
-        """Sends an error as the last response and closes, unless another response is being sent."""
+    def _refuse(self, error: ServingError, *, lingers: bool = True) -> None:
+        """Sends an error as the last response, behind those that are owed, and closes."""
         self._refusal = error
         self._awaits_head = False
         if self.transport.is_closing():
             return
         log.debug("a connection was refused", reason=error.reason, peer=self.client)
-        if self._may_answer():
-            self.transport.write(_reply(error))
-            if discard_s and self.transport.can_write_eof():
-                # To close on a peer that is still sending resets the connection, and it never sees the answer.
-                self.transport.write_eof()
-                self.loop.call_later(discard_s, self.transport.close)
-                return
-        self.transport.close()
+        if self._in_message and not self._forget_message():
+            self.transport.close()
+        elif not self._owes_answers():
+            self._answer_refusal(error, lingers=lingers)
 
-    def _may_answer(self) -> bool:
-        """Whether nothing is being answered; a request whose body was on its way is over then."""
-        if self.cycle is None or self.cycle.response_complete:
+    def _answer_refusal(self, error: ServingError, *, lingers: bool = True) -> None:
+        if self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self.transport.write(error_response(error))
+        if lingers:
+            self._lingering = LingeringClose(self.transport, self.loop)
+        else:
+            self.transport.close()
+
+    def _owes_answers(self) -> bool:
+        """Whether there are requests, wholly received or not, whose answers are not complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _forget_message(self) -> bool:
+        """Gives up the request whose body is being received: there will be no more of it. False where its answer has
+        begun.
+        """
+        self._in_message = False
+        last = self.cycle
+        if last is None or last.response_complete:
             return True
-        if self.cycle.response_started or self.pipeline:
-            return False
-        self.cycle.disconnected = True
-        self.cycle.message_event.set()
+        if last is self._running:
+            if last.response_started:
+                return False
+            self._running = None
+            last.disconnected = True
+            last.message_event.set()
+        else:
+            self.pipeline.popleft()
+        self.cycle = self.pipeline[0][0] if self.pipeline else cast(Any, self._running)
         return True
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        if cycle.scope["http_version"] == _HTTP_1_0:
+            app = UntilClose(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _close_behind_answer(self) -> None:
+        """An answer was the last one."""
+        if self._in_message or self.pipeline:
+            self.flow.resume_reading()
+            self._lingering = LingeringClose(self.transport, self.loop)
+        else:
+            self.transport.close()
 
 
 def _late(limit_s: float) -> str:
     return f"the headers did not arrive within {limit_s:g} s (--request-header-timeout)"
-
-
-def _reply(error: ServingError) -> bytes:
-    body = error_body(error)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"connection", b"close"),
-        *error_headers(error),
-    ]
-    lines = [b"%s: %s\r\n" % header for header in headers]
-    return b"".join([STATUS_LINE[error.http_status], *lines, b"\r\n", body])

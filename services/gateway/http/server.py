@@ -14,6 +14,7 @@ import uvicorn
 
 from services.gateway.http.app import App
 from services.gateway.http.protocol import BoundedProtocol, HttpLimits
+from services.gateway.http.tls_listener import TlsListener
 from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net.server_tls import ServerTls
@@ -28,10 +29,39 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.stopping = asyncio.Event()
+        self.tls_listeners: list[TlsListener] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts; connections with TLS by a listener of our own, as uvicorn has no say over handshakes."""
+        if not self.config.is_ssl:
+            await super().startup(sockets)
+            return
+        protocol = cast(type[BoundedProtocol], self.config.http_protocol_class)
+        state, tls = self.server_state, self.config.ssl
+        assert tls is not None
+        self.tls_listeners = [
+            TlsListener(
+                listening,
+                tls,
+                protocol.limits,
+                lambda: protocol(self.config, state, {}),
+                lambda: len(state.connections),
+            )
+            for listening in sockets or []
+        ]
+        self.servers = []
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops as uvicorn does, with our listeners too."""
+        for listener in self.tls_listeners:
+            listener.close()
+            await listener.wait_closed()
+        await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
         # Each tick with 0 renews the date header.

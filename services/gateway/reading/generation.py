@@ -88,7 +88,7 @@ def read_generation(
     return ValidRequest(
         prepare=_limited(prompt.prepare, keep, model),
         sampling=sampling,
-        reply=_reply_format(options, prompt, kind, logprobs),
+        reply=_reply_format(options, prompt, kind, logprobs, model),
         stream=options.stream is True,
         user=text("user", options.user, _LONGEST_USER),
         prompt_bound=min(prompt.bound, keep or prompt.bound),
@@ -98,10 +98,16 @@ def read_generation(
 
 
 def _reply_format(
-    options: GenerationOptions, prompt: Prompt, kind: "ReplyKind.ValueType", logprobs: Logprobs
+    options: GenerationOptions,
+    prompt: Prompt,
+    kind: "ReplyKind.ValueType",
+    logprobs: Logprobs,
+    model: ServedModel,
 ) -> ReplyFormat:
     events = options.stream_options or _NO_STREAM_OPTIONS
     echo = options.echo is True
+    # Who wants to see control tokens wants the text as it is; and a completion is not a chat's reply.
+    is_raw = options.skip_special_tokens is False or not prompt.prepare.HasField("conversation")
     return ReplyFormat(
         kind=kind,
         echo=echo,
@@ -113,6 +119,7 @@ def _reply_format(
         tokens_as_ids=options.return_tokens_as_token_ids is True,
         prompt_only=scores_prompt_only(options),
         prompt_logprobs=logprobs.shown,
+        clean_up=() if is_raw else model.clean_up,
     )
 
 

@@ -4,6 +4,7 @@ default any more.
 
 from collections.abc import Mapping
 
+from services.gateway.admission.generation_defaults import GenerationDefaults
 from services.gateway.admission.model import ServedModel
 from services.gateway.reading.bad_words import read_bad_words
 from services.gateway.reading.bounds import at_most, number, texts, whole, wholes, wrong
@@ -13,7 +14,7 @@ from services.gateway.reading.logprob_fields import Logprobs
 from services.gateway.reading.options import GenerationOptions
 from shared.environment import random_bytes
 from shared.queue.beam_search import conflict_with_beams
-from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence
 
 _INT32_MAX = (1 << 31) - 1
 _MOST_STOPS = 16
@@ -30,6 +31,8 @@ def read_sampling(
     """
     last_id = model.vocab_size - 1
     choices = read_choices(options, model.max_choices)
+    # Beams are ranked by the model's own probabilities.
+    defaults = GenerationDefaults() if choices.beams else model.defaults
     seed = whole("seed", options.seed, -(1 << 63), (1 << 64) - 1)
     max_tokens = read_max_tokens(options, model)
     longest = max_tokens or model.max_model_len
@@ -42,7 +45,10 @@ def read_sampling(
         # -1 is vLLM's way to say none; else a negative one is the unsigned number of the same 64 bits.
         seed=int.from_bytes(random_bytes(8)) if seed is None or seed == -1 else seed % (1 << 64),
         max_tokens=max_tokens or 0,
-        min_tokens=whole("min_tokens", options.min_tokens, 0, longest) or 0,
+        min_tokens=_given(
+            whole("min_tokens", options.min_tokens, 0, longest),
+            min(defaults.min_new_tokens, longest),
+        ),
         n=choices.n,
         best_of=choices.best_of,
         use_beam_search=choices.beams,
@@ -53,14 +59,22 @@ def read_sampling(
         prompt_logprobs=logprobs.prompt,
         logit_bias=_logit_bias(options.logit_bias, last_id),
         allowed_token_ids=allowed,
-        bad_token_ids=wholes("bad_token_ids", options.bad_token_ids, 0, last_id, MOST_IDS),
-        bad_words=read_bad_words(options.bad_words, model.tokenizer),
+        bad_token_ids=defaults.bad_token_ids
+        if options.bad_token_ids is None
+        else wholes("bad_token_ids", options.bad_token_ids, 0, last_id, MOST_IDS),
+        bad_words=[TokenSequence(ids=ids) for ids in defaults.bad_words]
+        if options.bad_words is None
+        else read_bad_words(options.bad_words, model.tokenizer),
+        first_bad_token_ids=defaults.first_bad_token_ids,
+        no_repeat_ngram_size=defaults.no_repeat_ngram_size,
         ignore_eos=options.ignore_eos is True,
-        stop=texts("stop", options.stop, _MOST_STOPS, _LONGEST_STOP),
+        stop=defaults.stop
+        if options.stop is None
+        else texts("stop", options.stop, _MOST_STOPS, _LONGEST_STOP),
         stop_token_ids=_stop_ids(options, model),
         include_stop_str_in_output=options.include_stop_str_in_output is True,
     )
-    _read_truncation(options, {} if choices.beams else model.sampling_defaults, sampling)
+    _read_truncation(options, defaults.numbers, sampling)
     if choices.beams:
         if (conflict := conflict_with_beams(sampling)) is not None:
             raise wrong(
@@ -94,6 +108,10 @@ def _read_truncation(
     for name in ("top_p", "repetition_penalty"):
         if getattr(sampling, name) == 0:
             raise wrong(name, "must be greater than 0")
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def read_max_tokens(options: GenerationOptions, model: ServedModel) -> int | None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.families.check import require_servable
 from services.launcher import hardware
 from services.launcher.ascend import diagnosis
 from services.launcher.ascend.host import AscendHost
@@ -35,7 +34,10 @@ _PACKAGES = (
     "uvicorn",
     "pillow",
 )
-_LEAST_SHARED_MEMORY = 256 << 20  # bytes; Docker gives 64 MiB unless told otherwise
+_LEAST_SHARED_MEMORY = 8 << 20  # bytes
+_WHOLE_CACHES = (
+    768 << 20
+)  # in which pixel values and embeddings have the room that their defaults allow
 _INSTALL_PACKAGES = "pip install -c constraints.txt -e '.[local]'"
 
 
@@ -118,11 +120,16 @@ def _model(settings: DoctorSettings) -> Finding:
             return Finding(what, found, needed=False, is_fault=True)
         folder = cached
     try:
+        # Imported here: the rest of the report works before the protos are compiled, and says that they are missing.
+        from services.families.check import require_servable
+
         checkpoint = require_servable(
             folder, device=settings.device, dtype=settings.dtype, family=settings.family
         )
     except ServingError as error:
         return Finding(what, error.message, is_fault=True)
+    except ModuleNotFoundError as error:
+        return Finding(what, f"not looked at: {error.name} is missing", needed=False, is_fault=True)
     return Finding(what, f"{checkpoint.kind} in {folder}")
 
 
@@ -131,10 +138,14 @@ def _shared_memory() -> Finding:
     if not folder.is_dir():
         found = "no /dev/shm: temporary files take its place, which is slower"
         return Finding("shared memory", found, needed=False, is_fault=True)
-    free = shutil.disk_usage(folder).free
-    found = f"{free / (1 << 30):.1f} GiB free in {folder}"
-    if free < _LEAST_SHARED_MEMORY:
-        return Finding("shared memory", found, "mount -o remount,size=1G /dev/shm")
+    usage = shutil.disk_usage(folder)
+    found = f"{usage.free >> 20} MiB free of {usage.total >> 20} in {folder}"
+    remedy = "mount -o remount,size=1G /dev/shm; of a container: docker run --shm-size 1g"
+    if usage.free < _LEAST_SHARED_MEMORY:
+        return Finding("shared memory", f"{found}: pictures cannot be passed on", remedy)
+    if usage.free < _WHOLE_CACHES:
+        found += ": caches of pictures are smaller, larger pictures are refused"
+        return Finding("shared memory", found, remedy, needed=False)
     return Finding("shared memory", found)
 
 

@@ -28,25 +28,31 @@ _NOT_PUBLIC: Sequence[Network] = [
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _COMPATIBLE = ipaddress.ip_network("::/96")
 _LOW = 0xFFFFFFFF
+_SIX_TO_FOUR = ipaddress.ip_network("2002::/16")
+# Bits 32 to 63 of an ISATAP address, in front of one of IPv4, with and without the bit "unique" (RFC 5214, 6.1).
+_ISATAP = (0x0000_5EFE, 0x0200_5EFE)
 
 
 def is_public(text: str) -> bool:
     """Whether an address is a globally routable one, whatever form it is wrapped in.
 
-    False for all that is private, local, shared, multicast, reserved or a cloud's own, and for the
-    forms of IPv6 that carry such an address of IPv4: mapped, compatible, 6to4, Teredo, NAT64.
+    False for all that is private, local, shared, multicast, reserved or a cloud's own. Forms of IPv6 that carry an
+    address of IPv4: tunnels (6to4, ISATAP, Teredo) and compatible ones are never public, mapped ones and those of NAT64
+    (which resolvers give within networks of IPv6 alone) where the address that they carry is.
     """
     address: Address = ipaddress.ip_address(text.split("%", 1)[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return _is_global(address.ipv4_mapped)
-        if address in _COMPATIBLE:
+        if address in _COMPATIBLE or address in _SIX_TO_FOUR or _is_isatap(address):
             return False
         if address in _NAT64:
             return _is_global(ipaddress.IPv4Address(int(address) & _LOW))
-        if address.sixtofour is not None:
-            return _is_global(address.sixtofour) and _is_global(address)
     return _is_global(address)
+
+
+def _is_isatap(address: ipaddress.IPv6Address) -> bool:
+    return int(address) >> 32 & _LOW in _ISATAP
 
 
 def _is_global(address: Address) -> bool:

@@ -27,8 +27,8 @@ _STRIP = 256
 PIL.Image.MAX_IMAGE_PIXELS = None
 
 
-def decode(data: bytes, limits: ImageLimits) -> PIL.Image.Image:
-    """The picture as RGB: first frame, EXIF orientation applied, transparency over white.
+def decode(data: bytes, limits: ImageLimits, upright: bool = True) -> PIL.Image.Image:
+    """The picture as RGB: first frame, EXIF orientation applied unless not `upright`, transparency over white.
 
     Raises UnreadableImage.
     """
@@ -40,7 +40,7 @@ def decode(data: bytes, limits: ImageLimits) -> PIL.Image.Image:
             limits.check(*image.size)
             limits.check_memory(*image.size, bytes_per_pixel(image.format))
             image.load()
-        return rgb(_upright(image))
+        return rgb(_upright(image) if upright else image)
     except UnreadableImage:
         raise
     except MemoryError as error:

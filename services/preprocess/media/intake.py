@@ -118,15 +118,15 @@ class MediaIntake:
         Raises NotFound when the raw bytes have expired, Precondition when the item was made with
         other settings.
         """
-        found = self._cache.find(media.digest)
-        if found is not None:
-            return found
-        if self._cache.digest(media.source_digest) != media.digest:
+        alike = self._cache.digest(media.source_digest) == media.digest
+        if not alike and self._cache.find(media.digest) is None:
             raise Precondition(
                 "PROCESSOR_MISMATCH",
                 "the item was prepared with other image processor settings; send the request again",
             )
-        return await self._cache.get(media.digest, await self._store.get(media.source_digest))
+        return await self._cache.hand_out(
+            media.digest, lambda: self._store.get(media.source_digest)
+        )
 
     async def _bytes(self, media: Media, limit: int) -> bytes:
         kind = media.WhichOneof("source")
@@ -156,7 +156,7 @@ def _naming(field: str) -> Iterator[None]:
     try:
         yield
     except InvalidRequest as error:
-        raise InvalidRequest(
+        raise type(error)(
             error.reason, f"{field}: {error.message}", **{**error.metadata, "field": field}
         ) from error
 

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-
-from cachetools import LRUCache
 
 from services.preprocess.prompt.prompt_rule import MadeItem
 from services.preprocess.worker.pool import ImageWorkerPool, ProcessorInfo
@@ -12,6 +13,8 @@ from shared.artifacts.file import DIGEST_BYTES
 from shared.artifacts.store import ArtifactStore
 from shared.net.single_flight import SingleFlight
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
+
+_HANDED_S = 0.5  # from an answer with pixel values to their being mapped
 
 
 @dataclass(frozen=True)
@@ -22,29 +25,65 @@ class Pixels:
     item: MadeItem
 
 
-class _Entries(LRUCache[bytes, Pixels]):
-    """What is evicted is removed from the store too; consumers that have mapped it keep it."""
+class _Entries:
+    """Least recently used entries go first, from the store too; consumers that have mapped one keep it.
 
-    def __init__(self, store: ArtifactStore, limit_bytes: int) -> None:
-        # One picture may be larger than the limit; it is the only one then.
-        limit = max(limit_bytes, 1)
-        super().__init__(limit, lambda entry: min(entry.ref.size_bytes, limit))
+    `limit_bytes` and the store's share of shared memory bound them; one picture may be larger, it is the only one then.
+    """
+
+    def __init__(self, store: ArtifactStore, limit_bytes: int, clock: Callable[[], float]) -> None:
         self._store = store
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+        self._entries: OrderedDict[bytes, Pixels] = OrderedDict()
+        self._bytes = 0
+        self._handed_until: dict[bytes, float] = {}
+        store.space.evict = self.evict_one
 
-    def popitem(self) -> tuple[bytes, Pixels]:
-        """Evicts the least recently used."""
-        digest, entry = super().popitem()
-        self._store.evict(digest)
-        return digest, entry
+    def get(self, digest: bytes) -> Pixels | None:
+        """The entry, now the most recently used."""
+        if digest in self._entries:
+            self._entries.move_to_end(digest)
+        return self._entries.get(digest)
+
+    def hand_out(self, digest: bytes) -> None:
+        """It stays for a moment, in which who asked for it maps it."""
+        self._handed_until[digest] = self._clock() + _HANDED_S
+
+    def add(self, digest: bytes, pixels: Pixels) -> None:
+        """Adds an entry, evicting others where they are too many bytes together."""
+        self._bytes += pixels.ref.size_bytes
+        limit = self._store.space.kept_bytes(self._limit_bytes)
+        while self._bytes > limit and self.evict_one():
+            pass
+        self._entries[digest] = pixels
+
+    def evict_one(self) -> int:
+        """Evicts the least recently used; its bytes, 0 where there is none that may go now."""
+        now = self._clock()
+        self._handed_until = {d: until for d, until in self._handed_until.items() if until > now}
+        for digest in self._entries:
+            if digest not in self._handed_until:
+                size = self._entries.pop(digest).ref.size_bytes
+                self._bytes -= size
+                self._store.evict(digest)
+                return size
+        return 0
 
 
 class PixelCache:
     """Pixel values of images, made at most once at a time; the least recently used are evicted over `limit_bytes`."""
 
-    def __init__(self, pool: ImageWorkerPool, store: ArtifactStore, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        pool: ImageWorkerPool,
+        store: ArtifactStore,
+        limit_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
         self._store = store
-        self._entries = _Entries(store, limit_bytes)
+        self._entries = _Entries(store, limit_bytes, clock)
         self._processing: SingleFlight[bytes, Pixels] = SingleFlight()
         self._settings = settings_fingerprint(pool.info)
         self.scaling = pool.info.scaling
@@ -64,13 +103,20 @@ class PixelCache:
         """The pixel values of the image file `data`, from the cache, from a call in progress, or made now within the
         tenant's budget.
 
-        Raises InvalidRequest (without a field), Overloaded when shared memory is full or the tenant's
-        budget is spent.
+        Raises InvalidRequest (without a field), TooLarge where shared memory could never hold them, Overloaded when it
+        is full or the tenant's budget is spent.
         """
         entry = self.find(digest)
         if entry is not None:
             return entry
         return await self._processing.run(digest, lambda: self._make(digest, data, tenant))
+
+    async def hand_out(self, digest: bytes, data: Callable[[], Awaitable[bytes]]) -> Pixels:
+        """The same for a process that asks for them again: they stay for a moment, in which it maps them."""
+        found = self.find(digest)
+        pixels = found if found is not None else await self.get(digest, await data())
+        self._entries.hand_out(digest)
+        return pixels
 
     async def close(self) -> None:
         """Cancels what is being processed."""
@@ -84,7 +130,7 @@ class PixelCache:
             self._store.discard(place)
             raise
         entry = Pixels(self._store.adopt(place), item)
-        self._entries[digest] = entry
+        self._entries.add(digest, entry)
         self.processed += 1
         return entry
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from services.families.family import ItemSize
+from services.preprocess.content_format import ContentFormat
 from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.layout import PLACE, CodedPicture, MindieLayout, read_ids
 from services.preprocess.prompt import conversation as conversations
@@ -19,8 +20,9 @@ from services.preprocess.prompt.prompt_rule import (
     PromptRule,
     Update,
 )
-from services.preprocess.prompt.tokenizer import GUARD, Ids, PromptTokenizer
+from services.preprocess.prompt.tokenizer import Ids, PromptTokenizer
 from shared.errors import InvalidRequest
+from shared.text.guard import GUARD
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
 
@@ -69,6 +71,7 @@ class PromptBuilder:
         max_model_len: int,
         processor_adds_special_tokens: bool,
         trust_request_template: bool,
+        content_format: ContentFormat = ContentFormat.AUTO,
     ) -> None:
         self._tokenizer = tokenizer
         updates = rule.updates()
@@ -89,6 +92,7 @@ class PromptBuilder:
         # text without them.
         self._adds_special_tokens = processor_adds_special_tokens
         self._trusts = trust_request_template
+        self._content_format = content_format  # of templates that come with requests
         if rule.example is not None:
             self._require(rule.example)
 
@@ -152,12 +156,20 @@ class PromptBuilder:
         offsets: list[int] = []
         length = start = 0
         for place, span in zip(places.tolist(), spans, strict=True):
-            text, image = ids[start:place], np.array(span.token_ids, np.int32)
+            text, image = self._part(ids, start, place), np.array(span.token_ids, np.int32)
             offsets.append(length + len(text))
             pieces += [text, image]
             length += len(text) + len(image)
             start = place + 1
-        return Prompt(np.concatenate([*pieces, ids[start:]]), spans, tuple(offsets))
+        last = self._part(ids, start, len(ids))
+        return Prompt(np.concatenate([*pieces, last]), spans, tuple(offsets))
+
+    def _part(self, ids: Ids, start: int, end: int) -> Ids:
+        """A part of a prompt's ids, behind an item with what begins it."""
+        part = ids[start:end]
+        if start == 0 or start == end or not self._rule.part_beginning:
+            return part
+        return np.concatenate([np.array(self._rule.part_beginning, np.int32), part])
 
     def check_length(self, tokens: int, limit: int, field: str, at_least: bool = False) -> None:
         """Raises InvalidRequest when a prompt is over the request's or the model's limit."""
@@ -206,7 +218,11 @@ class PromptBuilder:
                     field=field,
                 )
             try:
-                return ChatTemplate(conversation.chat_template, self._tokenizer.special_tokens)
+                return ChatTemplate(
+                    conversation.chat_template,
+                    self._tokenizer.special_tokens,
+                    self._content_format,
+                )
             except TemplateRefusal as error:
                 raise InvalidRequest("CHAT_TEMPLATE", str(error), field=field) from error
         if self._template is None:

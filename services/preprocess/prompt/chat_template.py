@@ -1,24 +1,15 @@
-"""Chat templates: where a checkpoint keeps its own, and how it is rendered.
+"""Chat templates: how one is rendered for a conversation, within bounds, and what it takes."""
 
-The Jinja environment has the names and settings that Hugging Face templates are written for
-(transformers' `chat_template_utils`): sandboxed, immutable, blocks trimmed, `tojson` without HTML
-escapes, `raise_exception`, `strftime_now`, the `generation` block.
-"""
-
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 
-from services.preprocess.prompt.time_limit import TimeIsUp, at_most
+from services.preprocess.content_format import ContentFormat
+from services.preprocess.prompt.content_loops import loops_over_content
 from shared.errors import InvalidRequest
+from shared.text.template_environment import environment
+from shared.time_limit import TimeIsUp, at_most
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
@@ -31,34 +22,8 @@ class TemplateRefusal(Exception):
     """The template itself refused the conversation (`raise_exception`), or could not render it."""
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's own words for training; here its body is rendered as it is."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 def _raise_exception(message: str) -> None:
     raise TemplateRefusal(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _strftime_now(style: str) -> str:
-    return datetime.now().strftime(style)
 
 
 def _bounded(pieces: Iterable[str]) -> Iterator[str]:
@@ -75,32 +40,36 @@ def _short(error: Exception) -> str:
     return text if len(text) <= 500 else text[:497] + "..."
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
 class ChatTemplate:
     """One template with the variables of its tokenizer (`bos_token`, `eos_token`, ...).
 
-    `takes_parts[role]` says whether a turn of that role is written as a list of parts ("openai"
-    format in vLLM's words) or as one string; it is found by trying.
+    `takes_parts[role]` says whether a turn of that role may be a list of parts, `takes_text[role]` whether it may be
+    a string. Both are what `content_format` says; `AUTO` finds out by trying, and where the template refuses the
+    trial by vLLM's rule.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        content_format: ContentFormat = ContentFormat.AUTO,
+    ) -> None:
+        sandbox = environment(_raise_exception)
         try:
-            self._template = _environment().from_string(source)
+            self._template = sandbox.from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateRefusal(f"the chat template does not compile: {error}") from error
         self._variables = dict(variables)
         self._renders_media: dict[tuple[str, str], bool] = {}
         self.knows_developer = "developer" in source
-        self.takes_parts = self._find_takes_parts()
+        if content_format is ContentFormat.AUTO:
+            self._loops = loops_over_content(sandbox.parse(source))
+            self.takes_parts = self._find_takes_parts()
+            self.takes_text = self._find_takes_text()
+        else:
+            as_parts = content_format is ContentFormat.OPENAI
+            self.takes_parts = dict.fromkeys(ROLES, as_parts)
+            self.takes_text = dict.fromkeys(ROLES, not as_parts)
 
     def render(
         self,
@@ -158,49 +127,37 @@ class ChatTemplate:
 
     def _find_takes_parts(self) -> dict[str, bool]:
         # A template that takes strings for the user role takes them for every role.
-        if not self._renders_parts("user", "?"):
+        part = [{"type": "text", "text": _PROBE}]
+        if not self._renders("user", part, "?", self._loops):
             return dict.fromkeys(ROLES, False)
         question = [{"type": "text", "text": "?"}]
-        others = {role: self._renders_parts(role, question) for role in ROLES if role != "user"}
+        others = {role: self._renders(role, part, question) for role in ROLES if role != "user"}
         return {"user": True, **others}
 
-    def _renders_parts(self, role: str, question: str | list[dict[str, str]]) -> bool:
-        """Whether the text of a list of parts comes out as text, not as the list's Python form."""
-        turn = {"role": role, "content": [{"type": "text", "text": _PROBE}]}
+    def _find_takes_text(self) -> dict[str, bool]:
+        question = [{"type": "text", "text": "?"}] if self.takes_parts["user"] else "?"
+        return {
+            role: self._renders(role, _PROBE, question, not self.takes_parts[role])
+            for role in ROLES
+        }
+
+    def _renders(
+        self,
+        role: str,
+        content: str | list[dict[str, str]],
+        question: str | list[dict[str, str]],
+        where_refused: bool = False,
+    ) -> bool:
+        """Whether the text of a content comes out as text, not as Python writes a list."""
         user = {"role": "user", "content": question}
         before = [user] if role in ("assistant", "tool") else []
         after = [] if role == "user" else [user]
         try:
-            text = self.render([*before, turn, *after], add_generation_prompt=False)
+            turns = [*before, {"role": role, "content": content}, *after]
+            text = self.render(turns, add_generation_prompt=False)
         except TemplateRefusal:
-            return False
+            return where_refused
         return _PROBE in text and "'type'" not in text and '"type"' not in text
-
-
-def read_template(folder: Path) -> str | None:
-    """The checkpoint's own template, from the first of the places where Hugging Face has put it, or None."""
-    raw = folder / "chat_template.jinja"
-    if raw.is_file():
-        return raw.read_text(encoding="utf-8")
-    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        found = _read_json(folder / name).get("chat_template")
-        if isinstance(found, list):  # several named templates
-            found = {entry["name"]: entry["template"] for entry in found}
-        if isinstance(found, dict):
-            found = found.get("default")
-        if isinstance(found, str):
-            return found
-    return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidRequest("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 def refused(error: TemplateRefusal) -> InvalidRequest:

@@ -48,7 +48,8 @@ def template_messages(
         parts = list(
             _parts(message, index, tokenizer, markers, as_parts if role == "user" else set())
         )
-        if not template.takes_parts[role]:
+        as_text = message.is_string and template.takes_text[role]
+        if as_text or not template.takes_parts[role]:
             # vLLM's way of writing several parts as one string.
             content: Any = "\n".join(part["text"] for part in parts)
         else:

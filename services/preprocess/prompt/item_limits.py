@@ -1,6 +1,5 @@
 """How many images and videos a prompt may have: the operator's limits and the model's."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,19 +8,17 @@ from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video
 
-DEFAULT_LIMIT = 16
-_MODALITIES = {"image": Modality.MODALITY_IMAGE, "video": Modality.MODALITY_VIDEO}
-_NAMES = {modality: name for name, modality in _MODALITIES.items()}
-
-Limits = Mapping[Modality.ValueType, int | None]  # None is any number
+_NAMES = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_VIDEO: "video"}
 
 
 @dataclass(frozen=True)
 class ItemLimits:
-    """`setting` is --limit-mm-per-prompt's, of every modality; `model` that of the family's prompt rule."""
+    """`setting` is --limit-mm-per-prompt's (see `limit_setting.py`); `model` that of the family's prompt rule, where
+    None is any number.
+    """
 
-    setting: Limits
-    model: Limits
+    setting: Mapping[str, int]
+    model: Mapping[Modality.ValueType, int | None]
     model_name: str
 
     def check(self, media: Sequence[Media | Video]) -> None:
@@ -36,7 +33,7 @@ class ItemLimits:
     def _check(self, modality: Modality.ValueType, count: int, field: str) -> None:
         name = _NAMES[modality]
         for limit, why in (
-            (self.setting.get(modality), "--limit-mm-per-prompt"),
+            (self.setting[name], "--limit-mm-per-prompt"),
             (self.model.get(modality), f"all that {self.model_name} takes"),
         ):
             if limit is not None and count > limit:
@@ -48,32 +45,3 @@ class ItemLimits:
                     f"{field or name}: a prompt may have {most} ({why})",
                     field=field,
                 )
-
-
-def parse_limits(text: str) -> dict[Modality.ValueType, int]:
-    """The limits of `image=16,video=2` or `{"image": 16, "video": 2}`; `16` is for each of both.
-
-    What is not named has DEFAULT_LIMIT. Raises ValueError.
-    """
-    limits = dict.fromkeys(_NAMES, DEFAULT_LIMIT)
-    for name, value in _pairs(text.strip()):
-        if name not in _MODALITIES:
-            raise ValueError(f"{name!r} has no limit: there are {' and '.join(_MODALITIES)}")
-        limits[_MODALITIES[name]] = _count(name, value)
-    return limits
-
-
-def _pairs(text: str) -> Sequence[tuple[str, object]]:
-    if text.startswith("{"):
-        return list(json.loads(text).items())
-    if "=" not in text:
-        return [(name, text) for name in _MODALITIES]
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    return [(name.strip(), value) for name, _, value in pairs]
-
-
-def _count(name: str, value: object) -> int:
-    text = str(value).strip()
-    if isinstance(value, bool) or not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{name}: {value!r} is no number of items")
-    return int(text)

@@ -113,6 +113,9 @@ class PromptRule:
     # the tokenizer's.
     media_ending: tuple[int, ...] | None = None
 
+    # Ids before each part of a text behind an item, unless it is empty: parts are then encoded as texts by themselves.
+    part_beginning: tuple[int, ...] = ()
+
     # A prompt that has to come out so, else the model is refused at start.
     example: Example | None = None
 

@@ -12,14 +12,10 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer
 
 from shared.errors import InvalidRequest
+from shared.text.guard import GUARD
 from shared.text.tokenizer_file import read_tokenizer
 
 Ids = npt.NDArray[np.int32]
-
-# Put inside a control token that a user wrote. The text is cut there before it is tokenized, so the
-# token's two halves stay plain text. A private-use character: no tokenizer or template gives it a
-# meaning.
-GUARD = "\U000f5a1d"
 
 
 class PromptTokenizer:

@@ -1,7 +1,8 @@
 """The process that decodes images and makes their pixel values: one job at a time over its pipes.
 
 Messages both ways: 4 bytes of length, a JSON object, and as many raw bytes as its field `bytes` gives. With each job
-an open file descriptor of the artifact arrives on a socket, and the worker writes the pixel values there. It opens no
+an open file descriptor of the artifact arrives on a socket. The worker makes the pixel values, says how many bytes they
+have (`needs`), waits for a message whose `write` says whether there is memory for them, and writes them. It opens no
 file itself (`confinement`). It ends when its input ends.
 
 `python -m services.preprocess.worker.image_worker <what makes pixel values, as JSON> <limits as JSON> <number of the
@@ -67,7 +68,12 @@ def main(maker_json: str, limits_json: str, socket_number: str) -> None:
     while (job := _receive(source)) is not None:
         (descriptor,) = socket.recv_fds(files, 1, 1)[1]
         try:
-            answer = _work(maker, limits, job, source.read(job["bytes"]), descriptor)
+            pixels, answer = _work(maker, limits, source.read(job["bytes"]))
+            if pixels is not None:
+                _send(sink, {"needs": pixels.nbytes, "processor_s": time.process_time()})
+                if not (_receive(source) or {}).get("write"):
+                    continue
+                answer = _write(job, descriptor, pixels) or answer
         finally:
             os.close(descriptor)
         _send(sink, {**answer, "processor_s": time.process_time()})
@@ -82,9 +88,8 @@ def _make_maker(folder: str = "", family: str = "", **options: Any) -> Maker:
     return ProcessorMaker(Path(folder), family)
 
 
-def _work(
-    maker: Maker, limits: ImageLimits, job: dict[str, Any], data: bytes, descriptor: int
-) -> dict[str, Any]:
+def _work(maker: Maker, limits: ImageLimits, data: bytes) -> tuple[Pixels | None, dict[str, Any]]:
+    """The pixel values and what else is known of the item, or None and why there are none."""
     kind = "video" if frames.is_packed(data) else "image"
     try:
         if frames.is_packed(data):
@@ -93,29 +98,36 @@ def _work(
             pixels, tokens = packed_pixels.unpack(data)
             answer = {"width": pixels.shape[2], "height": pixels.shape[1], "tokens": tokens}
         else:
-            image = _picture(data, limits)
+            image = _picture(data, limits, maker.settings.get("upright") is not False)
             pixels, made = maker.make(image)
             answer = {"width": image.width, "height": image.height, **made}
-        nonce, digest = bytes.fromhex(job["nonce"]), bytes.fromhex(job["digest"])
-        artifact_file.write_to(descriptor, nonce, digest, pixels)
     except UnreadableImage as error:
-        return {"reason": error.reason, "message": error.message}
-    except OSError as error:
-        return {"errno": error.errno or 0, "message": str(error)}
+        return None, {"reason": error.reason, "message": error.message}
     except MemoryError:
         lacking = NeedsMoreMemory(kind, limits.memory_bytes)
-        return {"reason": lacking.reason, "message": lacking.message}
-    except ValueError as error:
+        return None, {"reason": lacking.reason, "message": lacking.message}
+    except (OSError, ValueError) as error:
         reason = f"{kind.upper()}_UNUSABLE"
-        return {"reason": reason, "message": f"the {kind} cannot be processed: {error}"}
-    return answer
+        return None, {"reason": reason, "message": f"the {kind} cannot be processed: {error}"}
+    return pixels, answer
 
 
-def _picture(data: bytes, limits: ImageLimits) -> PIL.Image.Image:
+def _write(job: dict[str, Any], descriptor: int, pixels: Pixels) -> dict[str, Any] | None:
+    """Writes the artifact; why it could not be written, or None."""
+    try:
+        nonce, digest = bytes.fromhex(job["nonce"]), bytes.fromhex(job["digest"])
+        artifact_file.write_to(descriptor, nonce, digest, pixels)
+    except OSError as error:
+        return {"errno": error.errno or 0, "message": str(error)}
+    return None
+
+
+def _picture(data: bytes, limits: ImageLimits, upright: bool) -> PIL.Image.Image:
     if not fitted_picture.is_packed(data):
-        return decode(data, limits)
+        return decode(data, limits, upright)
     square, file = fitted_picture.unpack(data)
-    return PIL.ImageOps.pad(decode(file, limits), (square.side, square.side), color=square.colour)
+    whole = decode(file, limits, upright)
+    return PIL.ImageOps.pad(whole, (square.side, square.side), color=square.colour)
 
 
 def _video(maker: Maker, limits: ImageLimits, data: bytes) -> tuple[Pixels, dict[str, Any]]:

@@ -15,7 +15,8 @@ Answer: TypeAlias = Mapping[str, Any]  # keys of `MadeItem`, in JSON's types
 
 
 class Maker(Protocol):
-    """Made once, before the worker is confined. `settings` are all that its results depend on, in JSON's types."""
+    """Made once, before the worker is confined. `settings` are all that its results depend on, in JSON's types;
+    `upright` false among them: pictures are seen as their files store them, whatever EXIF says."""
 
     settings: dict[str, Any]
     scaling: PixelScaling | None  # of pixels that are stored as bytes

@@ -17,12 +17,12 @@ from services.preprocess.media.processor_config import read_processor_config, re
 from services.preprocess.prompt.prompt_rule import MadeItem
 from services.preprocess.worker.decode_quota import DecodeBudget, DecodeSlots
 from services.preprocess.worker.process import WorkerDied, WorkerProcess
-from shared.artifacts import file as artifact_file
 from shared.artifacts.pixel_scaling import PixelScaling
-from shared.artifacts.store import Reservation, out_of_space
+from shared.artifacts.space import out_of_space
+from shared.artifacts.store import Reservation
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_name
-from shared.errors import InvalidRequest, Unavailable
+from shared.errors import InvalidRequest, ServingError, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -98,7 +98,8 @@ class ImageWorkerPool:
 
         A file is tried again only where its worker was ended for another reason than the file. Raises
         InvalidRequest (without a field) when the file cannot be used, takes too long or kills its
-        worker; Overloaded when shared memory is full or the tenant's budget is spent.
+        worker; TooLarge where shared memory could never hold the pixel values; Overloaded when it is full or the
+        tenant's budget is spent.
         """
         self._budget.check(tenant)
         async with self._slots.slot(tenant):
@@ -136,14 +137,16 @@ class ImageWorkerPool:
 
         keep = used = False
         try:
-            descriptor = _create(place.path)
+            descriptor = place.create()
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    answer = await worker.ask(job, data, descriptor, self._timeout_s)
+                answer = await self._made(worker, job, data, descriptor, place)
             finally:
                 os.close(descriptor)
             keep, used = True, "reason" not in answer
             return answer
+        except ServingError:  # no room for what it has made
+            keep = used = True
+            raise
         except TimeoutError as error:
             raise self._too_long(again=spent() < _NOTHING_S) from error
         except WorkerDied as error:
@@ -159,6 +162,26 @@ class ImageWorkerPool:
             else:
                 self._workers.discard(worker)
                 await asyncio.shield(worker.stop())
+
+    async def _made(
+        self,
+        worker: WorkerProcess,
+        job: dict[str, Any],
+        data: bytes,
+        descriptor: int,
+        place: Reservation,
+    ) -> dict[str, Any]:
+        async with asyncio.timeout(self._timeout_s):
+            answer = await worker.ask(job, data, descriptor, self._timeout_s)
+        if "needs" not in answer:
+            return answer
+        try:  # no part of the time for decoding
+            await place.space.allocate(descriptor, int(answer["needs"]), place.path)
+        except ServingError:
+            await worker.forget()
+            raise
+        async with asyncio.timeout(self._timeout_s):
+            return await worker.write()
 
     async def _worker(self) -> WorkerProcess:
         while self._idle:
@@ -213,13 +236,6 @@ def _image_processor(checkpoint: Checkpoint) -> dict[str, Any]:
     config = read_processor_config(checkpoint.folder, checkpoint.family)
     name = image_processor_name(config)
     return {"name": name, "config": config, "video_size": read_video_size(checkpoint.folder)}
-
-
-def _create(path: Path) -> int:
-    try:
-        return artifact_file.create(path)
-    except OSError as error:
-        raise out_of_space(error, path) from error
 
 
 def _log_confinement(confinement: dict[str, list[str]]) -> None:

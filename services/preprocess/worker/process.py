@@ -84,7 +84,10 @@ class WorkerProcess:
     async def ask(
         self, job: dict[str, Any], data: bytes, descriptor: int, seconds: float
     ) -> dict[str, Any]:
-        """Has one file decoded into an open one, within so much processor time. Raises WorkerDied."""
+        """Has one file made into pixel values, within so much processor time.
+
+        How many bytes it `needs` in the open file, for `write`, or why there are none. Raises WorkerDied.
+        """
         assert self._process.stdin is not None
         text = json.dumps({**job, "bytes": len(data)}).encode()
         self._allow(seconds)
@@ -96,6 +99,15 @@ class WorkerProcess:
         except ConnectionError as error:
             raise WorkerDied(await self._process.wait()) from error
         return await self.receive()
+
+    async def write(self) -> dict[str, Any]:
+        """Has it write what it has made: what is known of the item. Raises WorkerDied."""
+        await self._allow_writing(True)
+        return await self.receive()
+
+    async def forget(self) -> None:
+        """Has it throw away what it has made. Raises WorkerDied."""
+        await self._allow_writing(False)
 
     def has_ended(self) -> bool:
         """Whether it is gone, known at once and not only after the event loop has been notified."""
@@ -118,6 +130,15 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
+
+    async def _allow_writing(self, write: bool) -> None:
+        assert self._process.stdin is not None
+        text = json.dumps({"write": write}).encode()
+        try:
+            self._process.stdin.write(_LENGTH.pack(len(text)) + text)
+            await self._process.stdin.drain()
+        except ConnectionError as error:
+            raise WorkerDied(await self._process.wait()) from error
 
     def _allow(self, seconds: float) -> None:
         """Sets a processor time after which the kernel ends it."""

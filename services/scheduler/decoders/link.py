@@ -5,6 +5,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -36,8 +37,32 @@ log = structlog.get_logger(__name__)
 _HEARTBEAT_S = 0.5
 _SILENCE_S = 2.0
 _HELLO_S = 5.0
-# Ends of a stream that cast no suspicion on the requests that ran in it.
-_ORDERLY = ("DECODER_STOPS", "DECODER_EMPTIED", "SCHEDULER_GONE", "SCHEDULER_SILENT")
+# Ends of a stream that the decoder lives through, as it or this scheduler says.
+_ORDERLY = (
+    "DECODER_STOPS",
+    "DECODER_EMPTIED",
+    "SCHEDULER_GONE",
+    "SCHEDULER_SILENT",
+    "STALE_LEASE",
+)
+# Ends that neither side has said anything about: of the transport, and of silence.
+_BROKEN = (
+    "UNAVAILABLE",
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "CALL_BROKEN",
+    "DECODER_GONE",
+    "DECODER_SILENT",
+    "LINK_FAILED",
+)
+
+
+class LinkEnd(Enum):
+    """How a link ended."""
+
+    ORDERLY = 1
+    BROKEN = 2  # why is not known: the process may have ended, or the connection alone
+    STEP_FAILED = 3  # the decoder failed a whole step, or its answer was not understood
 
 
 @dataclass(slots=True)
@@ -84,7 +109,7 @@ class DecoderLink:
         self.lease = lease
         self.wants_to_end = False  # the decoder says so
         self.is_given_away = False  # another scheduler has none
-        self.was_lost = False  # it broke, or failed a whole step: neither side ended the stream in an orderly way
+        self.ended = LinkEnd.ORDERLY  # valid once `run` has returned
         self._scheduler_id = scheduler_id
         self._encoders = encoders
         self._options = options
@@ -169,13 +194,13 @@ class DecoderLink:
         except asyncio.CancelledError:
             if self._ended_because is None:
                 raise
-            self.was_lost = self._is_loss(self._ended_because)
+            self.ended = self._end_of(self._ended_because)
             raise self._ended_because from None
         except ServingError as error:
-            self.was_lost = self._is_loss(error)
+            self.ended = self._end_of(error)
             raise
         except Exception:  # what came of a step was not understood here
-            self.was_lost = True
+            self.ended = LinkEnd.STEP_FAILED
             raise
         finally:
             self._stopped = True
@@ -184,9 +209,10 @@ class DecoderLink:
             await tasks.end(writer, watch)
             await self._media.close()
 
-    def _is_loss(self, error: ServingError) -> bool:
-        orderly = isinstance(error, Superseded) or error.reason in _ORDERLY
-        return not (orderly or self.wants_to_end)
+    def _end_of(self, error: ServingError) -> LinkEnd:
+        if isinstance(error, Superseded) or error.reason in _ORDERLY or self.wants_to_end:
+            return LinkEnd.ORDERLY
+        return LinkEnd.BROKEN if error.reason in _BROKEN else LinkEnd.STEP_FAILED
 
     def finish(self, reason: str, message: str) -> None:
         """Ends the stream: `run` raises why."""

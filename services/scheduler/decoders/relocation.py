@@ -129,12 +129,15 @@ class Returns:
         self._scheduler_id = scheduler_id
         self._tracker = tracker
         self._writer = writer
+        self._waiting: dict[str, None] = {}
         self._work = asyncio.Event()
 
     def put(self, request_ids: list[str]) -> None:
-        """These are to go back. They stay in the tracker until the queue has them."""
-        if request_ids:
-            self._tracker.unassign(request_ids)
+        """These are to go back, if they have not ended. They stay in the tracker until the queue has them."""
+        present = [rid for rid in request_ids if self._tracker.has(rid)]
+        if present:
+            self._tracker.unassign(present)
+            self._waiting.update(dict.fromkeys(present))
             self._work.set()
 
     async def run(self) -> None:
@@ -142,11 +145,13 @@ class Returns:
         while True:
             await self._work.wait()
             self._work.clear()
-            while unassigned := self._tracker.unassigned:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, {}
                 try:
-                    await self.give_back(unassigned)
+                    await self.give_back([r for r in self._tracker.unassigned if r in waiting])
                 except Unavailable as error:
                     log.warning("not given back yet", error=error.message)
+                    self._waiting = {**waiting, **self._waiting}
                     await asyncio.sleep(_RETRY_S)
 
     async def give_back(self, request_ids: list[str]) -> None:

@@ -25,7 +25,7 @@ from shared.text.text_fold import TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
-_SUSPECT = 2  # lost decoders after which it is isolated ...
+SUSPECT = 2  # lost decoders after which it is isolated ...
 # ... up to the place where it was when the last one was lost, which was two plans ahead of the log at the most, and a
 # little farther; to its end if it was past that place and another one was lost nevertheless.
 _ISOLATED_FOR = 4
@@ -228,10 +228,10 @@ class Request:
         return sequence
 
     def _isolated_until(self, known_tokens: int) -> int:
-        if self.lost_decoders < _SUSPECT:
+        if self.lost_decoders < SUSPECT:
             return 0
         if (
-            self.lost_decoders > _SUSPECT or self.collects
+            self.lost_decoders > SUSPECT or self.collects
         ):  # of what is not logged yet no place is known
             return _TO_ITS_END
         return known_tokens + _ISOLATED_FOR

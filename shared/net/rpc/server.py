@@ -8,18 +8,15 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
-import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from shared import access
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest, Unavailable
 from shared.net import internal_token, transport
 from shared.net.channels import KEEPALIVE, MAX_MESSAGE_BYTES
 from shared.net.heartbeat import Heartbeat
 from shared.net.rpc import reflection
 from shared.net.rpc.error_interceptor import ErrorInterceptor
-
-log = structlog.get_logger(__name__)
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
@@ -86,7 +83,12 @@ class RpcServer:
             self._heartbeat = Heartbeat(heartbeat, lambda: self._reports_ready())
 
     async def __aenter__(self) -> Self:
-        """Binds and starts. Raises Unavailable if the address is taken or not this machine's."""
+        """Binds and starts.
+
+        Raises InvalidRequest where other machines could reach it and there is no token, Unavailable if the address is
+        taken or not this machine's.
+        """
+        self._require_token_or_loopback()
         if self._heartbeat is not None:
             try:
                 self._heartbeat.start()
@@ -99,7 +101,6 @@ class RpcServer:
                 "ADDRESS_IN_USE", f"cannot listen on {self._listen}: {error}"
             ) from error
         self.address = self._advertise or self._bound_address(port)
-        self._warn_if_open()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.start()
@@ -144,13 +145,17 @@ class RpcServer:
         if self._heartbeat is not None:
             self._heartbeat.beat()
 
-    def _warn_if_open(self) -> None:
+    def _require_token_or_loopback(self) -> None:
         host = self._listen.rsplit(":", 1)[0]
-        if self._public or internal_token.in_use() or host == "unix" or access.is_loopback(host):
+        is_local = self._listen.startswith("unix:") or access.is_loopback(host)
+        if self._public or internal_token.in_use() or is_local:
             return
-        log.warning(
-            "anybody who reaches this service may use it: give all services the same --internal-token-file",
-            address=self.address,
+        raise InvalidRequest(
+            "NO_INTERNAL_TOKEN",
+            f"no internal token is set, and {self._listen} can be reached from other machines, by anybody: give all"
+            " services the same --internal-token-file (TESSERA_INTERNAL_TOKEN_FILE), made by `openssl rand -hex 32`,"
+            " or listen on loopback or a unix socket",
+            field="listen",
         )
 
     def _bind(self) -> int:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from shared.text.tokenizer_formats import tiktoken
-from shared.text.tokenizer_formats.content import Content, added, around
+from shared.text.tokenizer_formats.content import Content, around
+from shared.text.tokenizer_formats.ice_text import ice_text
 from shared.text.tokenizer_formats.sentencepiece import sentencepiece
 from shared.text.tokenizer_formats.sentencepiece_file import SentencePieceModel, read_sentencepiece
 
@@ -16,13 +17,14 @@ CHATGLM_TOKENS = (
     *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
 )
-# ChatGLM-6B's stand among the pieces of its model.
-_CHATGLM_6B = ("[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>")
+# InternLM2's marks of turns, where no file gives their pieces other names: users write as little of them as of others.
+_MARKS = ("[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]")
 _BEFORE_A_TEXT = ("[gMASK]", "sop")
-_BEHIND_A_TEXT = ("[gMASK]", "<sop>")
-# Texts and the pieces that stand for them in the model's input.
-_WRITTEN = {"\n": "<n>", "\t": "<|tab|>"} | {" " * n: f"<|blank_{n}|>" for n in range(80, 1, -1)}
-_BEGIN_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast", "InternLM2Tokenizer")
+# Classes whose own code begins a text so, where tokenizer_config.json does not say.
+_BEGIN_CLASSES = (
+    *("LlamaTokenizer", "LlamaTokenizerFast"),
+    *("InternLM2Tokenizer", "InternLM2TokenizerFast", "InternLMXComposer2Tokenizer"),
+)
 
 
 def find_other(folder: Path) -> Path | None:
@@ -30,27 +32,39 @@ def find_other(folder: Path) -> Path | None:
     return next((folder / name for name in OTHER_TOKENIZERS if (folder / name).is_file()), None)
 
 
-def convert(path: Path, model: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> Content:
+def convert(
+    path: Path, model: Mapping[str, Any], tokenizer: Mapping[str, Any], listed: Mapping[int, str]
+) -> Content:
     """The content of a `tokenizer.json` for a file that `find_other` found.
 
     `model` and `tokenizer` are the contents of config.json and tokenizer_config.json, which say whose file it is.
-    Raises ValueError, naming the file, for what cannot be used.
+    `listed` are the texts that files beside it give ids. Raises ValueError, naming the file, for what cannot be used.
     """
     is_chatglm = model.get("model_type") == "chatglm"
     if path.name == "qwen.tiktoken":
         return tiktoken.qwen(tiktoken.read_ranks(path), has_vision="visual" in model)
     if path.name == "ice_text.model":
-        return _ice_text(path, int(tokenizer.get("num_image_tokens", 20_000)))
+        offset = int(tokenizer.get("num_image_tokens", 20_000))
+        return _converted(path, partial(ice_text, offset=offset))
     if tiktoken.is_tiktoken(path):
         if not is_chatglm:
             raise ValueError(f"{path}: a file of tiktoken is read for Qwen and GLM-4 alone")
         return tiktoken.glm4(tiktoken.read_ranks(path))
-    return _converted(path, chatglm) if is_chatglm else _plain(path, tokenizer)
+    return _converted(path, chatglm) if is_chatglm else _plain(path, tokenizer, listed)
 
 
-def _plain(path: Path, tokenizer: Mapping[str, Any]) -> Content:
-    """As stored; the token of a text's beginning goes before it where tokenizer_config.json or its class says so."""
-    made = _converted(path, sentencepiece)
+def _plain(path: Path, tokenizer: Mapping[str, Any], listed: Mapping[int, str]) -> Content:
+    """As stored; the token of a text's beginning goes before it where tokenizer_config.json or its class says so.
+
+    A piece whose id is given to another text has that text, as by the converter that comes with InternLM2: its control
+    tokens lie at pieces [UNUSED_TOKEN_...]. Ids behind the pieces are taken as they are given.
+    """
+    made = _converted(path, partial(sentencepiece, renamed=listed))
+    for token in made["added_tokens"]:
+        token["special"] |= token["content"] in _MARKS
+    vocabulary = made["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        vocabulary |= {text: index for index, text in listed.items() if index >= len(vocabulary)}
     begins = tokenizer.get("add_bos_token")
     if begins is None:
         begins = tokenizer.get("tokenizer_class") in _BEGIN_CLASSES
@@ -69,20 +83,6 @@ def chatglm(model: SentencePieceModel) -> Content:
     for token in made["added_tokens"]:
         token["single_word"] = token["content"] in ("sop", "eop")  # not in "isopropyl"
     return {**made, "post_processor": around({name: ids[name] for name in _BEFORE_A_TEXT}, {})}
-
-
-def _ice_text(path: Path, offset: int) -> Content:
-    """ChatGLM-6B's: line breaks, tabs and runs of blanks are pieces of their own."""
-    made = _converted(path, partial(sentencepiece, written=_WRITTEN, offset=offset))
-    places = {entry[0]: index for index, entry in enumerate(made["model"]["vocab"])}
-    made["added_tokens"] += [
-        added(token, places[token])
-        for token in _CHATGLM_6B
-        if token in places and token not in _ids(made)
-    ]
-    ids = _ids(made)
-    behind = {name: ids[name] for name in _BEHIND_A_TEXT if name in ids}
-    return {**made, "post_processor": around({}, behind)}
 
 
 def _converted(path: Path, make: Callable[[SentencePieceModel], Content]) -> Content:

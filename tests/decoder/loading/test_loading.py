@@ -95,11 +95,20 @@ def test_missing_shards_and_tensors_are_named(tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": []}, "architectures"),
-        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_act": "novel"}, "novel"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "spiral"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "low_freq_factor"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "linear",
+                    "factor": 2.0,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
+            "partial_rotary_factor",
+        ),
         ({"hidden_size": 128}, "embed_tokens"),
         ({"num_hidden_layers": 3}, r"lacks layers\.2"),
         ({"num_hidden_layers": 1}, r"no use for model\.layers\.1"),

@@ -7,6 +7,7 @@ from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -15,6 +16,7 @@ from transformers.generation.logits_process import (
 
 from services.decoder.sampling.logprobs import log_softmax, scores, top
 from services.decoder.sampling.processors import Adjustments
+from services.decoder.sampling.repeated_ngrams import RepeatedNgrams
 from services.decoder.sampling.sampler import Sampler
 from services.decoder.sampling.top_k import largest
 from services.decoder.sampling.truncation import Truncation, choose
@@ -193,3 +195,20 @@ def test_seeds_repeat_and_choices_differ() -> None:
     # Neighbouring seeds, choices and positions agree no more often than chance (30 %).
     for other in (np.roll(table, 1, 0), np.roll(table, 1, 1), np.roll(table, 8, 1)):
         assert abs((table == other).mean() - 0.3) < 0.03
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_runs_that_would_come_twice_are_those_of_transformers(size: int) -> None:
+    """Token by token, from a state that was made anew, and for a fork."""
+    numbers = np.random.default_rng(size)
+    text = numbers.integers(0, 3, 200).tolist()
+    processor = NoRepeatNGramLogitsProcessor(size)
+    found = RepeatedNgrams(size, np.asarray(text[:2]), NONE)
+    for length in range(2, len(text)):
+        changed = processor(torch.tensor([text[:length]]), torch.zeros(1, 3))
+        expected = set(torch.isneginf(changed[0]).nonzero().flatten().tolist())
+        again = RepeatedNgrams(size, np.asarray(text[:1]), np.asarray(text[1:length]))
+        assert set(found.forbidden().tolist()) == expected == set(again.forbidden().tolist())
+        parent, found = found, found.fork()
+        parent.commit(2)
+        found.commit(text[length])

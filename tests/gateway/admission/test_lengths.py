@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.gateway.admission.generation_defaults import GenerationDefaults
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest, make_spec
 from services.gateway.api.openai.requests import read_chat
@@ -46,7 +47,7 @@ def test_max_tokens_defaults_to_what_is_left_of_the_length() -> None:
 def test_the_checkpoint_limits_an_answer_without_max_tokens(
     count: int, body: dict[str, Any], expected: int
 ) -> None:
-    served = replace(model(), max_new_tokens=64)
+    served = replace(model(), defaults=GenerationDefaults(max_new_tokens=64))
     request = read(served, **body)
     spec = make_spec(request, prepared(count), served, request_id="r", tenant="t", created_unix_s=1)
     assert spec.sampling.max_tokens == expected

@@ -72,6 +72,60 @@ async def test_rest_and_grpc_use_tls(stage: Stage, certificates: Certificates) -
                 await client.get(gateway.url.replace("https", "http") + "/v1/models")
 
 
+@contextlib.asynccontextmanager
+async def silent(gateway: Gateway, sent: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
+    """A TCP connection to the TLS port that sends no more than this."""
+    port = int(gateway.url.rsplit(":", 1)[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(sent)
+        yield reader
+    finally:
+        writer.close()
+
+
+async def test_connections_count_before_their_handshake(
+    stage: Stage, certificates: Certificates
+) -> None:
+    limits = {"max_connections": 40, "ssl_certfile": certificates.server}
+    tls = trusting(certificates.authority)
+    async with opened(stage, **limits) as gateway, contextlib.AsyncExitStack() as stack:
+        # Half of them have begun a handshake, with a record that never ends.
+        for number in range(40):
+            await stack.enter_async_context(silent(gateway, b"\x16\x03\x01" * (number % 2)))
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(10):
+            for _ in range(20):
+                async with silent(gateway) as refused:
+                    with contextlib.suppress(ConnectionError):
+                        assert await refused.read() == b""
+        with pytest.raises(httpx.TransportError):
+            await models(gateway, tls)
+        await stack.aclose()
+        await asyncio.sleep(0.2)
+        assert await models(gateway, tls) == [MODEL]
+
+
+async def test_a_handshake_is_part_of_the_time_for_a_head(
+    stage: Stage, certificates: Certificates
+) -> None:
+    limits = {"request_header_timeout": 1.0, "ssl_certfile": certificates.server}
+    tls = trusting(certificates.authority)
+    async with opened(stage, **limits) as gateway, asyncio.timeout(20):
+        for sent in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"):
+            async with silent(gateway, sent) as reader:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        # The same for one that says nothing behind its handshake.
+        port = int(gateway.url.rsplit(":", 1)[1])
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=tls, server_hostname="localhost"
+        )
+        assert await reader.read() == b""
+        writer.close()
+        assert await models(gateway, tls) == [MODEL]
+
+
 async def test_our_clients_trust_the_given_authority(
     stage: Stage, certificates: Certificates
 ) -> None:

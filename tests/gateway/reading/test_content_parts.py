@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from services.gateway.reading.list_limits import MOST_PARTS
+from shared.net.channels import open_channel
+from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
+from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway.stage import Stage
 
 TEXT = {"type": "text", "text": "x"}
@@ -53,3 +56,19 @@ async def test_as_many_parts_as_there_may_be_are_taken(stage: Stage) -> None:
     assert reply.status_code == 200
     (seen,) = stage.preprocess.seen
     assert [len(message.content) for message in seen.conversation.messages] == [MOST_PARTS // 2] * 2
+
+
+async def test_whether_a_content_was_one_text_reaches_preprocess(
+    stage: Stage,
+) -> None:
+    contents: list[Any] = ["one", [TEXT], [TEXT, TEXT]]
+    messages = [{"role": "user", "content": content} for content in contents]
+    assert (await stage.chat(messages=messages)).status_code == 200
+    told = [message.is_string for message in stage.preprocess.seen[-1].conversation.messages]
+    assert told == [True, False, False]
+    turns = [ChatMessage(role="user", content=[ContentPart(text="x")] * count) for count in (1, 2)]
+    async with open_channel(stage.gateway.grpc_address) as channel:
+        async for _ in ChatServiceStub(channel).Chat(ChatRequest(messages=turns)):
+            pass
+    told = [message.is_string for message in stage.preprocess.seen[-1].conversation.messages]
+    assert told == [True, False]

@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.families.check import Parts
+from services.families.prepare import prepare_model
+from services.gateway.settings import GatewaySettings
 from services.launcher import check
 from shared.checkpoint.folder import Checkpoint
 from shared.demo_model import __file__ as demo
@@ -82,6 +86,50 @@ def test_a_model_is_named_by_its_type_where_it_has_no_architecture(
 ) -> None:
     report = said(wemm.write_checkpoint(tmp_path / "wemm"), capsys)
     assert report["model"].startswith("wemm ") and report["decoder"].startswith("native: ")
+    assert report["ends"] == "at </s> (2), <|im_end|> (565)"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "named"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"700": {"content": "<|x|>"}}}, "700"),
+        ("added_tokens.json", {"<|x|>": 700}, "700"),
+        ("config.json", {"vocab_size": 463}, "463"),
+    ],
+)
+def test_an_id_beyond_the_models_vocabulary_is_refused_by_file_token_and_id(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    change: dict[str, Any],
+    named: str,
+) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    path = folder / file
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**content, **change}))
+    refusal = said(folder, capsys, 1)["refused"]
+    origin, token = ("tokenizer.json", "<tool call>") if file == "config.json" else (file, "<|x|>")
+    assert f"{folder / origin}: the token {token!r} has the id {named}" in refusal
+    with pytest.raises(SystemExit):  # as a service does at its start
+        prepare_model(GatewaySettings(model=folder), Parts.TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    "change", [{"pad_token": "<tool call>"}, {"image_token": "<tool call>"}, {}]
+)
+def test_ids_of_padding_and_of_media_may_lie_beyond_the_vocabulary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any]
+) -> None:
+    """As of released folders of Llama 2 with a token for padding, and of Gemma 3 without pictures."""
+    folder = make_checkpoint(tmp_path, "llama", text={"vocab_size": 463})
+    for name, more in {
+        "tokenizer_config.json": change,
+        "config.json": {} if change else {"image_token_index": 463},
+    }.items():
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    assert "refused" not in said(folder, capsys)
 
 
 def test_the_demo_model_is_checked_unless_another_is_named(

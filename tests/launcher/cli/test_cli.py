@@ -19,6 +19,7 @@ from shared.ascend import npu_fault
 from shared.settings import DEMO_MODEL
 from tests.support.generic_models import make_generic_checkpoint
 from tests.support.network.ports import closed_port, free_ports
+from tests.support.processes.small_shared_memory import with_shared_memory
 
 
 def tessera(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -209,6 +210,17 @@ def test_doctor_finds_nothing_missing_where_these_tests_run() -> None:
     for word in ("python", "cpu", "torch", "grpcio", "redis-server", "shared memory", "protos"):
         assert word in result.stdout
     assert "LlavaForConditionalGeneration" in result.stdout
+
+
+@pytest.mark.parametrize(("size", "mark"), [("4m", "missing"), ("64m", "note")])
+def test_doctor_says_where_shared_memory_is_small(size: str, mark: str) -> None:
+    program = (sys.executable, "-m", "services.launcher", "doctor")
+    found = subprocess.run(
+        with_shared_memory(size, program), capture_output=True, text=True, check=False
+    )
+    (line,) = [line for line in found.stdout.splitlines() if "shared memory" in line]
+    assert line.split()[0] == mark
+    assert f"MiB free of {size[:-1]} in /dev/shm" in line
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ VALUES = (
     "on",
     "image=2",
     "native",
+    "openai",
     "/somewhere",
 )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from services.families.llava.prompt import LlavaRule
-from services.preprocess.prompt.item_limits import parse_limits
+from services.preprocess.limit_setting import parse_limits
 from services.preprocess.prompt.prompt_rule import After, Mode, Place, PromptRule, Update
 from services.preprocess.prompt.tokenizer import Ids
 from services.preprocess.settings import PreprocessSettings
@@ -50,7 +50,7 @@ async def test_the_smaller_limit_of_model_and_setting_holds(
     ],
 )
 def test_limits_as_flags_write_them(setting: str, images: int, videos: int) -> None:
-    assert parse_limits(setting) == {IMAGE: images, Modality.MODALITY_VIDEO: videos}
+    assert parse_limits(setting) == {"image": images, "video": videos}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Token ids and placeholders are those of transformers."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,45 @@ async def test_a_control_token_split_over_two_parts_is_text(
         turn("user", text("a <ima"), text("ge> b"), image(file_of(A)))
     )
     assert len(response.media) == 1
+
+
+KINDS_TOLD_APART = (
+    "{{ bos_token }}{% for m in messages %}{{ start_of_turn }}{{ m.role }}{{ audio_token }}"
+    "{% if m.content is string %}:{{ m.content }}{% else %}"
+    "{% for c in m.content %}[{{ c.text | trim }}]{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+async def test_templates_get_named_tokens_and_texts_as_the_client_gave_them(
+    llama_folder: Path, tmp_path: Path, make_preprocess: PreprocessMaker
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(llama_folder, folder)
+    (folder / "chat_template.jinja").write_text(KINDS_TOLD_APART)
+    path = folder / "tokenizer_config.json"
+    named = {"start_of_turn": "<|im_start|>", "end_of_turn": "<|im_end|>"}
+    more = {"extra_special_tokens": named, "audio_token": "<|audio|>"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words = " What is there? "
+    for is_string in (True, False):
+        content = words if is_string else [{"type": "text", "text": words}]
+        expected = tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], return_dict=False
+        )
+        async with make_preprocess(folder) as service:
+            response = await service.chat(
+                Message(role="user", content=[text(words)], is_string=is_string)
+            )
+        assert ids_of(response) == expected
+        assert tokenizer.convert_tokens_to_ids("<|im_start|>") in expected
+    for kind, shown in (("string", ": What is there? "), ("openai", "[What is there?]")):
+        async with make_preprocess(folder, chat_template_content_format=kind) as service:
+            for is_string in (True, False):
+                response = await service.chat(
+                    Message(role="user", content=[text(words)], is_string=is_string)
+                )
+                assert response.text.endswith(shown)
 
 
 async def test_plain_text_and_token_ids(

@@ -8,10 +8,12 @@ import pytest
 
 from services.families import registry
 from services.families.family import ItemSize, load_part
-from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, read_template
+from services.preprocess.content_format import ContentFormat
+from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
 from services.preprocess.prompt.prompt_rule import ImageProcessing
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.text.template_environment import read_template
 
 CLIP = {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}
 SIGLIP = {"model_type": "siglip_vision_model", "patch_size": 16, "image_size": 144}
@@ -72,23 +74,44 @@ SYSTEM_AS_STRING = (
 )
 
 
+NEEDS_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('no') }}{% endif %}"
+SET_FIRST = (
+    "{% for m in messages %}{% set words = m['content'] %}"
+    "{% for c in words | selectattr('type', 'equalto', 'text') %}{{ c.text }}{% endfor %}{% endfor %}"
+)
+
+
 @pytest.mark.parametrize(
-    ("source", "user", "system", "images"),
+    ("source", "user", "system", "string", "images"),
     [
-        (PARTS, True, True, False),
-        (STRINGS, False, False, False),
-        (PRINTED, False, False, False),
-        (BOTH, True, True, True),
-        (SYSTEM_AS_STRING, True, False, True),
+        (PARTS, True, True, False, False),
+        (STRINGS, False, False, True, False),
+        (PRINTED, False, False, True, False),
+        (BOTH, True, True, True, True),
+        (SYSTEM_AS_STRING, True, False, True, True),
+        (SET_FIRST, True, True, False, False),
+        # What refuses a question alone is known by its loops.
+        (NEEDS_SYSTEM + PARTS, True, True, False, False),
+        (NEEDS_SYSTEM + SET_FIRST, True, True, False, False),
+        (NEEDS_SYSTEM + STRINGS, False, False, True, False),
     ],
 )
 def test_the_shape_that_a_template_expects_is_found(
-    source: str, user: bool, system: bool, images: bool
+    source: str, user: bool, system: bool, string: bool, images: bool
 ) -> None:
     template = ChatTemplate(source, {})
     assert template.takes_parts["user"] is user
     assert template.takes_parts["system"] is system
+    assert template.takes_text["user"] is string
     assert template.renders_media("image", "<image>") is images
+
+
+def test_the_shape_can_be_said() -> None:
+    as_parts = ChatTemplate(STRINGS, {}, ContentFormat.OPENAI)
+    assert all(as_parts.takes_parts.values()) and not any(as_parts.takes_text.values())
+    as_text = ChatTemplate(BOTH, {}, ContentFormat.STRING)
+    assert all(as_text.takes_text.values()) and not any(as_text.takes_parts.values())
+    assert not as_text.renders_media("image", "<image>")
 
 
 def test_templates_are_sandboxed() -> None:

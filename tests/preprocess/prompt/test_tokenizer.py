@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.preprocess.prompt.tokenizer import GUARD, PromptTokenizer
+from services.preprocess.prompt.tokenizer import PromptTokenizer
+from shared.text.guard import GUARD
 from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
 
 TEXTS = [

@@ -98,9 +98,11 @@ def test_tiles_lie_as_in_the_image(model: DeepSeekVL2) -> None:
 
 
 def test_the_prompt(model: DeepSeekVL2) -> None:
-    turns = [("system", "S"), *ASK, ("assistant", "Dogs."), ("user", "And?")]
-    assert model.prompt(turns) == (
-        "S\n\n<|User|>: <image>What?\n\n<|Assistant|>: Dogs.<｜end▁of▁sentence｜>"
+    turns = [("system", "S "), *ASK, ("assistant", " Dogs."), ("user", "And?")]
+    ids = model.prompt_ids(turns, [(40, 40)])
+    shown = [token for token in ids if token != model.image_id]
+    assert model.tokenizer.decode(shown, skip_special_tokens=False) == (
+        "<｜begin▁of▁sentence｜>S<|User|>: What?\n\n<|Assistant|>:Dogs.<｜end▁of▁sentence｜>"
         "<|User|>: And?\n\n<|Assistant|>:"
     )
 

@@ -11,7 +11,7 @@ from transformers.models.idefics2.modeling_idefics2 import (
     Idefics2VisionTransformer,
 )
 
-from tests.reference_models import wemm, words
+from tests.reference_models import wemm
 from tests.reference_models.common import PLACEHOLDER, below, noise
 from tests.reference_models.image_processors import wemm_images
 from tests.reference_models.wemm import BEGIN, END, Wemm, write_checkpoint
@@ -107,9 +107,9 @@ def test_rows_are_as_many_as_placeholders(
 def test_the_prompt_has_no_newline_between_its_two_turns(folder: Path) -> None:
     model = Wemm(folder)
     ids = model.prompt_ids(ASK, [(50, 50)])
-    start, end = (model.tokenizer.token_to_id(f"<|im_{side}|>") for side in ("start", "end"))
-    after = words.encode(model.tokenizer, "\nWhat is in the picture?")
-    last = words.encode(model.tokenizer, "assistant\n")
+    start, end = (model.words.marks[f"<|im_{side}|>"] for side in ("start", "end"))
+    after = model.words.encode("\nWhat is in the picture?")
+    last = model.words.encode("assistant\n")
     assert ids[:2] == [1, start]
     assert ids[ids.index(END) + 1 :] == [*after, end, start, *last]
 
@@ -119,7 +119,7 @@ def test_the_image_and_its_mask_matter_to_what_is_generated(tmp_path: Path) -> N
     picture = noise(60, 40)
     ids = model.prompt_ids(ASK, [picture.size])
     result = model.generate(ids, [picture], 3)
-    assert result.logits.shape == (3, 400)
+    assert result.logits.shape == (3, model.config["text_config"]["vocab_size"])
     rows = model.embed_image(picture)
     whole = model.logits([*ids, *result.tokens], [rows])
     assert whole[len(ids) - 1 : -1].argmax(-1).tolist() == result.tokens

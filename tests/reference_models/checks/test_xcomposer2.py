@@ -83,7 +83,7 @@ def test_a_portrait_is_padded_at_its_sides_in_white(tiled: XComposer2) -> None:
 
 def test_lines_of_the_map_end_in_the_separator(tiled: XComposer2) -> None:
     features = tiled.tiles(tiled.pixel_values(noise(50, 50)))
-    end, between = tiled.tensors["plora_sub_gn"].flatten(), tiled.tensors["plora_glb_gn"].flatten()
+    end, between = tiled.tensors["plora_sub_GN"].flatten(), tiled.tensors["plora_glb_GN"].flatten()
     assert [i for i, row in enumerate(features) if torch.equal(row, end)] == [
         *range(4, 20, 5),
         *range(29, 93, 9),

@@ -1,7 +1,7 @@
 """ChatGLM2, ChatGLM3 and GLM-4-9B-chat with the tensor names they were released with.
 
-Assumption: query_key_value is all q, all k, all v; dense_h_to_4h is gate, up; pairs (2i, 2i + 1) of a
-head's first half rotate, with base 10000 * rope_ratio.
+Assumption: query_key_value is all q, all k, all v, without `multi_query_attention` each head's q, k, v;
+dense_h_to_4h is gate, up; pairs (2i, 2i + 1) of a head's first half rotate, with base 10000 * rope_ratio.
 Assumption: prompts are `[gMASK]`, `sop` (GLM-4: `<sop>`), then for ChatGLM2 one text of rounds
 numbered from 1, after that `<|role|>`, a newline and the text for each turn, then `<|assistant|>`.
 Assumption: in ChatGLM3 the newline after a role and the text are encoded one by one, in GLM-4 together.
@@ -78,7 +78,8 @@ def write_checkpoint(folder: Path, *, generation: int = 2, seed: int = 0, **chan
 def _draw(config: dict[str, Any], random: Draw) -> dict[str, Tensor]:
     hidden, inner = config["hidden_size"], config["ffn_hidden_size"]
     rows = config["num_attention_heads"] * config["kv_channels"]
-    groups = config["multi_query_group_num"] * config["kv_channels"]
+    shared = "multi_query_group_num" if config["multi_query_attention"] else "num_attention_heads"
+    groups = config[shared] * config["kv_channels"]
     table = random.weight(config["padded_vocab_size"], hidden)
     tensors = {"transformer.embedding.word_embeddings.weight": table}
     for layer in range(config["num_layers"]):
@@ -156,7 +157,10 @@ class ChatGlm:
         counts = [config["num_attention_heads"], *[config["multi_query_group_num"]] * 2]
         packed = linear(x, part, "self_attention.query_key_value")
         rows = packed.unflatten(-1, (-1, config["kv_channels"]))
-        query, key, value = rows.split(counts, dim=1)
+        if config["multi_query_attention"]:
+            query, key, value = rows.split(counts, dim=1)
+        else:
+            query, key, value = rows.unflatten(1, (-1, 3)).unbind(2)
         base = 10000.0 * config.get("rope_ratio", 1)
         query, key = rotate_pairs(query, base), rotate_pairs(key, base)
         return linear(attention(query, key, value, causal(len(x))), part, "self_attention.dense")

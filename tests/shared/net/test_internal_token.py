@@ -1,6 +1,9 @@
 """Services of one system authenticate each other by a token, where there is one."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,6 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-import structlog.testing
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shared.artifacts.store import SERVICE_NAME, ArtifactServicer, ArtifactStore
@@ -17,6 +19,7 @@ from shared.errors import InvalidRequest
 from shared.net import healthcheck, internal_token
 from shared.net.channels import open_channel
 from shared.net.rpc.server import RpcServer
+from shared.settings import child_environment
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import FetchArtifactRequest
 
@@ -94,15 +97,35 @@ def test_a_file_without_one_token_is_refused(tmp_path: Path, content: str) -> No
         internal_token.use(file)
 
 
-async def test_a_service_open_to_others_warns(token_file: Path) -> None:
-    async def warnings(listen: str) -> list[str]:
-        with structlog.testing.capture_logs() as lines:
-            async with RpcServer(listen, grace_s=0):
-                return [line["event"] for line in lines if line["log_level"] == "warning"]
+async def test_a_service_open_to_others_needs_a_token(token_file: Path) -> None:
+    async def starts(listen: str, **options: Any) -> None:
+        async with RpcServer(listen, grace_s=0, **options):
+            pass
 
-    assert await warnings("0.0.0.0:0") == []
+    everywhere = ("0.0.0.0:0", "[::]:0")
+    for listen in everywhere:
+        await starts(listen)
     internal_token.use(None)
-    assert await warnings("127.0.0.1:0") == []
-    assert await warnings(f"unix:{token_file}.sock") == []
-    (told,) = await warnings("0.0.0.0:0")
-    assert "--internal-token-file" in told
+    for listen in ("127.0.0.1:0", "[::1]:0", "localhost:0", f"unix:{token_file}.sock"):
+        await starts(listen)
+    for listen in (*everywhere, "192.0.2.1:0", "decoder.example:0", "unix.example:0"):
+        with pytest.raises(InvalidRequest, match="--internal-token-file") as refused:
+            await starts(listen)
+        assert refused.value.reason == "NO_INTERNAL_TOKEN"
+    await starts("0.0.0.0:0", public=True)  # clients have keys
+
+
+def test_a_service_started_open_to_others_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.scheduler", "--listen", "0.0.0.0:0"]
+    path = os.pathsep.join(filter(None, sys.path))
+    ended = subprocess.run(
+        command,
+        env=child_environment(PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "--internal-token-file" in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr

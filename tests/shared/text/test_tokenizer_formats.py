@@ -126,14 +126,14 @@ def test_chatglm2_and_3_have_control_tokens_behind_their_model(tmp_path: Path, t
     assert ours.encode("a", True).tolist() == [size + 1, size + 3, *theirs.encode("a")]
 
 
-@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize(("kind", "offset"), [("unigram", 0), ("unigram", 3), ("bpe", 3)])
 def test_chatglm_6b_has_pieces_for_line_breaks_tabs_and_runs_of_blanks(
-    tmp_path: Path, offset: int
+    tmp_path: Path, kind: str, offset: int
 ) -> None:
     blanks = [f"<|blank_{size}|>" for size in range(2, 81)]
     theirs = trained(
         tmp_path / "ice_text.model",
-        model_type="unigram",
+        model_type=kind,
         vocab_size=560,
         byte_fallback=True,
         normalization_rule_name="nfkc",

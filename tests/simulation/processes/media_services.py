@@ -23,6 +23,8 @@ from tessera.artifact.v1.artifact_pb2 import (
     ArtifactRef,
     FetchArtifactRequest,
     FetchArtifactResponse,
+    MakeRoomRequest,
+    MakeRoomResponse,
 )
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1 import preprocess_pb2_grpc
@@ -140,6 +142,9 @@ class _Encoder(
         if data is None:
             raise NotFound("ARTIFACT_GONE", "no such artifact here any more")
         yield FetchArtifactResponse(data=data)
+
+    async def MakeRoom(self, request: MakeRoomRequest, context: Any) -> MakeRoomResponse:
+        return MakeRoomResponse()  # nothing of this is in files
 
 
 async def serve_preprocess(world: "World", address: str, model: str, stop: asyncio.Event) -> None:

@@ -1,5 +1,6 @@
 """Connections between processes: in order within one, independent of each other, slow, held back or cut."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
@@ -102,6 +103,15 @@ class Network:
             self.connections[end] = None
         self.loop.call_in(other, accept, far)
         return near
+
+    async def refuses(self, address: str) -> bool:
+        """Whether nothing listens at an address and its machine can be reached to say so."""
+        process = current_process()
+        assert process is not None
+        await asyncio.sleep(self._delay(process.name, address))
+        if address in self.listeners:
+            return False
+        return frozenset((process.name, address.rsplit(":", 1)[0])) not in self.parted
 
     def carry(self, end: End, message: Any) -> None:
         """Brings a message to the peer, after those sent before it."""

@@ -46,6 +46,7 @@ class Draw:
             self._renew,
             self._fence,
             self._give_back,
+            self._blame,
             self._cancel,
             self._join,
             self._withdraw,
@@ -159,6 +160,9 @@ class Draw:
         rids = self._some(self._rids)
         words = [word for rid in rids for word in (rid, str(self._rng.choice([0, 0, 1, 2])))]
         return "give_back", [*self._closing(), self._sid(), *words]
+
+    def _blame(self) -> Call:
+        return "blame", self._some(self._rids)
 
     def _cancel(self) -> Call:
         rid = self._rid()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from services.decoder.worker.plan import Limits, read_plan
-from shared.errors import Superseded, Unavailable
+from shared.errors import Precondition, Superseded, Unavailable
 from shared.queue.keys import new_instance_id
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceServicer
@@ -34,6 +34,7 @@ class ArithmeticDecoder(DecoderServiceServicer):
         self.stalled = asyncio.Event()
         self.draining = False
         self.plans_since_draining = 0  # that came after a heartbeat which said so had left
+        self.num_plans = 0  # that came
         self.num_computed = 0  # tokens that rows were made of
         self.met: set[str] = set()  # requests that were ever introduced
         self._worker = ArithmeticWorker(_LIMITS, self.broken.append)
@@ -46,8 +47,10 @@ class ArithmeticDecoder(DecoderServiceServicer):
     async def Steps(self, requests: Any, context: Any) -> AsyncIterator[decoder_pb2.StepsResponse]:
         """One stream."""
         first = await anext(aiter(requests))
-        assert first.open.decoder_id == self.id
-        assert first.open.lease > self.largest_lease
+        if first.open.decoder_id != self.id:
+            raise Precondition("WRONG_DECODER", f"this is decoder {self.id}")
+        if first.open.lease <= self.largest_lease:
+            raise Precondition("STALE_LEASE", f"lease {self.largest_lease} has it")
         if self.draining:
             raise Unavailable("DECODER_STOPS", "it was told to stop")
         self.largest_lease = first.open.lease
@@ -73,6 +76,7 @@ class ArithmeticDecoder(DecoderServiceServicer):
                 )
                 continue
             self.plans_since_draining += said_draining
+            self.num_plans += 1
             if self.stalled.is_set():
                 await asyncio.sleep(3600)
             await asyncio.sleep(self.delay_s)

@@ -98,7 +98,7 @@ def rewrite(saved: Path, folder: Path, chosen: CheckpointOptions) -> None:
         "ps_version": "v2",
         "dynamic_image_size": True,
         "use_thumbnail": True,
-        "template": "internvl2_5",
+        "template": "that of the tokenizer's files",
         "tie_word_embeddings": known["tie_word_embeddings"],
         **_TILES,
     }

@@ -1,5 +1,6 @@
 """A model as the gateway knows it, without a folder."""
 
+from services.gateway.admission.generation_defaults import GenerationDefaults
 from services.gateway.admission.model import ServedModel
 from shared.text.text_fold import TokenBytes
 from tests.support.tokenizers import byte_level_tokenizer
@@ -13,7 +14,7 @@ def model(**defaults: float) -> ServedModel:
         vocab_size=480,
         eos_token_ids=(2,),
         own_eos_ids=frozenset({2}),
-        sampling_defaults=defaults,
+        defaults=GenerationDefaults(defaults),
         table=TokenBytes([b"x"] * 480),
         tokenizer=byte_level_tokenizer(),
         created_unix_s=0,

@@ -13,13 +13,22 @@ _WINDOW = 65_535
 
 class UnfinishedCall:
     """A call of a method whose message has `size` bytes, of which the last one never comes. Sends what the server's
-    flow control lets it; `sent` are the bytes so far.
+    flow control lets it, one frame in `piece_every_s` where that is given; `sent` are the bytes so far.
     """
 
-    def __init__(self, port: int, method: str, size: int, **metadata: str) -> None:
+    def __init__(
+        self, port: int, method: str, size: int, piece_every_s: float = 0.0, **metadata: str
+    ) -> None:
         self._port, self._method, self._size = port, method, size
         self._metadata = metadata
+        self._piece_every_s = piece_every_s
+        self._pacing: asyncio.Task[None] | None = None
         self.sent = 0
+
+    def pause(self) -> None:
+        """Sends no more."""
+        assert self._pacing is not None
+        self._pacing.cancel()
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -37,13 +46,22 @@ class UnfinishedCall:
         self._writer.write(_frame(_HEADERS, block, _END_HEADERS, 1))
         self._windows = {0: _WINDOW, 1: _WINDOW}
         self._task = asyncio.create_task(self._run())
+        if self._piece_every_s:
+            self._pacing = asyncio.create_task(self._pace())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
+        if self._pacing is not None:
+            self._pacing.cancel()
         self._writer.close()
         with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
             await self._task
+
+    async def _pace(self) -> None:
+        while True:
+            self._send_piece()
+            await asyncio.sleep(self._piece_every_s)
 
     async def _run(self) -> None:
         self._send()
@@ -66,17 +84,21 @@ class UnfinishedCall:
             self._send()
 
     def _send(self) -> None:
+        while not self._piece_every_s and self._send_piece():
+            pass
+
+    def _send_piece(self) -> bool:
+        """One frame, if there is anything to be sent."""
         whole = b"\0" + self._size.to_bytes(4, "big") if self.sent == 0 else b""
-        while (room := min(*self._windows.values(), 16_384)) > 0:
-            left = 5 + self._size - 1 - self.sent
-            data = whole + b"\0" * (min(room, left) - len(whole))
-            if not data:
-                return
-            self._writer.write(_frame(_DATA, data, 0, 1))
-            whole = b""
-            self.sent += len(data)
-            for stream in self._windows:
-                self._windows[stream] -= len(data)
+        room = min(*self._windows.values(), 16_384)
+        data = whole + b"\0" * (min(room, 5 + self._size - 1 - self.sent) - len(whole))
+        if room <= 0 or not data:
+            return False
+        self._writer.write(_frame(_DATA, data, 0, 1))
+        self.sent += len(data)
+        for stream in self._windows:
+            self._windows[stream] -= len(data)
+        return True
 
 
 def _frame(kind: int, payload: bytes, flags: int = 0, stream: int = 0) -> bytes:

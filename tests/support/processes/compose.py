@@ -25,7 +25,10 @@ class Stack:
         project: str = "tessera-check",
         served_model: str = "tessera-demo",
         files: Sequence[str] = ("compose.yaml",),
+        **environment: str,
     ) -> None:
+        """`environment`: the variables that compose.yaml names."""
+        self._environment = environment
         self._files = [part for name in files for part in ("--file", name)]
         self.port, self.grpc_port = free_ports(2)
         self.project = project
@@ -48,7 +51,7 @@ class Stack:
         result = subprocess.run(
             ["docker", "compose", *self._files, "--project-name", self.project, *arguments],
             cwd=_ROOT,
-            env={**os.environ, **ports},
+            env={**os.environ, **ports, **self._environment},
             capture_output=True,
             text=True,
             timeout=within_s,

@@ -88,6 +88,7 @@ def _read_message(message: ChatMessage, path: str, into: Message) -> None:
     into.name = text(f"{path}.name", message.name, _LONGEST_NAME)
     if isinstance(message.content, str):
         into.content.add(text=message.content)
+        into.is_string = True
     elif message.content:
         for index, part in enumerate(message.content):
             into.content.append(_part(part, f"{path}.content[{index}]"))

@@ -1,11 +1,9 @@
 """Limits of the public gRPC API: a call's key is checked before its message is read, memory is reserved before the
 message is received, and the message's values are counted before it is parsed.
 
-gRPC assembles a message in memory and hands it over whole. So a call is not read until the budget has room for the
-largest message, and until then its peer can fill the flow control window of its stream and no more.
+`reception.py` receives them.
 """
 
-import asyncio
 import contextlib
 import functools
 import inspect
@@ -15,18 +13,21 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health
 
 from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.api.tessera.reception import Reception
 from services.gateway.http.body_budget import BodyBudget
-from services.gateway.http.errors import TooSlow
 from services.gateway.reading.decode import off_loop
 from services.gateway.reading.wire_limits import check_message, malformed
 from services.gateway.telemetry.request_log import log_refusal
-from shared.errors import InvalidRequest, Overloaded, Unauthenticated
+from shared.errors import Overloaded, Unauthenticated
+from shared.net.rpc import reflection
 
-_ROOM_S = 10.0
-_RECEIVE_S = 20.0
+_AT_ONCE = 4  # messages of health checks, of which an eighth of the budget is kept free
 _MOST_REFLECTIONS = 4
+# What needs no key: whether the server is there, and what it offers.
+_OPEN = tuple(f"/{name}/" for name in (health.SERVICE_NAME, *reflection.NAMES))
 
 Handler = Any  # grpc.RpcMethodHandler, whose type does not have its fields
 
@@ -34,16 +35,14 @@ Handler = Any  # grpc.RpcMethodHandler, whose type does not have its fields
 class CallLimits(grpc.aio.ServerInterceptor):
     """The innermost interceptor: its errors reach the caller as those of the methods do."""
 
-    def __init__(self, service: str, keys: ApiKeys, most_bytes: int, budget: BodyBudget) -> None:
-        """Methods of `service` need a key where there are `keys`; the others are health and reflection.
-        A message may have `most_bytes`.
+    def __init__(self, keys: ApiKeys, most_bytes: int, budget: BodyBudget) -> None:
+        """Every method needs a key where there are `keys`, but for those of health and reflection. A message may have
+        `most_bytes`.
         """
-        self._service = f"/{service}/"
         self._keys = keys
-        self._most_bytes = most_bytes
-        self._budget = budget
+        self._calls = Reception(budget, most_bytes)
         # Their messages are small. They have a budget of their own, so that they are answered while bodies wait.
-        self._information = BodyBudget(2 * most_bytes)
+        self._information = Reception(BodyBudget(_AT_ONCE * most_bytes), most_bytes)
         self._reflections = 0
 
     async def intercept_service(
@@ -55,22 +54,23 @@ class CallLimits(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        if handler.request_streaming:
-            return self._streamed(handler)
-        if not handler_call_details.method.startswith(self._service):
+        if handler_call_details.method.startswith(_OPEN):
+            if handler.request_streaming:
+                return self._streamed(handler)
             return self._read(handler, self._information)
         found = dict(handler_call_details.invocation_metadata or ())
         try:
             self._keys.caller("", str(found.get("authorization", "")), "")
         except Unauthenticated as error:
             return _refusing(error, handler_call_details.method)
-        return self._read(handler, self._budget)
+        # The messages of a stream have no limits here but gRPC's own.
+        return handler if handler.request_streaming else self._read(handler, self._calls)
 
-    def _read(self, handler: Handler, budget: BodyBudget) -> Handler:
+    def _read(self, handler: Handler, reception: Reception) -> Handler:
         """The same handler of a single message, which reads it itself."""
 
         async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-            message = _Message(budget, self._most_bytes)
+            message = _Message(reception, context.peer())
             try:
                 request = await message.read(requests, handler.request_deserializer)
                 if not handler.response_streaming:
@@ -128,25 +128,15 @@ def _refusing(error: Unauthenticated, method: str) -> Handler:
 class _Message:
     """The single message of a call, and what the budget holds for it."""
 
-    def __init__(self, budget: BodyBudget, most_bytes: int) -> None:
-        self._budget = budget
-        self._most_bytes = most_bytes
+    def __init__(self, reception: Reception, peer: str) -> None:
+        self._reception = reception
+        self._peer = peer
         self._held = 0
 
     async def read(self, requests: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> Any:
         """The message, checked and parsed. Raises Unavailable (no room), TooSlow, InvalidRequest."""
-        await self._budget.wait_for(self._most_bytes, _ROOM_S)
-        self._held = self._most_bytes
-        try:
-            async with asyncio.timeout(_RECEIVE_S):
-                raw = await anext(requests)
-                # Read to its end: gRPC's reader and its context hold each other until then.
-                if await anext(requests, None) is not None:
-                    raise InvalidRequest("TOO_MANY_MESSAGES", "this method takes one message")
-        except TimeoutError:
-            raise TooSlow("BODY_TIMEOUT", f"no message came within {_RECEIVE_S:.0f} s") from None
-        except StopAsyncIteration:
-            raise InvalidRequest("NO_MESSAGE", "the call ended without a message") from None
+        raw = await self._reception.receive(self._peer, requests)
+        self._held = self._reception.most_bytes
         self._give_back(self._held - len(raw))
         return await off_loop(functools.partial(_parsed, parse), raw)
 
@@ -156,7 +146,7 @@ class _Message:
 
     def _give_back(self, size: int) -> None:
         self._held -= size
-        self._budget.give_back(size)
+        self._reception.budget.give_back(size)
 
 
 def _parsed(parse: Any, raw: bytes) -> Any:

@@ -116,7 +116,8 @@ def _message(message: ChatMessage, path: str) -> Message:
     if not message.content:
         raise wrong(f"{path}.content", "must be a string or a list of at least one part")
     parts = [_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)]
-    return Message(role=role, content=parts)
+    alone = len(parts) == 1 and parts[0].WhichOneof("part") == "text"
+    return Message(role=role, content=parts, is_string=alone)  # there is no other way to say so
 
 
 def _part(part: ContentPart, path: str) -> Part:

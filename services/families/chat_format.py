@@ -1,0 +1,119 @@
+"""A model's chat template, and the tokens that end its answers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.families import registry
+from services.families.family import load_part
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
+from shared.text.template_environment import environment, read_template
+from shared.text.tokenizer_file import TokenizerFile
+from shared.time_limit import TimeIsUp, at_most
+
+_QUESTION, _ANSWER = "t3ss3ra question", "t3ss3ra answer"
+_MOST_S = 5.0
+
+
+class _Refused(Exception):
+    """The template does not take the conversation."""
+
+
+def find_template(checkpoint: Checkpoint, chosen: Path | None = None) -> str | None:
+    """The chat template in the file `chosen`, else the checkpoint's, else the family's, which may come before the
+    checkpoint's; None for a model without one. Raises InvalidRequest if a file cannot be read.
+    """
+    if chosen is not None:
+        try:
+            return chosen.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest("CHAT_TEMPLATE", f"--chat-template {chosen}: {error}") from error
+    family = registry.find(checkpoint)
+    source = read_template(checkpoint.folder)
+    if family.template_first or source is None:
+        own = family.chat_template(checkpoint)
+        return source if own is None else own
+    return source
+
+
+def stop_ids(
+    checkpoint: Checkpoint, tokenizer: TokenizerFile, template: str | None
+) -> tuple[int, ...]:
+    """Ids of the tokens that end an answer, ascending: those that the checkpoint's files name, where they name none the
+    tokenizer's `eos_token`; those of the family's own code; and where none of these is in what the chat template writes
+    behind an answer, the first special token that it writes there.
+    """
+    ids = set(checkpoint.eos_token_ids())
+    eos = tokenizer.special_id("eos_token")
+    if not ids and eos is not None:
+        ids.add(eos)
+    known = tokenizer.ids()
+    family = registry.find(checkpoint)
+    texts = load_part(family.stops)(checkpoint) if family.stops else ()
+    ids |= {known[text] for text in texts if text in known}
+    if template is not None:
+        written = _special_behind_an_answer(template, tokenizer)
+        if written and not ids.intersection(written):
+            ids.add(written[0])
+    return tuple(sorted(ids))
+
+
+def _special_behind_an_answer(template: str, tokenizer: TokenizerFile) -> list[int]:
+    """The special tokens behind the last turn of a conversation that ends with an answer, up to the first text among
+    them; none where a template ends an answer with text, or takes no such conversation."""
+    rest = _behind_an_answer(template, tokenizer.special_tokens).strip()
+    special = sorted(
+        (
+            (token["content"], token["id"])
+            for token in tokenizer.content["added_tokens"]
+            if token["special"]
+        ),
+        key=lambda token: -len(token[0]),
+    )
+    found: list[int] = []
+    while rest:
+        first = next((token for token in special if rest.startswith(token[0])), None)
+        if first is None:
+            break
+        found.append(first[1])
+        rest = rest.removeprefix(first[0]).lstrip()
+    return found
+
+
+def _behind_an_answer(template: str, variables: Mapping[str, str]) -> str:
+    """What a template writes behind an answer's text; it may take texts as strings or as lists of parts."""
+    for as_parts in (False, True):
+
+        def content(text: str, as_parts: bool = as_parts) -> Any:
+            return [{"type": "text", "text": text}] if as_parts else text
+
+        turns = [
+            {"role": "user", "content": content(_QUESTION)},
+            {"role": "assistant", "content": content(_ANSWER)},
+        ]
+        try:
+            text = _rendered(template, turns, variables)
+        except _Refused:
+            continue
+        before, answer, rest = text.rpartition(_ANSWER)
+        if answer and _QUESTION in before and "'type'" not in text:
+            return rest
+    return ""
+
+
+def _rendered(template: str, turns: list[dict[str, Any]], variables: Mapping[str, str]) -> str:
+    """Raises _Refused for whatever a template raises, and for one that takes too long."""
+
+    def refuse(message: str) -> None:
+        raise _Refused(message)
+
+    given = {"messages": turns, "tools": None, "documents": None, **variables}
+    try:
+        with at_most(_MOST_S):
+            made = environment(refuse).from_string(template)
+            return made.render(add_generation_prompt=False, **given)
+    except TimeIsUp:
+        raise _Refused("it takes too long") from None
+    except Exception as error:  # a template raises whatever its operations do
+        raise _Refused(str(error)) from error

@@ -1,0 +1,83 @@
+"""What chat templates are written for: a Jinja environment with the names and settings of transformers'
+`chat_template_utils`: sandboxed, immutable, blocks trimmed, `tojson` without HTML escapes, `raise_exception`,
+`strftime_now`, the `generation` block. And where a checkpoint keeps its template.
+"""
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from shared.errors import InvalidRequest
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's own words for training; here its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(style: str) -> str:
+    return datetime.now().strftime(style)
+
+
+def environment(
+    raise_exception: Callable[[str], None],
+) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """`raise_exception` is what templates call where they refuse a conversation."""
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = raise_exception
+    made.globals["strftime_now"] = _strftime_now
+    return made
+
+
+def read_template(folder: Path) -> str | None:
+    """The checkpoint's own template, from the first of the places where Hugging Face has put it, or None."""
+    raw = folder / "chat_template.jinja"
+    if raw.is_file():
+        return raw.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        found = _read_json(folder / name).get("chat_template")
+        if isinstance(found, list):  # several named templates
+            found = {entry["name"]: entry["template"] for entry in found}
+        if isinstance(found, dict):
+            found = found.get("default")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidRequest("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
+    return content if isinstance(content, dict) else {}

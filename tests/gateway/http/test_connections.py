@@ -1,0 +1,177 @@
+"""Whatever a client does with its connection, each whole request is answered, and each answer can be read."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.support.gateway.stage import ANSWER, Stage, open_stage
+
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+ASK = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def chat(version: str = "1.1", **body: object) -> bytes:
+    """A whole request for an answer."""
+    content = json.dumps({**ASK, **body}).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/{version}\r\nHost: localhost\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    stage: Stage,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    port = int(stage.gateway.url.rsplit(":", 1)[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(30):
+            yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def answers(reader: asyncio.StreamReader) -> list[tuple[int, bytes]]:
+    """Status and body of each response until the connection ends; interim ones are left out."""
+    found = []
+    while line := await reader.readline():
+        status = int(line.split()[1])
+        headers = {}
+        while (field := await reader.readline()).strip():
+            name, _, value = field.partition(b":")
+            headers[name.lower()] = value.strip()
+        if status == 100:
+            continue
+        assert b"transfer-encoding" not in headers
+        body = await reader.readexactly(int(headers[b"content-length"]))
+        found.append((status, body))
+    return found
+
+
+def code(body: bytes) -> str:
+    return str(json.loads(body)["error"]["code"])
+
+
+def text(body: bytes) -> str:
+    return str(json.loads(body)["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize("before", [1, 3])
+@pytest.mark.parametrize(
+    ("malformed", "status", "reason"),
+    [
+        (b"NONSENSE\r\n\r\n", 400, "invalid_http"),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 300, 431, "headers_too_large"),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+            400,
+            "invalid_http",
+        ),
+    ],
+    ids=["no request", "a long head", "a body that breaks"],
+)
+async def test_requests_before_a_malformed_one_are_answered(
+    before: int, malformed: bytes, status: int, reason: str, stage: Stage
+) -> None:
+    async with connected(stage) as (reader, writer):
+        writer.write(chat() * before + malformed)
+        *good, (last, body) = await answers(reader)
+    assert [found for found, _ in good] == [200] * before
+    assert {text(body) for _, body in good} == {ANSWER}
+    assert (last, code(body)) == (status, reason)
+
+
+async def test_many_requests_at_once_are_answered_or_told(stage: Stage) -> None:
+    async with connected(stage) as (reader, writer):
+        writer.write(LIVE * 20)
+        *good, (last, body) = await answers(reader)
+    assert [found for found, _ in good] == [200] * 17  # one, and 16 ahead of its answer
+    assert (last, code(body)) == (400, "too_many_requests_at_once")
+
+
+async def test_a_half_closed_connection_is_answered(stage: Stage) -> None:
+    for count in (1, 3):
+        async with connected(stage) as (reader, writer):
+            writer.write(chat() * count)
+            writer.write_eof()
+            found = await answers(reader)
+        assert [(status, text(body)) for status, body in found] == [(200, ANSWER)] * count
+    async with connected(stage) as (reader, writer):
+        writer.write(chat(stream=True))
+        writer.write_eof()
+        assert b"data: [DONE]" in await reader.read()
+    async with connected(stage) as (reader, writer):
+        writer.write(chat()[:-5])
+        writer.write_eof()
+        assert [(status, code(body)) for status, body in await answers(reader)] == [
+            (400, "invalid_http")
+        ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_is_noticed(stage: Stage, stream: bool) -> None:
+    """It looks like one that has only finished sending."""
+
+    async def step(rid: str, index: int) -> None:
+        await asyncio.sleep(0.3)
+
+    stage.scheduler.step = step
+    async with connected(stage) as (_, writer):
+        writer.write(chat(stream=stream, max_tokens=400))
+        await stage.admitted(1)
+    async with asyncio.timeout(20):
+        while not any(played.cancelled for played in stage.scheduler.played.values()):
+            await asyncio.sleep(0.05)
+
+
+async def test_http_1_0_gets_no_chunks(stage: Stage) -> None:
+    async with connected(stage) as (reader, writer):
+        writer.write(chat("1.0", stream=True))
+        reply = await reader.read()
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert b"200 OK" in head
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    events = body.split(b"\n\n")
+    assert all(event.startswith(b"data: ") for event in events[:-1])
+    assert events[-2:] == [b"data: [DONE]", b""]
+    async with connected(stage) as (reader, writer):
+        writer.write(chat("1.0"))
+        ((status, body),) = await answers(reader)
+        assert (status, text(body)) == (200, ANSWER)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_an_error_can_be_read_by_who_is_still_sending(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, declared: bool
+) -> None:
+    """As a client does that reads when it has sent all: to close before would reset its connection."""
+    size, limit = 24 << 20, 1 << 20
+    async with open_stage(redis_url, model_folder, tokenizer, max_body_bytes=limit) as stage:
+        port = int(stage.gateway.url.rsplit(":", 1)[1])
+        form = f"Content-Length: {size}" if declared else "Transfer-Encoding: chunked"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{form}\r\n\r\n"
+
+        def send_and_read() -> bytes:
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+                connection.sendall(head.encode())
+                piece = b" " * (1 << 20)
+                chunk = piece if declared else b"%x\r\n%s\r\n" % (len(piece), piece)
+                for _ in range(size // len(piece)):
+                    connection.sendall(chunk)
+                return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+        reply = await asyncio.to_thread(send_and_read)
+    assert reply.startswith(b"HTTP/1.1 413")
+    assert code(reply.partition(b"\r\n\r\n")[2]) == "body_too_large"

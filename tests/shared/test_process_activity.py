@@ -1,0 +1,52 @@
+"""From outside it is seen whether a process that does not answer is at work."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from shared.process_activity import ProcessActivity
+
+# A thread that holds the interpreter, as collecting garbage does, beside one that sleeps.
+BUSY = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()\nwhile True: pass"
+ASLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def process(request: pytest.FixtureRequest) -> Iterator[int]:
+    started = subprocess.Popen([sys.executable, "-c", request.param])
+    yield started.pid
+    started.kill()
+    started.wait()
+
+
+def settles_at(activity: ProcessActivity, busy: bool) -> bool:
+    """Whether it is found so for a while, within a time that any machine needs."""
+    same, deadline = 0, time.monotonic() + 60
+    while same < 7 and time.monotonic() < deadline:
+        same = same + 1 if activity.is_busy() == busy else 0
+        time.sleep(0.2)
+    return same == 7
+
+
+@pytest.mark.parametrize("process", [BUSY], indirect=True)
+def test_a_process_that_computes_is_busy_until_it_is_stopped(process: int) -> None:
+    activity = ProcessActivity(process)
+    assert settles_at(activity, True)
+    assert activity.used_s > 0
+    os.kill(process, signal.SIGSTOP)
+    assert settles_at(activity, False)
+    os.kill(process, signal.SIGCONT)
+    assert settles_at(activity, True)
+
+
+@pytest.mark.parametrize("process", [ASLEEP], indirect=True)
+def test_a_process_that_sleeps_is_not_busy_and_one_that_has_ended_neither(process: int) -> None:
+    activity = ProcessActivity(process)
+    assert settles_at(activity, False)
+    os.kill(process, signal.SIGKILL)
+    assert settles_at(activity, False)
