@@ -223,7 +223,9 @@ class ServiceSettings(CommonSettings):
         "127.0.0.1:0", description="Address of the gRPC server: host:port, or unix:/path."
     )
     advertise: str = Field(
-        "", description="Address under which others reach it; the listening one unless given."
+        "",
+        description="Address under which others reach it; the listening one unless given, and for one that listens on"
+        " every address (0.0.0.0) that of its route to Redis.",
     )
     internal_token_file: Path | None = Field(
         None,

@@ -49,7 +49,10 @@ async def serve(
     """
     decoder_id = new_instance_id()
     async with RpcServer(
-        settings.listen, advertise=settings.advertise, heartbeat=settings.heartbeat
+        settings.listen,
+        advertise=settings.advertise,
+        redis_url=settings.redis_url,
+        heartbeat=settings.heartbeat,
     ) as server:
         log.info("loading", model=str(settings.model), address=server.address, id=decoder_id)
         compute = executor()

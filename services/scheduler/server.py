@@ -49,7 +49,12 @@ async def serve(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         server = await stack.enter_async_context(
-            RpcServer(settings.listen, advertise=settings.advertise, heartbeat=settings.heartbeat)
+            RpcServer(
+                settings.listen,
+                advertise=settings.advertise,
+                redis_url=settings.redis_url,
+                heartbeat=settings.heartbeat,
+            )
         )
         table = _read_table(settings.model / "tokenizer.json")
         decoders = Directory(redis, keys, "decoder")

@@ -56,6 +56,7 @@ async def open_producer(
     server = RpcServer(
         settings.listen,
         advertise=settings.advertise,
+        redis_url=settings.redis_url,
         heartbeat=settings.heartbeat,
         max_message_bytes=max_message_bytes,
         max_connection_age_s=_MAX_CONNECTION_AGE_S,

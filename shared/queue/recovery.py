@@ -37,7 +37,8 @@ class RecoveryVerbs(Verbs):
 
         With an id: as their owner. A request that is missing or waits becomes the caller's; of two owners the larger
         `own_at` wins. Without: as a gateway, for all it follows. A missing request waits again; an ended one gets its
-        ending. A log grows only where the shorter is the beginning of the longer.
+        ending. A log grows only where the shorter is the beginning of the longer. When the recovery is over, only a
+        gateway's missing request is put back, and a request whose owner the caller still is according to Redis.
         False: refused. Redis does not recover (any more), another owner took the request later, its log is another, or
         it has ended. An owner drops it then.
         """

@@ -1,15 +1,19 @@
 """What containers need of a service: a health check, and an address at which others reach it."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 
-from shared.net import healthcheck, internal_token
+from shared.errors import Unavailable
+from shared.net import healthcheck, internal_token, own_address
+from shared.net.backoff import Backoff
 from shared.net.rpc.server import RpcServer
 
 
@@ -33,14 +37,51 @@ def token(tmp_path: Path) -> Iterator[None]:
     internal_token.use(None)
 
 
+def own_addresses() -> list[str]:
+    """This machine's addresses, as URLs have them, that can be bound: loopback at least."""
+    found = []
+    for family, brackets in ((socket.AF_INET, "{}"), (socket.AF_INET6, "[{}]")):
+        for addresses in psutil.net_if_addrs().values():
+            for one in addresses:
+                if one.family != family or one.address.startswith("fe80:"):
+                    continue
+                with contextlib.suppress(OSError), socket.socket(family) as probe:
+                    probe.bind((one.address, 0))
+                    found.append(brackets.format(one.address))
+    return found
+
+
 @pytest.mark.usefixtures("token")
 async def test_a_service_that_listens_everywhere_advertises_where_it_is_reached() -> None:
-    async with RpcServer("0.0.0.0:0") as server:
-        host, port = server.address.rsplit(":", 1)
-        assert host != "0.0.0.0"
-        assert host == socket.gethostname() or not host.startswith("127.")
+    own = own_addresses()
+    for listen in ("0.0.0.0:0", "[::]:0"):
+        for address in own:  # Redis is where the route to it begins
+            async with RpcServer(listen, redis_url=f"redis://:secret@{address}:6379/0") as server:
+                assert server.address.rpartition(":")[0] == address
+                await server.ready()
+                assert await asyncio.to_thread(healthcheck.check, server.address) == "ready"
+
+
+@pytest.mark.usefixtures("token")
+@pytest.mark.parametrize(
+    "redis_url", ["redis://127.0.0.1:6379/0", "redis://localhost/0", "unix:///run/redis.sock?db=0"]
+)
+async def test_a_service_beside_redis_advertises_loopback(redis_url: str) -> None:
+    async with RpcServer("0.0.0.0:0", redis_url=redis_url) as server:
+        assert server.address.rpartition(":")[0] in ("127.0.0.1", "[::1]")
         await server.ready()
-        assert await asyncio.to_thread(healthcheck.check, f"127.0.0.1:{port}") == "ready"
+        assert await asyncio.to_thread(healthcheck.check, server.address) == "ready"
+
+
+@pytest.mark.usefixtures("token")
+async def test_without_a_route_to_redis_it_says_what_to_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(own_address, "_PAUSES", Backoff(0, 0))
+    with pytest.raises(Unavailable, match=r"--advertise HOST:PORT") as failed:
+        async with RpcServer("0.0.0.0:0", redis_url="redis://:secret@nobody.invalid:6379/0"):
+            pass
+    assert "nobody.invalid" in failed.value.message and "secret" not in failed.value.message
 
 
 @pytest.mark.usefixtures("token")

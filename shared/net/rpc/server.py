@@ -1,6 +1,5 @@
 """The gRPC server of a service: address, health, reflection, error mapping, limits."""
 
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from shared import access
 from shared.errors import InvalidRequest, Unavailable
-from shared.net import internal_token, transport
+from shared.net import internal_token, own_address, transport
 from shared.net.channels import KEEPALIVE, MAX_MESSAGE_BYTES
 from shared.net.heartbeat import Heartbeat
 from shared.net.rpc import reflection
@@ -37,6 +36,7 @@ class RpcServer:
         listen: str,
         *,
         advertise: str = "",
+        redis_url: str = "",
         heartbeat: Path | None = None,
         credentials: grpc.ServerCredentials | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
@@ -46,9 +46,10 @@ class RpcServer:
         grace_s: float = 5.0,
         public: bool = False,
     ) -> None:
-        """`heartbeat` is the socket on which a thread reports the process's state. `limits` are gRPC channel
-        arguments; `gate` intercepts every call. `public`: for clients, which have API keys instead of the internal
-        token.
+        """A server that listens on every address announces `advertise`, else its own address on the route to Redis; the
+        one that it listens on without `redis_url`, where nobody is told it. `heartbeat` is the socket on which a
+        thread reports the process's state. `limits` are gRPC channel arguments; `gate` intercepts every call.
+        `public`: for clients, which have API keys instead of the internal token.
         """
         options = [
             *KEEPALIVE,
@@ -73,6 +74,7 @@ class RpcServer:
         self._listen = listen
         self._credentials = credentials
         self._advertise = advertise
+        self._redis_url = redis_url
         self._grace_s = grace_s
         self._public = public
         self._health = _Health()
@@ -86,7 +88,7 @@ class RpcServer:
         """Binds and starts.
 
         Raises InvalidRequest where other machines could reach it and there is no token, Unavailable if the address is
-        taken or not this machine's.
+        taken or not this machine's, or the address to announce cannot be found out.
         """
         self._require_token_or_loopback()
         if self._heartbeat is not None:
@@ -100,7 +102,7 @@ class RpcServer:
             raise Unavailable(
                 "ADDRESS_IN_USE", f"cannot listen on {self._listen}: {error}"
             ) from error
-        self.address = self._advertise or self._bound_address(port)
+        self.address = self._advertise or await self._bound_address(port)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.start()
@@ -163,12 +165,12 @@ class RpcServer:
             return self.grpc.add_insecure_port(self._listen)
         return self.grpc.add_secure_port(self._listen, self._credentials)
 
-    def _bound_address(self, port: int) -> str:
+    async def _bound_address(self, port: int) -> str:
         if self._listen.startswith("unix:"):
             return self._listen
         host = self._listen.rsplit(":", 1)[0]
-        if host in ("0.0.0.0", "[::]", "::", "*", ""):
-            host = _own_host()
+        if self._redis_url and own_address.is_every_address(host):
+            host = await own_address.address_toward(self._redis_url)
         return f"{host}:{port}"
 
 
@@ -195,18 +197,3 @@ class _GenericHandlersOnly:
 
     def add_registered_method_handlers(self, *_: Any) -> None:
         """The same methods again, by name: not needed."""
-
-
-def _own_host() -> str:
-    """Where others reach this machine or container, which listens on all of its addresses.
-
-    The address of its own host name: Docker and Kubernetes write it into /etc/hosts, and a pod's
-    name would mean nothing to other pods. Ordinary machines have a loopback address there; then it
-    is the name.
-    """
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        return name
-    return name if address.startswith("127.") else address

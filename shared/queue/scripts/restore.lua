@@ -2,12 +2,16 @@
 -- ARGV: closing (6), request (16), sid or '' for a gateway, own_at, lease ms, arrived ms, rank, prompt log,
 --   decoders lost with it, log0, e0, log1, e1, ...
 -- Returns 1, or 0: refused (no recovery; another owner took it later; its logs are not as the caller knows them; it ended)
--- A gateway may put back what is missing altogether at any time: the recovery may be over before its call got through.
+-- The recovery may be over before a call gets through. At any time a gateway may put back what is missing altogether, and
+-- an owner goes on with what is still its own here: nobody else can have written for it.
 local close, q = closing(), request_at(7)
 local sid, own_at, lease_ms, arrived_ms, rank = ARGV[23], tonumber(ARGV[24]), tonumber(ARGV[25]), ARGV[26], ARGV[27]
 local lost_decoders, LOGS = ARGV[29], 30
 local rid, r = q.rid, request(q.rid)
-if redis.call('EXISTS', P .. ':recovery') == 0 and (sid ~= '' or redis.call('EXISTS', r) == 1) then return 0 end
+local f = redis.call('HMGET', r, 'state', 'owner', 'own_at')
+local state, owner = f[1], f[2] or ''
+local may_be_late = sid == '' and not state or sid ~= '' and owner == sid
+if not may_be_late and redis.call('EXISTS', P .. ':recovery') == 0 then return 0 end
 local now_ms = math.floor(now_us() / 1000)
 local logs = {p = ARGV[28]}
 for c = 0, q.n - 1 do logs[c] = ARGV[LOGS + 2 * c] end
@@ -44,8 +48,6 @@ local function own(owner)
   redis.call('ZADD', P .. ':scheds', 'NX', now_ms + lease_ms, sid)
 end
 
-local f = redis.call('HMGET', r, 'state', 'owner', 'own_at')
-local state, owner = f[1], f[2] or ''
 if state == 'ended' then
   for c = 0, q.n - 1 do
     if ARGV[LOGS + 2 * c + 1] == '' and sid ~= '' then return 0 end

@@ -264,6 +264,32 @@ async def test_a_gateway_puts_back_what_is_missing_also_when_the_recovery_is_ove
     assert await client.take("a") == [spec.request_id]
 
 
+async def test_an_owner_that_comes_late_goes_on_with_what_is_still_its_own(
+    client: QueueClient,
+) -> None:
+    rids = [await client.admit() for _ in range(4)]
+    await client.scheduler("a")
+    taken = await client.queue.take("a", max_requests=4, max_tokens=100)
+    assert taken is not None
+    for rid in rids:
+        await client.append("a", rid, 0, [1])
+    # The replica that became the master has one token of each, and a shorter history of who runs what: the recovery,
+    # which another process's connection began, is over.
+    await client.scheduler("b")
+    keep, given, other, diverged = taken
+    await client.queue.give_back("a", [given.spec.request_id])
+    await client.redis.hset(client.keys.request(other.spec.request_id), "owner", "b")
+    known = [held(keep, [1, 2, 3]), held(given, [1, 2]), held(other, [1, 2]), held(diverged, [8])]
+    assert await client.queue.restore(known, "a") == [True, False, False, False]
+    rid = keep.spec.request_id
+    assert await client.tokens(rid) == [1, 2, 3]
+    assert await client.append("a", rid, 3, [4]) == (AppendCode.OK, 4)
+    assert await client.take("b") == [given.spec.request_id, diverged.spec.request_id]
+    assert await client.append("b", other.spec.request_id, 1, [7]) == (AppendCode.OK, 2)
+    assert await client.queue.restore([held(keep, [1, 2, 3, 4], STOP)], "a") == [True]
+    assert await client.ending(rid) == STOP
+
+
 async def test_an_owner_that_redis_has_forgotten_is_listed_again(client: QueueClient) -> None:
     await client.admit()
     taken = await take_one(client, "a")
