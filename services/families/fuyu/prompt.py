@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from tokenizers import Tokenizer
-
 from services.families.family import ItemSize
 from services.families.fuyu.sizes import Patching
 from services.preprocess.prompt.prompt_rule import (
@@ -17,6 +15,7 @@ from services.preprocess.prompt.prompt_rule import (
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.text.tokenizer_file import read_tokenizer
+from shared.text.tokenizer_library import open_tokenizer
 from tessera.common.v1.media_pb2 import Modality
 
 # Of a patch, behind a row of them, before the text, and behind it.
@@ -33,7 +32,7 @@ class FuyuRule(PromptRule):
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
         """Raises InvalidRequest for a tokenizer without the tokens, or with another patch than config.json."""
         self._patching = Patching.read(checkpoint)
-        words = Tokenizer.from_str(read_tokenizer(checkpoint.folder / "tokenizer.json").text)
+        words = open_tokenizer(read_tokenizer(checkpoint.folder / "tokenizer.json"))
         ids = [words.token_to_id(token) for token in _TOKENS]
         known = [number for number in ids if number is not None]
         if len(known) < len(ids):

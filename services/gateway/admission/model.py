@@ -18,6 +18,7 @@ from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
 from shared.text.text_fold import TokenBytes
 from shared.text.tokenizer_file import TokenizerFile, read_tokenizer
+from shared.text.tokenizer_library import open_tokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +69,7 @@ class ServedModel:
         config = registry.text_sizes(checkpoint)
         table = _table(folder / "tokenizer.json")
         words = read_tokenizer(folder / "tokenizer.json")
-        tokenizer = Tokenizer.from_str(words.text)
+        tokenizer = open_tokenizer(words)
         eos_token_ids = stop_ids(checkpoint, words, find_template(checkpoint, chat_template))
         vocab_size = config.vocab_size or len(table)
         longest = require_length(max_model_len or config.max_position_embeddings)

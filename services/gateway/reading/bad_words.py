@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from tokenizers import Tokenizer
 
 from services.gateway.reading.bounds import texts, wrong
+from shared.text.rust_panic import RustPanic
+from shared.text.tokenizer_library import token_ids
 from tessera.common.v1.sampling_pb2 import TokenSequence
 
 _MOST_WORDS = 256
@@ -12,11 +14,16 @@ _LONGEST_WORD = 256
 
 
 def read_bad_words(listed: str | Sequence[str] | None, tokenizer: Tokenizer) -> list[TokenSequence]:
-    """The sequences for `bad_words`. Raises InvalidRequest for a word without tokens."""
+    """The sequences for `bad_words`. Raises InvalidRequest for a word without tokens, or that the tokenizer gives up on."""
     words = texts("bad_words", listed, _MOST_WORDS, _LONGEST_WORD)
     sequences: dict[tuple[int, ...], None] = {}
     for place, word in enumerate(words):
-        found = list(spellings(word, tokenizer))
+        try:
+            found = list(spellings(word, tokenizer))
+        except RustPanic as error:
+            raise wrong(
+                f"bad_words[{place}]", f"is a text that the tokenizer gives up on ({error})"
+            ) from error
         if not found:
             raise wrong(f"bad_words[{place}]", "has no tokens")
         sequences |= dict.fromkeys(found)
@@ -38,6 +45,8 @@ def spellings(word: str, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
 def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """Empty for what the tokenizer has no token for."""
     try:
-        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+        return tuple(token_ids(tokenizer, text))
+    except RustPanic:
+        raise
     except Exception:  # the library has no class of its own
         return ()

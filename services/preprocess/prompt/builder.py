@@ -244,7 +244,7 @@ class PromptBuilder:
         written = text
         for marker, (before, behind) in self._around.items():
             written = written.replace(marker, before + marker + behind)
-        ids = self._tokenizer.encode(written, add_special_tokens)
+        ids = self._tokenizer.encode(written, add_special_tokens, field)
         if len(ids) == 0:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: the prompt has no tokens", field=field)
         return Draft(self._rule.finish(ids), text.replace(GUARD, ""), field)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
 from shared.errors import InvalidRequest
 from shared.text.guard import GUARD
+from shared.text.rust_panic import RustPanic
 from shared.text.tokenizer_file import read_tokenizer
+from shared.text.tokenizer_library import open_tokenizer, token_ids
 
 Ids = npt.NDArray[np.int32]
 
@@ -33,7 +35,7 @@ class PromptTokenizer:
             raise InvalidRequest(
                 "BAD_CHECKPOINT", f"the tokenizer cannot be used: {error}"
             ) from error
-        self._tokenizer = Tokenizer.from_str(file.text)
+        self._tokenizer = open_tokenizer(file)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.special_tokens = file.special_tokens
@@ -96,29 +98,36 @@ class PromptTokenizer:
         """User text in which only the image placeholder means nothing; other control tokens are read."""
         return _guarded(text, self._marker)
 
-    def encode(self, text: str, add_special_tokens: bool) -> Ids:
+    def encode(self, text: str, add_special_tokens: bool, field: str = "prompt") -> Ids:
         """Token ids of a text; control tokens are read where they are not guarded. Runs without the GIL.
 
-        `add_special_tokens` puts the checkpoint's own begin and end tokens around it.
+        `add_special_tokens` puts the checkpoint's own begin and end tokens around it. Raises InvalidRequest, which
+        names the `field` that the text came in, where the tokenizer has no token for a part of it or gives up.
         """
         pieces = text.split(GUARD)
-        ids = self._ids(pieces[0])
-        for piece in pieces[1:]:
-            ids += self._continued(piece)
+        try:
+            ids = self._ids(pieces[0])
+            for piece in pieces[1:]:
+                ids += self._continued(piece)
+        except RustPanic as error:
+            raise InvalidRequest(
+                "TOKENIZER_GAVE_UP",
+                f"{field}: the model's tokenizer gives up on this text ({error}): long runs of one kind of character"
+                " are the usual reason; shorten or break them",
+                field=field,
+            ) from error
+        except Exception as error:  # the library has no class of its own
+            raise InvalidRequest(
+                "NO_TOKEN",
+                f"{field}: the model's tokenizer has no token for a part of the text: {error}",
+                field=field,
+            ) from error
         if add_special_tokens:
             ids = [*self._prefix, *ids, *self._suffix]
         return np.array(ids, np.int32)
 
     def _ids(self, text: str) -> list[int]:
-        # A batch of one: the library gives the GIL away for batches only, and only they can do without offsets.
-        try:
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        except Exception as error:  # the library has no class of its own
-            raise InvalidRequest(
-                "NO_TOKEN", f"the model's tokenizer has no token for a part of the text: {error}"
-            ) from error
-        ids: list[int] = encoding.ids
-        return ids
+        return token_ids(self._tokenizer, text)
 
     def _continued(self, piece: str) -> list[int]:
         """Ids of a piece from the middle of a text: without the space that some tokenizers put before a text."""

@@ -18,9 +18,16 @@ from shared.telemetry import request_names
 log = structlog.get_logger(__name__)
 
 
-def _as_serving_error(error: Exception) -> ServingError:
+# What ends a process or a generator. Whatever else is no `Exception`, as a panic of a library in Rust, is a call's error:
+# the library of gRPC would leave its caller without an answer.
+_OF_OTHERS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+def _as_serving_error(error: BaseException) -> ServingError:
     if isinstance(error, ServingError):
         return error
+    if isinstance(error, _OF_OTHERS):
+        raise error
     log.exception("unexpected error in a handler")
     return Internal("INTERNAL", f"internal error: {type(error).__name__}")
 
@@ -95,7 +102,7 @@ async def _unary(inner: Any, request: Any, context: Any) -> Any:
         return await inner(request, context)
     except (grpc.aio.AbortError, asyncio.CancelledError):
         raise
-    except Exception as error:
+    except BaseException as error:
         await abort(context, _as_serving_error(error))
 
 
@@ -113,5 +120,5 @@ async def _streaming(inner: Any, request: Any, context: Any) -> AsyncIterator[An
             await inner(request, context)
     except (grpc.aio.AbortError, asyncio.CancelledError):
         raise
-    except Exception as error:
+    except BaseException as error:
         await abort(context, _as_serving_error(error))

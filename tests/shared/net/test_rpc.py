@@ -51,6 +51,17 @@ class Failing(scheduler_pb2_grpc.SchedulerServiceServicer):
         raise ValueError("a mistake")
 
 
+class Panic(BaseException):
+    """Like that of a library in Rust, which is no `Exception`."""
+
+
+class Panicking(scheduler_pb2_grpc.SchedulerServiceServicer):
+    async def GetLoad(
+        self, request: scheduler_pb2.GetLoadRequest, context: Any
+    ) -> scheduler_pb2.GetLoadResponse:
+        raise Panic("a library gave up")
+
+
 class Breaking(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetLoad(
         self, request: scheduler_pb2.GetLoadRequest, context: Any
@@ -124,3 +135,18 @@ async def test_a_malformed_message_is_an_invalid_request(
     logged = [r for r in caplog.records if "PollerCompletionQueue" not in r.getMessage()]
     assert not any(record.exc_info for record in logged)
     assert "Traceback" not in out + err
+
+
+async def test_a_panic_of_a_library_is_a_calls_error_and_not_its_silence(short_tmp: Path) -> None:
+    async with RpcServer(f"unix:{short_tmp}/s.sock", grace_s=0) as server:
+        server.add(
+            "tessera.scheduler.v1.SchedulerService",
+            scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server,
+            Panicking(),
+        )
+        await server.ready()
+        async with open_channel(server.address) as line:
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(line)
+            for _ in range(2):
+                with pytest.raises(Internal, match="internal error: Panic"), calling("it"):
+                    await stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=30)
