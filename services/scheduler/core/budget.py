@@ -212,10 +212,11 @@ class Costs:
 class StepBudget:
     """How many prompt tokens still fit into one plan while it is filled.
 
-    A step is bounded in tokens and, while sequences decode in it, in time: by `target` microseconds as the costs
-    predict them; 0 is no bound. Whatever the target, prompts get a block's worth of tokens in each step, so that they
-    never stand still. A part that may not be divided is exempt from both bounds: it raises them, as far as the decoder
-    can go, once there is something left for prompts.
+    A step is bounded in tokens and, while sequences decode in it, in time, as the costs predict it. Prompts get what
+    those sequences leave of `target` microseconds (0 is no bound), in whole blocks, but at least as much time as these take
+    themselves, and at least a block. So prompts have half of each step however little the target is, and a step that
+    exceeds the target takes twice what those that decode take alone. A part that may not be divided is exempt from both
+    bounds: it raises them, as far as the decoder can go, once there is something left for prompts.
     """
 
     def __init__(self, plan: StepPlan, capacity: Capacity, costs: Costs, target: float) -> None:
@@ -224,6 +225,7 @@ class StepBudget:
         self._costs = costs
         self._target = target
         self._decoding = 0  # tokens of sequences that decode
+        self._decoding_takes = 0.0  # microseconds of a step with these alone
 
     @property
     def whole(self) -> int:
@@ -237,8 +239,10 @@ class StepBudget:
 
     def limit_prompts(self) -> None:
         """The rows so far decode: what is added from now on must not delay them."""
-        self._plan.has_decoding = True
-        self._decoding = self._plan.num_tokens
+        plan = self._plan
+        plan.has_decoding = True
+        self._decoding = plan.num_tokens
+        self._decoding_takes = self._costs.predict(plan.num_tokens, plan.num_pairs)
 
     def at(self, start: int) -> int:
         """Tokens that a chunk may have which starts at index `start` of its sequence."""
@@ -248,14 +252,15 @@ class StepBudget:
         if not self._target or not self._costs.of_token:
             return tokens
         block = self._capacity.block_size
-        in_time = self._in_time(start) // block * block
         given = self._plan.num_tokens - self._decoding
-        return min(tokens, max(in_time, block - given))
+        in_target = self._in_time(start, self._target) // block * block
+        half = self._in_time(start, 2 * self._decoding_takes)
+        return min(tokens, max(in_target, half, block - given))
 
-    def _in_time(self, start: int) -> int:
-        """The most tokens that the rest of the target suffices for: token k of them attends to `start + k` tokens."""
+    def _in_time(self, start: int, step: float) -> int:
+        """The most tokens with which a step takes `step` microseconds: token k of them attends to `start + k` tokens."""
         costs, plan = self._costs, self._plan
-        left = self._target - costs.predict(plan.num_tokens, plan.num_pairs)
+        left = step - costs.predict(plan.num_tokens, plan.num_pairs)
         if left <= 0:
             return 0
         first = costs.of_token + costs.of_pair * start

@@ -103,6 +103,32 @@ def test_a_prompt_goes_on_where_the_streams_alone_take_longer_than_the_target() 
     assert drive.compute_long_prompt(100) == [16] * 6 + [4]
 
 
+@pytest.mark.parametrize("token_ms", [7.0, 14.0])
+def test_prompts_get_half_of_each_step_where_streams_take_nearly_the_target_or_more(
+    token_ms: float,
+) -> None:
+    """32 streams take 229 or 453 ms of 250, which leave three tokens or none."""
+    drive = SlowDrive(token_ms=token_ms, max_slots=40)
+    for number in range(32):
+        drive.scheduler.add(sequence(f"stream{number}", [number + 1] * 3, 500, number))
+    drive.step()
+    drive.plans.clear()
+    counts = drive.compute_long_prompt(263)
+    assert sum(counts) == 263 and {*counts[:-1]} <= {31, 32}
+    for plan in [plan for plan in drive.plans if drive.prompt_tokens(plan)][:-1]:
+        prompt_ms = token_ms * drive.prompt_tokens(plan)
+        # To two tokens: 5 ms of each step are nobody's, and what attention costs is learned.
+        assert drive.took_ms(plan) / 2 - 2 * token_ms <= prompt_ms <= drive.took_ms(plan) / 2
+
+
+def test_with_few_streams_the_target_bounds_a_step() -> None:
+    drive = SlowDrive(token_ms=4)
+    drive.add_streams()  # they take 37 ms
+    counts = drive.compute_long_prompt(120)
+    assert counts == [48, 48, 24]
+    assert max(map(drive.took_ms, drive.plans)) <= TARGET_MS
+
+
 def test_several_prompts_share_what_one_would_have_had() -> None:
     drive = SlowDrive(target_ms=20)
     drive.add_streams()
