@@ -38,6 +38,7 @@ from services.gateway.http.open_files import connections_within_limits
 from services.gateway.http.protocol import HttpLimits
 from services.gateway.http.server import HttpServer
 from services.gateway.settings import GatewaySettings
+from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
@@ -148,6 +149,7 @@ async def open_gateway(
         instance_id = new_instance_id()
         metrics = Metrics(model.name, model.max_model_len)
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
+        slices = Slices()
         limits = QueueLimits(settings.max_waiting_requests, settings.max_waiting_tokens)
         cancels = Cancels(queue)
         stack.push_async_callback(cancels.settled)
@@ -180,7 +182,7 @@ async def open_gateway(
                 OpenAiEndpoint(
                     Completions(generating),
                     Models(model, parts),
-                    Tokenizing(model, pool, body_limits),
+                    Tokenizing(model, pool, body_limits, slices),
                 ),
                 TesseraEndpoint(Requests(resumption, make_writer), information),
             ],

@@ -35,7 +35,7 @@ def _check_heartbeat(path: Path) -> str:
     except OSError as error:  # TimeoutError among them
         return f"no heartbeat at {path}: {error}"
     if beat.age_s > _STANDSTILL_S:
-        return f"its event loop has not run for {beat.age_s:.0f} s"
+        return f"its event loop has stood still for {beat.age_s:.0f} s"
     return "ready" if beat.is_ready else "not ready"
 
 

@@ -1,8 +1,8 @@
 """Whether a process is ready and its event loop still runs, answered by a thread beside the loop.
 
 A process has a unix datagram socket and a thread that answers on it: no backlog of connections delays the question,
-and it needs no free file descriptor. The answer holds for how long the loop has not run, so that a busy loop is
-distinguished from a blocked one. Time in which it waited for a core does not count.
+and it needs no free file descriptor. The answer holds for how long the loop has stood still, so that a busy loop is
+distinguished from a blocked one: time in which its thread computed or waited for a core does not count.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-# A loop that has not run for so long answers no calls.
+# A loop that has stood still for so long answers no calls.
 LATE_S = 1.0
 
 _EVERY_S = 0.1
@@ -28,11 +28,11 @@ class Beat:
     """The state that a process reports."""
 
     is_ready: bool
-    age_s: float  # for which its event loop has not run, and could have
+    age_s: float  # for which its event loop has not run, and its thread neither computed nor waited for a core
 
     @property
     def is_late(self) -> bool:
-        """Whether the loop is blocked, or takes so long for an iteration that it seems to be."""
+        """Whether the loop is blocked: a long iteration that computes is none."""
         return self.age_s > LATE_S
 
 
@@ -62,7 +62,7 @@ class Heartbeat:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self.beat)
-        self._told = (self._is_ready(), _time_with_a_core(self._thread))
+        self._told = (self._is_ready(), _time_asleep(self._thread))
 
     def stop(self) -> None:
         """Answers no more."""
@@ -79,22 +79,22 @@ class Heartbeat:
                 _, asker = self._socket.recvfrom(_LONGEST)
                 is_ready, beaten_at = self._told
                 word = _READY if is_ready else _NOT_READY
-                answer = b"%s %.3f" % (word, _time_with_a_core(self._thread) - beaten_at)
+                answer = b"%s %.3f" % (word, _time_asleep(self._thread) - beaten_at)
                 with contextlib.suppress(OSError):  # the asker may be gone
                     if asker:
                         self._socket.sendto(answer, socket.MSG_DONTWAIT, asker)
 
 
-def _time_with_a_core(thread: int) -> float:
-    """A clock in seconds that stops while a thread waits for a core."""
+def _time_asleep(thread: int) -> float:
+    """A clock in seconds that stops while a thread computes or waits for a core."""
     now = time.monotonic()
     try:
         # Nanoseconds on a core, nanoseconds of waiting for one, time slices. Source:
         # Documentation/scheduler/sched-stats.rst.
-        _, waited_ns, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
+        on_core, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
     except (OSError, ValueError):  # a kernel that does not count
         return now
-    return now - int(waited_ns) / 1e9
+    return now - (int(on_core) + int(waited)) / 1e9
 
 
 class Question:

@@ -20,7 +20,7 @@ from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import LogLayout
 from services.gateway.following.follower import Follower
 from services.gateway.following.resume import Resumption, shows_prompt_ids
-from services.gateway.reading.data_urls import decode_media
+from services.gateway.reading.data_urls import serialized
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
 from services.gateway.telemetry.metrics import Metrics
 from shared.environment import monotonic, unix_time
@@ -35,7 +35,7 @@ from shared.net import tasks
 from shared.queue import Queue, cost_of
 from shared.queue.token_log import decode_tokens
 from shared.telemetry.request_names import names
-from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
+from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 log = structlog.get_logger(__name__)
@@ -264,9 +264,11 @@ class Admission:
         if request.prepare.WhichOneof("input") == "token_ids":
             # Its ids have been checked, and there is nothing to render or to tokenize.
             return PrepareResponse(token_ids=request.prepare.token_ids)
-        await decode_media(request.prepare, request.inline_media)
+        prompt: PrepareRequest | bytes = request.prepare
+        if not request.has_short_prompt:
+            prompt = await serialized(request.prepare, request.inline_media)
         start = monotonic()
-        prepared = await self._pool.prepare(request.prepare)
+        prepared = await self._pool.prepare(prompt)
         self._metrics.stage("preprocess", monotonic() - start)
         times = prepared.times
         self._metrics.stage("tokenize", times.tokenize_us / 1e6)

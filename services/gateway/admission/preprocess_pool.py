@@ -3,22 +3,25 @@ gone.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import grpc
 import structlog
 
-from services.gateway.admission.prompt_stream import PromptStream, is_short
+from services.gateway.admission.prompt_stream import PromptStream
 from services.gateway.http.errors import BodyTooLarge
 from shared.environment import monotonic
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
 from shared.net.channels import Connections, open_channel
 from shared.net.registry import Directory, Member
 from shared.net.rpc.errors import calling
+from tessera.preprocess.v1 import preprocess_pb2
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
-from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
 
 log = structlog.get_logger(__name__)
 
+_SERVICE = preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"].full_name
+_PREPARE = f"/{_SERVICE}/Prepare"
 _TRIES = 3
 _TIMEOUT_S = 60.0
 # A replica that is lost is noticed well before this. One that is lost later may have been lost by the prompt.
@@ -38,15 +41,17 @@ class _Replica:
         self._name = f"preprocess at {address}"
         self._channel = open_channel(address, max_message_bytes)
         self._stream = PromptStream(self._channel, self._name)
+        # `Prepare` of a message that has been serialized.
+        self._prepare: Callable[..., Awaitable[PrepareResponse]] = self._channel.unary_unary(
+            _PREPARE, response_deserializer=PrepareResponse.FromString
+        )
 
-    async def prepare(self, request: PrepareRequest, timeout_s: float) -> PrepareResponse:
-        """Prepares a prompt: a short one in a message together with others."""
-        if is_short(request):
-            return await self._stream.prepare(request, timeout_s)
+    async def prepare(self, prompt: PrepareRequest | bytes, timeout_s: float) -> PrepareResponse:
+        """Prepares a prompt."""
+        if not isinstance(prompt, bytes):
+            return await self._stream.prepare(prompt, timeout_s)
         with calling(self._name):
-            stub = PreprocessServiceStub(self._channel)
-            answer: PrepareResponse = await stub.Prepare(request, timeout=timeout_s)
-            return answer
+            return await self._prepare(prompt, timeout=timeout_s)
 
     async def close(self) -> None:
         """Ends the calls under way."""
@@ -62,8 +67,10 @@ class PreprocessPool:
         self._replicas = Connections(lambda address: _Replica(address, max_message_bytes))
         self._turn = 0
 
-    async def prepare(self, request: PrepareRequest) -> PrepareResponse:
-        """Prepares a prompt. Raises what the replica raised; Unavailable when none could be
+    async def prepare(self, prompt: PrepareRequest | bytes) -> PrepareResponse:
+        """Prepares a prompt: a short one (`is_short`) in a message together with others, a longer one serialized.
+
+        Raises what the replica raised; Unavailable when none could be
         reached.
 
         While all replicas are gone or start, the prompt waits for one. One that a replica has worked on for long, or
@@ -86,7 +93,7 @@ class PreprocessPool:
             tried.add(member)
             began = monotonic()
             try:
-                return await self._call(member, request, deadline - monotonic())
+                return await self._call(member, prompt, deadline - monotonic())
             except Unavailable as error:
                 log.warning("preprocess refused", address=member.address, error=error.message)
                 failure = error
@@ -99,13 +106,13 @@ class PreprocessPool:
         await self._replicas.close()
 
     async def _call(
-        self, member: Member, request: PrepareRequest, timeout_s: float
+        self, member: Member, prompt: PrepareRequest | bytes, timeout_s: float
     ) -> PrepareResponse:
         if timeout_s <= 0:
             raise Expired("PREPARE_TIMEOUT", f"preparing the prompt took over {_TIMEOUT_S:.0f} s")
         try:
             with self._replicas.use(member.address) as replica:
-                return await replica.prepare(request, timeout_s)
+                return await replica.prepare(prompt, timeout_s)
         except Overloaded as error:
             if error.reason != grpc.StatusCode.RESOURCE_EXHAUSTED.name:
                 raise

@@ -30,6 +30,8 @@ class ValidRequest:
     priority: int = 0
     # Only requests with the same share computed prefixes; empty is none.
     cache_salt: str = ""
+    # Whether `prepare` goes to preprocess together with others (`prompt_stream.py`).
+    has_short_prompt: bool = True
     # Where `prepare` has tickets for media.
     inline_media: InlineMedia | None = None
 

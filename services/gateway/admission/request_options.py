@@ -12,6 +12,7 @@ from typing import Any
 
 from services.gateway.reading.bounds import number, wrong
 from services.gateway.reading.data_urls import InlineMedia
+from services.gateway.reading.decode import load_in_turns
 from services.gateway.reading.options import GenerationOptions
 from shared.errors import InvalidRequest
 
@@ -113,7 +114,7 @@ def json_fingerprint(body: bytes, route: str, media: InlineMedia) -> bytes:
     taken out of the body. Raises InvalidRequest.
     """
     try:
-        content = json.loads(body.decode("utf-8-sig", "surrogateescape"))
+        content = load_in_turns(body.decode("utf-8-sig", "surrogateescape"))
     except ValueError as error:  # in a field that is not read otherwise
         raise InvalidRequest("INVALID_JSON", f"the body is not valid JSON: {error}") from None
     asked = {name: value for name, value in content.items() if name not in _NOT_HASHED}
@@ -138,7 +139,7 @@ def _small(value: Any, media: InlineMedia) -> Any:
     return value
 
 
-def digest(data: bytes) -> bytes:
+def digest(data: bytes | memoryview) -> bytes:
     """16 bytes."""
     return hashlib.blake2b(data, digest_size=16).digest()
 

@@ -19,6 +19,7 @@ from services.gateway.http.errors import (
     error_body,
     error_headers,
 )
+from services.gateway.reading.decode import in_thread, is_large
 from shared.errors import Cancelled, ServingError, Unavailable
 from shared.telemetry.request_names import clients_name
 
@@ -35,6 +36,8 @@ _BLOCKED_S = 60.0
 _DISCARD_S = 2.0
 _CHECK_S = 10.0
 JSON = b"application/json"
+# Bytes of an answer that is sent at once.
+_SMALL = 64 << 10
 
 # A comment between events. Behind an id no empty line may follow it: that would end an event, and
 # clients that remember the last id (the `openai` library) would take it for one without data.
@@ -85,6 +88,7 @@ class Exchange:
         self.release_body: Callable[[], None] = lambda: None
         self._complete = False
         self._has_ids = False
+        self._has_events = False
         self._follows_comment = False
 
     def header(self, name: str) -> str:
@@ -156,7 +160,7 @@ class Exchange:
             size += len(piece)
             pieces.append(piece)
             if not message.get("more_body"):
-                return b"".join(pieces)
+                return await _joined(pieces, size)
 
     async def _received(self, within_s: float) -> Message | None:
         """The next message; None if there is none for so long. Second by second: where this process is late itself,
@@ -198,6 +202,29 @@ class Exchange:
         )
         await self._send({"type": "http.response.body", "body": body})
 
+    async def respond_in_pieces(self, pieces: AsyncIterator[bytes]) -> None:
+        """A whole response as JSON. A small one has its length in its head; of a larger one each piece is asked for
+        when the client has read those before.
+        """
+        first: list[bytes] = []
+        size = 0
+        async with contextlib.aclosing(pieces) as given:  # type: ignore[type-var]
+            async for piece in given:
+                if self.started:
+                    await self._write(piece)
+                    continue
+                first.append(piece)
+                size += len(piece)
+                if size > _SMALL:
+                    self.started = True
+                    await self._send(self._start(200, JSON, [], None))
+                    await self._write(b"".join(first))
+        if not self.started:
+            await self.respond(200, b"".join(first))
+            return
+        self._complete = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def reply(self, content: msgspec.Struct) -> None:
         """A whole response, as JSON."""
         await self.respond(200, msgspec.json.encode(content))
@@ -211,7 +238,7 @@ class Exchange:
 
     async def start_stream(self, *, has_ids: bool) -> None:
         """The head of a stream of events, which have ids or have none."""
-        self.started = True
+        self.started = self._has_events = True
         self._has_ids = has_ids
         # Proxies such as nginx would collect events otherwise.
         extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -227,7 +254,11 @@ class Exchange:
         await self._write(_COMMENT_BESIDE_IDS if self._has_ids else _COMMENT)
 
     async def fail_stream(self, error: ServingError) -> None:
-        """The end of a stream, after an event with an error."""
+        """The end of a stream, after an event with an error. A whole response that has begun breaks off: uvicorn
+        closes the connection of one that is not complete.
+        """
+        if not self._has_events:
+            return
         await self.end_stream(b"data: " + self.error(error) + b"\n\n")
 
     async def end_stream(self, chunk: bytes = b"") -> None:
@@ -305,6 +336,17 @@ class Exchange:
             *(more or ()),
         ]
         return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def _joined(pieces: list[bytes], size: int) -> bytes:
+    """The pieces as one, and `pieces` empty."""
+
+    def work() -> bytes:
+        body = b"".join(pieces)
+        pieces.clear()
+        return body
+
+    return await in_thread(work) if is_large(size) else work()
 
 
 def _too_large(limit: int) -> BodyTooLarge:

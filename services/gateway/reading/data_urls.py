@@ -2,21 +2,20 @@
 decoded in a thread and in slices after the request has been admitted to the queue's limits.
 
 On the event loop, a body with a picture of 7.5 MB would delay every other request by a tenth of a
-second: 9 ms for the JSON, 40 for base64, and as many for copies of the result.
+second: 9 ms for the JSON, 40 for base64, and as many for copies of the result. A body is held once:
+what is taken out of it are views.
 """
 
-import asyncio
-import base64
 import binascii
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from services.gateway.reading.decode import decode
+from services.gateway.reading.data_url_bytes import base64_bytes, percent_bytes
+from services.gateway.reading.decode import decode, in_thread
 from services.gateway.reading.list_limits import MOST_FRAMES
 from services.gateway.reading.media import (
     FRAME_KINDS,
@@ -29,9 +28,6 @@ from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, PrepareRequest, Video
 
 _LARGE = 4096
-_INLINE = 64 << 10
-# Base64 characters decoded at a time: about a millisecond.
-_SLICE = 256 << 10
 _OPENING = b'"data:'
 _FIELD = re.compile(rb'"(?:url|image_url|video_url)"\s*:\s*\Z')
 _LONGEST_FIELD = 64
@@ -48,9 +44,9 @@ class InlineMedia:
     """The data of data URLs that were taken out of a body. In their places stand tickets."""
 
     ticket: str = ""
-    pieces: list[bytes] = field(default_factory=list)
+    pieces: list[memoryview] = field(default_factory=list)
 
-    def find(self, data: str) -> bytes | None:
+    def find(self, data: str) -> memoryview | None:
         """The data behind a ticket; None for what is none."""
         if not self.pieces or not data.startswith(self.ticket):
             return None
@@ -85,14 +81,16 @@ def take_out(body: bytes) -> tuple[bytes, InlineMedia]:
     its URLs stays as it is.
     """
     media = InlineMedia(random_hex(16) + ":")
-    kept, at = [], 0
+    view = memoryview(body)
+    kept: list[bytes | memoryview] = []
+    at = 0
     for begin, end in _large_data(body) if len(body) > _LARGE else ():
         if body.find(b"\\", begin, end) >= 0:
             continue
-        kept += [body[at:begin], f"{media.ticket}{len(media.pieces)}".encode()]
-        media.pieces.append(body[begin:end])
+        kept += [view[at:begin], f"{media.ticket}{len(media.pieces)}".encode()]
+        media.pieces.append(view[begin:end])
         at = end
-    return b"".join([*kept, body[at:]]) if kept else body, media
+    return b"".join([*kept, view[at:]]) if kept else body, media
 
 
 def _large_data(body: bytes) -> Iterator[tuple[int, int]]:
@@ -111,44 +109,43 @@ def _large_data(body: bytes) -> Iterator[tuple[int, int]]:
         quote = end
 
 
-async def decode_media(request: PrepareRequest, inline: InlineMedia | None = None) -> None:
-    """Turns the data URLs of a prompt into bytes. Raises InvalidRequest naming the field."""
-    found = [
-        (part, data)
-        for message in request.conversation.messages
-        for part in message.content
-        if (data := _data_of(part, inline)) is not None
-    ]
-    if sum(len(data) for _, data in found) <= _INLINE:
-        _decode_parts(found)
-    else:
-        await asyncio.to_thread(_decode_parts, found)
+async def serialized(request: PrepareRequest, inline: InlineMedia | None = None) -> bytes:
+    """A prompt as it is sent, with bytes in the places of its data URLs; `inline` is then empty. Raises InvalidRequest
+    naming the field.
+    """
+
+    def work() -> bytes:
+        full = PrepareRequest()
+        full.CopyFrom(
+            request
+        )  # what is replaced in a message keeps its memory as long as that lives
+        for message in full.conversation.messages:
+            for part in message.content:
+                _decode_part(part, inline or InlineMedia())
+        return full.SerializeToString()
+
+    try:
+        return await in_thread(work)
+    finally:
+        if inline is not None:
+            inline.pieces.clear()
 
 
-def _data_of(part: Part, inline: InlineMedia | None) -> str | bytes | None:
+def _decode_part(part: Part, inline: InlineMedia) -> None:
     kind = part.WhichOneof("part")
-    url = "" if kind == "text" else (part.image.url if kind == "image" else part.video.file.url)
-    if not is_data_url(url):
-        return None
-    data = url.partition(",")[2]
-    return (inline.find(data) if inline else None) or data
+    if kind == "image":
+        _decode_file(part.image, inline)
+    elif kind == "video" and is_data_url(part.video.file.url):
+        _decode_video(part.video, inline)
 
 
-def _decode_parts(media: list[tuple[Part, str | bytes]]) -> None:
-    for part, data in media:
-        _decode_part(part, data)
-
-
-def _decode_part(part: Part, data: str | bytes) -> None:
-    if part.WhichOneof("part") == "image":
-        _decode_file(part.image, data)
-        return
-    video: Video = part.video
+def _decode_video(video: Video, inline: InlineMedia) -> None:
     kind, _ = data_url_head(video.file.url)
     if kind not in FRAME_KINDS:
-        _decode_file(video.file, data)
+        _decode_file(video.file, inline)
         return
-    raw = data.encode() if isinstance(data, str) else data
+    data = _data_of(video.file.url, inline)
+    raw = data.encode() if isinstance(data, str) else bytes(data)
     if raw.count(b",") >= MOST_FRAMES:
         raise InvalidRequest(
             "INVALID_MEDIA",
@@ -159,14 +156,23 @@ def _decode_part(part: Part, data: str | bytes) -> None:
     video.CopyFrom(read_video_frames(frames, video.field, video.seconds_per_frame))
 
 
-def _decode_file(file: Media, data: str | bytes) -> None:
-    _, parameters = data_url_head(file.url)
-    file.data = _decoded(data, "base64" in parameters, file.field)
+def _decode_file(file: Media, inline: InlineMedia) -> None:
+    url = file.url
+    if is_data_url(url):
+        _, parameters = data_url_head(url)
+        file.data = _decoded(_data_of(url, inline), "base64" in parameters, file.field)
 
 
-def _decoded(data: str | bytes, is_base64: bool, name: str) -> bytes:
+def _data_of(url: str, inline: InlineMedia) -> str | memoryview:
+    data = url.partition(",")[2]
+    found = inline.find(data)
+    return data if found is None else found
+
+
+def _decoded(data: str | bytes | memoryview, is_base64: bool, name: str) -> bytes:
+    raw = data.encode() if isinstance(data, str) else data
     try:
-        content = _base64_bytes(data) if is_base64 else unquote_to_bytes(data)
+        content = base64_bytes(raw) if is_base64 else percent_bytes(raw)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(
             "INVALID_MEDIA", f"{name} is not valid base64: {error}", field=name
@@ -174,25 +180,3 @@ def _decoded(data: str | bytes, is_base64: bool, name: str) -> bytes:
     if not content:
         raise InvalidRequest("INVALID_MEDIA", f"{name} is a data URL without data", field=name)
     return content
-
-
-def _base64_bytes(data: str | bytes) -> bytes:
-    try:
-        raw = data.encode("ascii") if isinstance(data, str) else data
-        return _in_slices(raw)
-    except ValueError:  # binascii.Error among them
-        # Line breaks and escaped characters are allowed in a URL; they are rare, so they are looked
-        # for second.
-        cleaned = b"".join(unquote_to_bytes(data).split())
-        return base64.b64decode(cleaned, validate=True)
-
-
-def _in_slices(data: bytes) -> bytes:
-    """Decodes in slices, between which other threads can run."""
-    pieces = []
-    for start in range(0, len(data), _SLICE):
-        some = data[start : start + _SLICE]
-        if some.endswith(b"=") and start + _SLICE < len(data):
-            raise ValueError("padding in the middle")
-        pieces.append(base64.b64decode(some, validate=True))
-    return b"".join(pieces)

@@ -4,11 +4,14 @@ msgspec reads only what the type declares: unknown fields are skipped without be
 """
 
 import asyncio
+import contextvars
 import functools
 import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -19,6 +22,8 @@ from shared.errors import InvalidRequest
 
 # Bytes; decoding and checking them takes about a millisecond.
 _LARGE = 64 << 10
+# They take turns at the interpreter: more of them would only hold more at once.
+_THREADS = 2
 _BOM = b"\xef\xbb\xbf"
 
 # "Expected `int | null`, got `str` - at `$.n`"; "... - at `key` in `$.logit_bias`" for a wrong key.
@@ -52,7 +57,25 @@ _T = TypeVar("_T")
 
 async def off_loop(read: Callable[[bytes], _T], body: bytes) -> _T:
     """Returns `read(body)`: computed at once for a small body, in a thread for a large one."""
-    return await asyncio.to_thread(read, body) if len(body) > _LARGE else read(body)
+    return await in_thread(partial(read, body)) if is_large(len(body)) else read(body)
+
+
+def is_large(size: int) -> bool:
+    """Whether so many bytes are read in a thread."""
+    return size > _LARGE
+
+
+async def in_thread(work: Callable[[], _T]) -> _T:
+    """Returns `work()`, computed in one of few threads: others wait for theirs, so that what is needed meanwhile is
+    not needed by many at once.
+    """
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(_threads(), context.run, work)
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, "bodies")
 
 
 def decode(body: bytes, kind: type[_B]) -> _B:
@@ -95,13 +118,22 @@ def _explain(message: str) -> InvalidRequest:
     return wrong(path, f"must be {must}{got}", "INVALID_TYPE")
 
 
+def load_in_turns(text: str) -> Any:
+    """`json.loads`, between whose values other threads can run: the hooks are Python. Raises ValueError."""
+    return json.loads(
+        text,
+        object_hook=lambda found: found,
+        parse_int=lambda digits: int(digits),
+        parse_float=lambda digits: float(digits),
+    )
+
+
 def _refuse_malformed(body: bytes, error: str) -> NoReturn:
     """Raises InvalidRequest. Python's reader also takes NaN, infinities and halves of surrogate
     pairs, which are no JSON: where it reads the body, the field that holds one is named.
     """
     try:
-        # The hook lets other threads run while a large body is read.
-        content = json.loads(body.decode("utf-8", "surrogatepass"), object_hook=lambda found: found)
+        content = load_in_turns(body.decode("utf-8", "surrogatepass"))
     except ValueError as reason:
         raise InvalidRequest("INVALID_JSON", f"the body is not valid JSON: {reason}") from None
     for path, problem in _not_json(content, ""):

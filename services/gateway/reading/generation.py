@@ -7,6 +7,7 @@ import numpy as np
 
 from services.gateway.admission.cache_salt import read_cache_salt
 from services.gateway.admission.model import ServedModel
+from services.gateway.admission.prompt_stream import is_short
 from services.gateway.admission.request import ValidRequest
 from services.gateway.reading.bounds import text, whole, wholes, wrong
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
@@ -85,8 +86,9 @@ def read_generation(
     logprobs = read_logprobs(options, output_logprobs, model.max_logprobs)
     sampling = read_sampling(options, model, logprobs)
     keep = _read_truncation(options, prompt.prepare, sampling.max_tokens, model)
+    prepare = _limited(prompt.prepare, keep, model)
     return ValidRequest(
-        prepare=_limited(prompt.prepare, keep, model),
+        prepare=prepare,
         sampling=sampling,
         reply=_reply_format(options, prompt, kind, logprobs, model),
         stream=options.stream is True,
@@ -94,6 +96,7 @@ def read_generation(
         prompt_bound=min(prompt.bound, keep or prompt.bound),
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
         cache_salt=read_cache_salt(options.cache_salt),
+        has_short_prompt=is_short(prepare),
     )
 
 

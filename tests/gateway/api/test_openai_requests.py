@@ -12,14 +12,20 @@ from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest
 from services.gateway.api.openai import requests
 from services.gateway.api.openai.schema import ChatRequest
-from services.gateway.reading.data_urls import decode_media
+from services.gateway.reading.data_urls import serialized
 from services.gateway.reading.decode import decode
 from shared.errors import InvalidRequest, NotFound
+from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tests.support.gateway.served_model import model
 from tests.support.tokenizers import byte_level_tokenizer
 
 PIXEL = b"\x89PNG-like bytes"
 DATA_URL = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
+
+
+async def as_sent(prompt: PrepareRequest) -> PrepareRequest:
+    """A prompt as preprocess gets it."""
+    return PrepareRequest.FromString(await serialized(prompt))
 
 
 def read_chat(body: Mapping[str, Any], served: ServedModel) -> ValidRequest:
@@ -191,7 +197,7 @@ HARMLESS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(("change", "field"), BAD, ids=lambda v: str(v)[:40])
 async def test_bad_values_name_their_field(change: Mapping[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await decode_media(read_chat(chat(**change), model()).prepare)
+        await serialized(read_chat(chat(**change), model()).prepare)
     assert caught.value.metadata["field"] == field
     assert caught.value.message.startswith(field)
 
@@ -367,8 +373,7 @@ async def test_conversations_keep_their_order_and_images() -> None:
         {"role": "assistant", "content": "yes"},
     ]
     body = chat(messages=messages, chat_template_kwargs={"a": 1}, add_generation_prompt=False)
-    prepare = read_chat(body, model()).prepare
-    await decode_media(prepare)
+    prepare = await as_sent(read_chat(body, model()).prepare)
     conversation = prepare.conversation
     assert [message.role for message in conversation.messages] == ["system", "user", "assistant"]
     parts = conversation.messages[1].content
@@ -387,9 +392,8 @@ async def test_base64_with_line_breaks_or_escapes_is_read() -> None:
         DATA_URL[:40] + "\n" + DATA_URL[40:],
         "data:;base64," + encoded.replace("=", "%3D"),
     ):
-        request = read_chat(chat(**image(url)), model())
-        await decode_media(request.prepare)
-        assert request.prepare.conversation.messages[0].content[0].image.data == PIXEL
+        sent = await as_sent(read_chat(chat(**image(url)), model()).prepare)
+        assert sent.conversation.messages[0].content[0].image.data == PIXEL
 
 
 async def test_videos_are_frames_or_files() -> None:
@@ -403,8 +407,7 @@ async def test_videos_are_frames_or_files() -> None:
         (video("https://x/a.mp4"), (0, 0.0, b"", "https://x/a.mp4")),
     ]
     for body, (count, pace, data, url) in expected:
-        prepare = read_chat(chat(**body), model()).prepare
-        await decode_media(prepare)
+        prepare = await as_sent(read_chat(chat(**body), model()).prepare)
         found = prepare.conversation.messages[0].content[0].video
         assert [frame.data for frame in found.frames] == [PIXEL] * count
         assert (found.seconds_per_frame, found.file.data, found.file.url) == (pace, data, url)

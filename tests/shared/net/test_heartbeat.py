@@ -36,6 +36,24 @@ async def test_a_blocked_event_loop_is_reported_by_the_thread(short_tmp: Path) -
         ask(path)
 
 
+async def test_an_event_loop_that_computes_is_busy_not_blocked(short_tmp: Path) -> None:
+    path = short_tmp / "beat"
+    heartbeat = Heartbeat(path, lambda: True)
+    heartbeat.start()
+
+    def ask_later() -> Beat:
+        time.sleep(2)
+        return ask(path)
+
+    asking = asyncio.create_task(asyncio.to_thread(ask_later))
+    await asyncio.sleep(0.1)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        pass
+    assert not (await asking).is_late
+    heartbeat.stop()
+
+
 async def test_a_heartbeat_reports_whether_the_service_is_ready(short_tmp: Path) -> None:
     path, there = short_tmp / "beat", True
     async with RpcServer(f"unix:{short_tmp}/s.sock", heartbeat=path, grace_s=0) as server:

@@ -42,6 +42,7 @@ from tessera.scheduler.v1.scheduler_pb2 import (
 from tests.support.tokenizers import token_id
 
 IMAGE_TOKENS = 4
+_MAX_MESSAGE_BYTES = 64 << 20
 FIRST_DECODER, SECOND_DECODER = "decoder-1st", "decoder-2nd"
 
 
@@ -61,7 +62,9 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self.gate.set()
 
     async def __aenter__(self) -> Self:
-        server = await self._stack.enter_async_context(RpcServer("127.0.0.1:0", grace_s=0.1))
+        server = await self._stack.enter_async_context(
+            RpcServer("127.0.0.1:0", grace_s=0.1, max_message_bytes=_MAX_MESSAGE_BYTES)
+        )
         server.add(
             "tessera.preprocess.v1.PreprocessService",
             preprocess_pb2_grpc.add_PreprocessServiceServicer_to_server,

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -22,11 +22,15 @@ GatewayProcess = tuple[asyncio.subprocess.Process, httpx.AsyncClient]
 
 
 @contextlib.asynccontextmanager
-async def beside(stage: Stage, *flags: str) -> AsyncIterator[GatewayProcess]:
-    """Another gateway on the stage's Redis, and a client of it. Whatever happens, it is gone behind the block."""
+async def beside(
+    stage: Stage, *flags: str, program: Sequence[str] = ("services.gateway",)
+) -> AsyncIterator[GatewayProcess]:
+    """Another gateway on the stage's Redis, and a client of it. Whatever happens, it is gone behind the block.
+    `program` is the module that runs it, with what goes before its flags.
+    """
     settings = stage.settings
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.gateway", "--model", str(settings.model)),
+        *(sys.executable, "-m", *program, "--model", str(settings.model)),
         *("--redis-url", settings.redis_url, "--port", "0", "--grpc-port", "0", *flags),
         env=child_environment(PYTHONPATH=python_path(_ROOT, _ROOT / "protos")),
         cwd=_ROOT,

@@ -2,34 +2,36 @@
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.admission.prompt_stream import is_short
 from services.gateway.api.openai.requests import read_conversation
 from services.gateway.api.openai.schema import (
     DetokenizeReply,
     DetokenizeRequest,
-    TokenizeReply,
     TokenizeRequest,
 )
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.reading.bounds import text, wholes, wrong
-from services.gateway.reading.data_urls import decode_media
+from services.gateway.reading.data_urls import serialized
 from services.gateway.reading.decode import decode, off_loop
 from services.gateway.reading.generation import check_model
 from services.gateway.reading.unsupported import refuse_unsupported
+from services.gateway.slices import Slices
 from shared.mindie_shm import NAMES_FIELD
-from shared.queue.token_log import decode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
 # May be turned into text at once, whatever the model's length.
 _LEAST_TOKENS = 65_536
 _LONGEST_PATH = 4096
+_SLICE_TOKENS = 8192
 
 _T = TypeVar("_T")
 
@@ -37,26 +39,27 @@ _T = TypeVar("_T")
 class Tokenizing:
     """The handlers that turn text into tokens and back."""
 
-    def __init__(self, model: ServedModel, pool: PreprocessPool, body_limits: BodyLimits) -> None:
+    def __init__(
+        self, model: ServedModel, pool: PreprocessPool, body_limits: BodyLimits, slices: Slices
+    ) -> None:
+        self._slices = slices
         self._model = model
         self._pool = pool
         self._body_limits = body_limits
 
     async def tokenize(self, exchange: Exchange, caller: Caller) -> None:
         """POST /tokenize: `prompt`, or `messages` with the chat template."""
-        prepare = await self._read(exchange, self._read_tokenize)
+        prepare, is_one_of_many = await self._read(exchange, self._read_tokenize)
         prepare.request_id = caller.request_id
         prepare.tenant = tenant_of(caller, "")
         async with exchange.while_connected():
-            await decode_media(prepare)
-            prepared = await self._pool.prepare(prepare)
-            tokens = decode_tokens(prepared.token_ids)
+            prompt = prepare if is_one_of_many else await serialized(prepare)
+            prepared = await self._pool.prepare(prompt)
+            ids = np.frombuffer(prepared.token_ids, "<i4")
             if prepared.mindie_ids:
-                tokens = np.frombuffer(prepared.mindie_ids, "<i8").tolist()
-            limit = self._model.max_model_len
-            await exchange.reply(
-                TokenizeReply(count=len(tokens), max_model_len=limit, tokens=tokens)
-            )
+                ids = np.frombuffer(prepared.mindie_ids, "<i8")
+            pieces = _reply(ids, self._model.max_model_len)
+            await exchange.respond_in_pieces(self._slices.joined(pieces))
 
     async def detokenize(self, exchange: Exchange, caller: Caller) -> None:
         """POST /detokenize: `tokens` to `prompt`."""
@@ -75,7 +78,11 @@ class Tokenizing:
         exchange.release_body()
         return found
 
-    def _read_tokenize(self, body: bytes) -> PrepareRequest:
+    def _read_tokenize(self, body: bytes) -> tuple[PrepareRequest, bool]:
+        prepare = self._prompt_of(body)
+        return prepare, is_short(prepare)
+
+    def _prompt_of(self, body: bytes) -> PrepareRequest:
         content = decode(body, TokenizeRequest)
         check_model(content.model, self._model)
         names = text(NAMES_FIELD, content.shm_name_save_path, _LONGEST_PATH)
@@ -95,3 +102,12 @@ class Tokenizing:
             raise wrong("tokens", "is missing")
         most = max(self._model.max_model_len, _LEAST_TOKENS)
         return list(wholes("tokens", content.tokens, 0, self._model.vocab_size - 1, most))
+
+
+def _reply(ids: npt.NDArray[np.integer[Any]], max_model_len: int) -> Iterator[str]:
+    """A `TokenizeReply` as JSON, piece by piece."""
+    yield f'{{"count":{len(ids)},"max_model_len":{max_model_len},"tokens":['
+    for start in range(0, len(ids), _SLICE_TOKENS):
+        some = ids[start : start + _SLICE_TOKENS].tolist()
+        yield ("," if start else "") + ",".join(map(str, some))
+    yield "]}"

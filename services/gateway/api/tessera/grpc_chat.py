@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,6 +24,7 @@ from services.gateway.api.tessera.grpc_requests import read_chat, read_complete,
 from services.gateway.api.tessera.request_status import status_message
 from services.gateway.following.answer import Answer
 from services.gateway.following.resume import Resumption
+from services.gateway.reading.decode import in_thread, is_large
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_refusal
@@ -130,7 +132,9 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         try:
             caller = self._keys.caller(request_id, *_metadata(context))
             caller = replace(caller, client_request_id=client_request_id)
-            request, options = self._read(message, read, method, context)
+            work = partial(self._read, message, read, method, context)
+            large = is_large(message.ByteSize())
+            request, options = await in_thread(work) if large else work()
             tenant = tenant_of(caller, request.user)
             answer = await self._admission.accept(request, caller, options)
         except ServingError as error:
