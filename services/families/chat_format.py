@@ -8,7 +8,7 @@ from services.families import registry
 from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.text.template_environment import environment, read_template
+from shared.text.template_environment import environment, read_template, read_tool_template
 from shared.text.tokenizer_file import TokenizerFile
 from shared.time_limit import TimeIsUp, at_most
 
@@ -35,6 +35,16 @@ def find_template(checkpoint: Checkpoint, chosen: Path | None = None) -> str | N
         own = family.chat_template(checkpoint)
         return source if own is None else own
     return source
+
+
+def find_tool_template(checkpoint: Checkpoint, chosen: Path | None = None) -> str | None:
+    """The template of a checkpoint's tokenizer for conversations with tools; None where the one of `find_template`
+    serves them too. As in transformers, a model's processor has none.
+    """
+    family = registry.find(checkpoint)
+    if chosen is not None or family.takes_media or family.template_first:
+        return None
+    return read_tool_template(checkpoint.folder)
 
 
 def stop_ids(

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import structlog
 
 from services.families import registry
-from services.families.chat_format import find_template
+from services.families.chat_format import find_template, find_tool_template
 from services.families.family import GENERIC_PROMPT, load_part
 from services.families.generic import require_length
 from services.families.report import code_of
@@ -158,24 +158,27 @@ def _build(
     if pool is not None:
         processing = ImageProcessing(pool.info.settings, pool.info.shape)
         rule = load_part(family.prompt)(checkpoint, processing)
+    template = find_template(checkpoint, settings.chat_template)
+    if template is None:
+        log.warning("the model has no chat template; only prompts are taken")
+    with_tools = find_tool_template(checkpoint, settings.chat_template)
     return PromptBuilder(
         tokenizer,
-        _load_template(settings, checkpoint, tokenizer),
+        _load_template(template, settings, tokenizer),
         rule,
         vocab_size=max(tokenizer.vocab_size, registry.text_sizes(checkpoint).vocab_size),
         max_model_len=_max_model_len(settings, checkpoint),
         processor_adds_special_tokens=family.takes_media,
         trust_request_template=settings.trust_request_chat_template,
         content_format=settings.chat_template_content_format,
+        tool_template=_load_template(with_tools, settings, tokenizer),
     )
 
 
 def _load_template(
-    settings: PreprocessSettings, checkpoint: Checkpoint, tokenizer: PromptTokenizer
+    source: str | None, settings: PreprocessSettings, tokenizer: PromptTokenizer
 ) -> ChatTemplate | None:
-    source = find_template(checkpoint, settings.chat_template)
     if source is None:
-        log.warning("the model has no chat template; only prompts are taken")
         return None
     try:
         return ChatTemplate(source, tokenizer.special_tokens, settings.chat_template_content_format)

@@ -63,14 +63,32 @@ def read_template(folder: Path) -> str | None:
     if raw.is_file():
         return raw.read_text(encoding="utf-8")
     for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        found = _read_json(folder / name).get("chat_template")
-        if isinstance(found, list):  # several named templates
-            found = {entry["name"]: entry["template"] for entry in found}
-        if isinstance(found, dict):
-            found = found.get("default")
-        if isinstance(found, str):
+        found = _templates(folder / name).get("default")
+        if found is not None:
             return found
     return None
+
+
+def read_tool_template(folder: Path) -> str | None:
+    """The template that a checkpoint's tokenizer names `tool_use`: for conversations with tools, in place of the other.
+    None where there is none.
+    """
+    raw = folder / "additional_chat_templates" / "tool_use.jinja"
+    if raw.is_file():
+        return raw.read_text(encoding="utf-8")
+    if (folder / "chat_template.jinja").is_file():  # then that of the other file does not count
+        return None
+    return _templates(folder / "tokenizer_config.json").get("tool_use")
+
+
+def _templates(path: Path) -> dict[str, str]:
+    """The templates in a JSON file, by name; one without a name is the default."""
+    found = _read_json(path).get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}
+    if not isinstance(found, dict):
+        found = {"default": found}
+    return {name: source for name, source in found.items() if isinstance(source, str)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from services.gateway.admission.model import ServedModel
 from services.gateway.reading.bounds import at_most, wrong
 from services.gateway.reading.list_limits import MOST_MESSAGES, MOST_PARTS
-from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 # Tokens that a chat template may add for each message, far on the safe side.
 TEMPLATE_TOKENS = 64
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TOOL_ROLES = frozenset({"tool", "function"})
 
 
 def check_sizes(parts_of_messages: Sequence[int]) -> None:
@@ -32,15 +32,16 @@ def check_sizes(parts_of_messages: Sequence[int]) -> None:
 def read_role(role: str | None, path: str) -> str:
     """The role that templates know for that of the message at `path`. Raises InvalidRequest."""
     if role not in _ROLES:
-        shown = (role or "")[:32]
-        raise wrong(f"{path}.role", f"must be one of {', '.join(_ROLES)}, not {shown!r}")
+        names = ", ".join(_ROLES)
+        if role is None:
+            raise wrong(f"{path}.role", f"is missing: it must be one of {names}")
+        more = (
+            ": tool calling is not supported yet: send what the tool gave as a user's message"
+            if role in _TOOL_ROLES
+            else ""
+        )
+        raise wrong(f"{path}.role", f"must be one of {names}, not {role[:32]!r}{more}")
     return _ROLES[role]
-
-
-def wrong_type(path: str, kind: str | None) -> InvalidRequest:
-    """The error for a part at `path` whose `type` is none of ours."""
-    shown = str(kind)[:32]
-    return wrong(f"{path}.type", f"must be text, image_url or video_url, not {shown!r}")
 
 
 def conversation_bound(conversation: Conversation, model: ServedModel) -> int:
@@ -48,6 +49,7 @@ def conversation_bound(conversation: Conversation, model: ServedModel) -> int:
     the model's length.
     """
     bound = len(conversation.chat_template_kwargs_json) + TEMPLATE_TOKENS
+    bound += len(conversation.tools_json.encode())
     for message in conversation.messages:
         bound += TEMPLATE_TOKENS
         for part in message.content:

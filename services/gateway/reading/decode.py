@@ -29,6 +29,8 @@ _BOM = b"\xef\xbb\xbf"
 # "Expected `int | null`, got `str` - at `$.n`"; "... - at `key` in `$.logit_bias`" for a wrong key.
 _ERROR = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `(?P<kinds>[^`]*)`(?:, got `(?P<got>[^`]*)`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_LONGEST_NAME = 64
 # msgspec's names of JSON types. Whole numbers are declared as `Whole`, other numbers as `float`.
 _KINDS = {
     "int": "a whole number",
@@ -107,6 +109,10 @@ def _explain(message: str) -> InvalidRequest:
     found = _ERROR.fullmatch(message)
     assert found is not None  # it matches every text
     path = found["path"]
+    if (unknown := _UNKNOWN.fullmatch(found["what"])) is not None:
+        name = unknown["name"][:_LONGEST_NAME]
+        field = f"{path}.{name}" if path else name
+        return wrong(field, "is not a field of this route: leave it out", "UNSUPPORTED_PARAMETER")
     if not path:
         return InvalidRequest("INVALID_JSON", "the body must be a JSON object")
     expected = _EXPECTED.match(found["what"])

@@ -86,7 +86,7 @@ def read_generation(
     logprobs = read_logprobs(options, output_logprobs, model.max_logprobs)
     sampling = read_sampling(options, model, logprobs)
     keep = _read_truncation(options, prompt.prepare, sampling.max_tokens, model)
-    prepare = _limited(prompt.prepare, keep, model)
+    prepare = _limited(options, prompt.prepare, keep, model)
     return ValidRequest(
         prepare=prepare,
         sampling=sampling,
@@ -146,9 +146,13 @@ def _read_truncation(
     return wanted if wanted > 0 else max(1, model.max_model_len - max(1, max_tokens))
 
 
-def _limited(prepare: PrepareRequest, keep: int, model: ServedModel) -> PrepareRequest:
-    """The same with how many tokens it may have, and how many are kept."""
+def _limited(
+    options: GenerationOptions, prepare: PrepareRequest, keep: int, model: ServedModel
+) -> PrepareRequest:
+    """The same with how many tokens it may have, how many are kept, and whether special ones are added."""
     prepare.max_prompt_tokens = model.max_model_len - 1
+    if options.add_special_tokens is not None:
+        prepare.add_special_tokens = options.add_special_tokens
     if keep and prepare.token_ids:  # nothing has to be tokenized for it
         prepare.token_ids = prepare.token_ids[-stride(None) * keep :]
     else:

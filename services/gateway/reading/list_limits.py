@@ -6,3 +6,5 @@ MOST_STOP_IDS = 1024
 MOST_IDS = 65_536  # of allowed_token_ids, bad_token_ids and logit_bias
 MOST_FRAMES = 1024
 LONGEST_TEMPLATE_KWARGS = 65_536  # bytes as JSON
+LONGEST_TOOLS = 524_288  # bytes as JSON
+LONGEST_TOOL_NAME = 256  # characters

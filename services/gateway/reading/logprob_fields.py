@@ -17,8 +17,14 @@ class Logprobs:
     shown: int | None = None
 
 
-def chat_logprobs(wanted: bool | None, top: float | None, most: int) -> int | None:
+def chat_logprobs(wanted: bool | float | None, top: float | None, most: int) -> int | None:
     """The top ones for each token of a chat's answer. Raises InvalidRequest naming the field."""
+    if not isinstance(wanted, bool | None):
+        raise wrong(
+            "logprobs",
+            "must be true or false in a chat, not a number: give the number of likeliest tokens as top_logprobs",
+            "INVALID_TYPE",
+        )
     count = whole("top_logprobs", top, 0, most) or 0
     if count and not wanted:
         raise wrong("top_logprobs", "needs logprobs to be true")
@@ -30,7 +36,7 @@ def completion_logprobs(top: float | None, of_chat: float | None, most: int) -> 
     naming the field.
     """
     if of_chat:
-        raise wrong("top_logprobs", "is for chat; give their number as logprobs")
+        raise wrong("top_logprobs", "is for chat: leave it out, and give their number as logprobs")
     return whole("logprobs", top, 0, most)
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from services.gateway.reading.decode import Whole
-from services.gateway.reading.unsupported import UnsupportedFields
+from services.gateway.reading.tools import ToolFields
 
 
 class StreamOptions(msgspec.Struct):
@@ -13,7 +13,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationOptions(UnsupportedFields, kw_only=True):
+class GenerationOptions(ToolFields, kw_only=True):
     """Types are checked, bounds are not yet; None is the server's default."""
 
     model: str | None = None
@@ -21,6 +21,7 @@ class GenerationOptions(UnsupportedFields, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     # What the reply shows.
     prompt_logprobs: Whole | None = None
     return_token_ids: bool | None = None

@@ -38,7 +38,7 @@ def read_sampling(
     longest = max_tokens or model.max_model_len
     allowed = wholes("allowed_token_ids", options.allowed_token_ids, 0, last_id, MOST_IDS)
     if options.allowed_token_ids is not None and not allowed:
-        raise wrong("allowed_token_ids", "must hold at least one id")
+        raise wrong("allowed_token_ids", "must hold at least one id: leave it out to allow all")
     sampling = SamplingParams(
         presence_penalty=number("presence_penalty", options.presence_penalty, 0.0, -2, 2),
         frequency_penalty=number("frequency_penalty", options.frequency_penalty, 0.0, -2, 2),
@@ -140,6 +140,9 @@ def _logit_bias(entries: Mapping[str, float] | None, last_id: int) -> dict[int, 
     bias = {}
     for name, value in entries.items():
         if not (name.isascii() and name.isdigit()) or len(name) > 10 or int(name) > last_id:
-            raise wrong("logit_bias", f"has {name[:24]!r}; token ids are 0 to {last_id}")
+            raise wrong(
+                "logit_bias",
+                f"has the key {name[:24]!r}: keys must be token ids, which are 0 to {last_id}",
+            )
         bias[int(name)] = number(f"logit_bias.{name}", value, 0.0, -100, 100)
     return bias

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,32 +14,71 @@ _NONE = msgspec.Raw()
 # JSON longer than this has none of the values that mean "off".
 _LONGEST_OFF = 64
 
-_NO_TOOLS = "asks for a tool call: tool calling is not supported yet: leave `{}` out"
-_NOT_OFFERED = "asks for something that this server does not offer: leave it out"
-_TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call", "tool_calls"})
-# The values that mean "off": they are what many clients send anyway.
-_OFF: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What is said of a field, and the values that mean "off" beside null: many clients send them anyway."""
+
+    text: str
+    off: tuple[Any, ...] = ()
+
+
+_FORM = _Refusal(
+    "holds the answer to a form, which is not offered yet: leave it out, and describe the form in the messages"
+)
+_REFUSALS: Mapping[str, _Refusal] = {
+    "response_format": _Refusal(
+        'asks for JSON, to which answers cannot be held yet: leave it out or send {"type": "text"}, and ask for'
+        " JSON in the messages",
+        ({"type": "text"},),
+    ),
+    "structured_outputs": _FORM,
+    "guided_json": _FORM,
+    "guided_regex": _FORM,
+    "guided_choice": _FORM,
+    "guided_grammar": _FORM,
+    "modalities": _Refusal(
+        'asks for more than text, and answers are text alone: leave it out or send ["text"]',
+        (["text"],),
+    ),
+    "audio": _Refusal("asks for a spoken answer, and answers are text alone: leave it out"),
+    "suffix": _Refusal(
+        'asks for what goes before a text, and answers only go on behind `prompt`: leave it out or send ""',
+        ("",),
+    ),
+    "prompt_embeds": _Refusal("is not taken: send `prompt` as a text or as token ids"),
+    "chat_template": _Refusal(
+        "is not taken from requests: leave it out; the server is started with another template by --chat-template"
+    ),
+    "continue_final_message": _Refusal(
+        "asks to go on with the last message, which is not offered yet: leave it out or send false; completions go on"
+        " with a prompt",
+        (False,),
+    ),
+    "documents": _Refusal(
+        "is not taken here: put the list into `chat_template_kwargs` as `documents`, for templates that know it",
+        ([],),
+    ),
+    "logits_processors": _Refusal(
+        "asks for code that this server does not run: leave it out or send []", ([],)
+    ),
+    "mm_processor_kwargs": _Refusal(
+        "is not taken from requests: leave it out or send {}; the model's own processor settings hold",
+        ({},),
+    ),
+    "media_io_kwargs": _Refusal(
+        "is not taken from requests: leave it out or send {}; docs/api.md says how frames of videos are chosen",
+        ({},),
+    ),
+    "web_search_options": _Refusal(
+        "asks for a search, and this server does not search: leave it out"
+    ),
 }
 
 
 class UnsupportedFields(msgspec.Struct, kw_only=True):
-    """The fields, as unread JSON: what they hold is not built. Empty where a body does not have them."""
+    """The fields of `_REFUSALS`, as unread JSON: what they hold is not built. Empty where a body does not have them."""
 
-    tools: msgspec.Raw = _NONE
-    tool_choice: msgspec.Raw = _NONE
-    functions: msgspec.Raw = _NONE
-    function_call: msgspec.Raw = _NONE
     response_format: msgspec.Raw = _NONE
     structured_outputs: msgspec.Raw = _NONE
     guided_json: msgspec.Raw = _NONE
@@ -54,29 +94,31 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
     documents: msgspec.Raw = _NONE
     logits_processors: msgspec.Raw = _NONE
     mm_processor_kwargs: msgspec.Raw = _NONE
+    media_io_kwargs: msgspec.Raw = _NONE
     web_search_options: msgspec.Raw = _NONE
 
 
 def refuse_unsupported(body: UnsupportedFields) -> None:
     """Raises InvalidRequest for the first field that asks for something."""
-    for name in UnsupportedFields.__struct_fields__:
-        raw: msgspec.Raw = getattr(body, name)
-        if raw is not _NONE and not _is_off(bytes(raw), _OFF.get(name, ())):
-            raise unsupported(name)
+    for name, refusal in _REFUSALS.items():
+        if not is_off(getattr(body, name), *refusal.off):
+            raise unsupported(name, refusal.text)
 
 
-def unsupported(field: str) -> InvalidRequest:
+def unsupported(field: str, text: str) -> InvalidRequest:
     """The error about a field that asks for something that is not offered."""
-    name = field.rpartition(".")[2]
-    text = _NO_TOOLS.format(name) if name in _TOOLS else _NOT_OFFERED
     return wrong(field, text, "UNSUPPORTED_PARAMETER")
 
 
-def _is_off(raw: bytes, off: tuple[Any, ...]) -> bool:
-    if len(raw) > _LONGEST_OFF:
+def is_off(raw: msgspec.Raw, *off: Any) -> bool:
+    """Whether a field is absent, null, or one of the values `off`."""
+    given = bytes(raw)
+    if not given:
+        return True
+    if len(given) > _LONGEST_OFF:
         return False
     try:
-        value = json.loads(raw)
+        value = json.loads(given)
     except ValueError:  # msgspec finds the end of a raw value without decoding its text
         return False
     # Types are compared too: 1 == True, but "n": true is no number.

@@ -72,7 +72,9 @@ class PromptBuilder:
         processor_adds_special_tokens: bool,
         trust_request_template: bool,
         content_format: ContentFormat = ContentFormat.AUTO,
+        tool_template: ChatTemplate | None = None,
     ) -> None:
+        """`tool_template`: in place of `template` for conversations with tools."""
         self._tokenizer = tokenizer
         updates = rule.updates()
         self._marker_ids = {update.modality: _marker(update, tokenizer) for update in updates}
@@ -85,6 +87,7 @@ class PromptBuilder:
         if self._markers:
             tokenizer.protect(*self._markers.values(), *rule.protected)
         self._template = template
+        self._tool_template = tool_template
         self._rule = rule
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -123,11 +126,12 @@ class PromptBuilder:
     def draft(self, request: PrepareRequest) -> Draft:
         """Renders and tokenizes. Raises InvalidRequest naming the field."""
         keep = request.keep_last_tokens
+        adds = request.add_special_tokens if request.HasField("add_special_tokens") else None
         match request.WhichOneof("input"):
             case "conversation":
-                draft = self._chat(request.conversation, keep)
+                draft = self._chat(request.conversation, keep, adds)
             case "text":
-                draft = self._text(request.text, keep)
+                draft = self._text(request.text, keep, adds is not False)
             case "token_ids":
                 draft = self._token_ids(request.token_ids)
             case "mindie_ids":
@@ -187,7 +191,8 @@ class PromptBuilder:
             limit=str(limit),
         )
 
-    def _chat(self, conversation: Conversation, keep: int) -> Draft:
+    def _chat(self, conversation: Conversation, keep: int, adds: bool | None) -> Draft:
+        """`adds`: the special tokens around it; None as the model's processor does."""
         template = self._template_for(conversation)
         messages = conversations.template_messages(
             conversation, template, self._tokenizer, self._markers
@@ -201,12 +206,13 @@ class PromptBuilder:
         except TemplateRefusal as error:
             raise refused(error) from error
         if self._rule.media_ending is not None and conversations.media(conversation):
-            draft = self._encoded(text, "messages", False, keep)
+            draft = self._encoded(text, "messages", adds is True, keep)
             ending = np.array(self._rule.media_ending, np.int32)
             return replace(draft, ids=np.concatenate([draft.ids, ending]))
         bos = self._tokenizer.special_tokens.get("bos_token")
-        add = self._adds_special_tokens and not (bos and text.startswith(bos))
-        return self._encoded(text, "messages", add, keep)
+        if adds is None:
+            adds = self._adds_special_tokens and not (bos and text.startswith(bos))
+        return self._encoded(text, "messages", adds, keep)
 
     def _template_for(self, conversation: Conversation) -> ChatTemplate:
         if conversation.chat_template:
@@ -232,10 +238,12 @@ class PromptBuilder:
                 " with --chat-template",
                 field="messages",
             )
+        if self._tool_template is not None and conversation.tools_json not in ("", "[]"):
+            return self._tool_template
         return self._template
 
-    def _text(self, text: str, keep: int) -> Draft:
-        return self._encoded(self._tokenizer.guard_marker(text), "prompt", True, keep)
+    def _text(self, text: str, keep: int, adds: bool) -> Draft:
+        return self._encoded(self._tokenizer.guard_marker(text), "prompt", adds, keep)
 
     def _encoded(self, text: str, field: str, add_special_tokens: bool, keep: int) -> Draft:
         # Hopeless lengths are refused before they are tokenized; of what is cut, those beyond reason.

@@ -77,18 +77,15 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as one text. Raises TemplateRefusal with the template's message, also when it takes too
-        long or writes too much.
+        """The conversation as one text; `variables` may hold `tools` and `documents`. Raises TemplateRefusal with the
+        template's message, also when it takes too long or writes too much.
         """
-        given = {**self._variables, **(variables or {})}
+        # As transformers does: a template asks whether there are any.
+        given = {"tools": None, "documents": None, **self._variables, **(variables or {})}
         try:
             with at_most(_MOST_S):
                 pieces = self._template.generate(
-                    messages=messages,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    **given,
+                    messages=messages, add_generation_prompt=add_generation_prompt, **given
                 )
                 return "".join(_bounded(pieces))
         except TimeIsUp:

@@ -10,9 +10,11 @@ from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message, Video
 
-# Of `chat_template_kwargs`. What is nested deeper than this overflows stacks, and its text form grows with each level.
+# Of JSON for a template. What is nested deeper than this overflows stacks, and its text form grows with each level.
 _MOST_DEPTH = 32
-_MOST_CHARACTERS = 1 << 16
+_MOST_CHARACTERS = {"chat_template_kwargs": 1 << 16, "tools": 1 << 19}
+# Of template variables those that are made of other fields of a request.
+_TAKEN = frozenset({"messages", "add_generation_prompt", "tools"})
 # A string as a whole (or what is left of the text, where it does not end), or a bracket.
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|$)|[\[\]{}]', re.DOTALL)
 
@@ -62,32 +64,41 @@ def template_messages(
 
 
 def template_variables(conversation: Conversation, tokenizer: PromptTokenizer) -> dict[str, Any]:
-    """The request's own template variables, their strings guarded. Raises InvalidRequest."""
-    if not conversation.chat_template_kwargs_json:
-        return {}
-    field = "chat_template_kwargs"
-    text = conversation.chat_template_kwargs_json
-    if len(text) > _MOST_CHARACTERS:
-        raise InvalidRequest(
-            "BAD_JSON",
-            f"{field} has {len(text)} characters of JSON, the limit is {_MOST_CHARACTERS}",
-            field=field,
-        )
+    """The request's own template variables and its tools, their strings guarded. Raises InvalidRequest."""
+    variables: dict[str, Any] = {}
+    if conversation.chat_template_kwargs_json:
+        field = "chat_template_kwargs"
+        given = _read_json(conversation.chat_template_kwargs_json, field)
+        if not isinstance(given, dict):
+            raise _bad_json(field, "is not a JSON object")
+        if taken := _TAKEN & given.keys():
+            name = min(taken)
+            raise _bad_json(field, f"cannot set {name}: the request has a field of that name")
+        variables = {name: _guard_all(value, tokenizer) for name, value in given.items()}
+    if conversation.tools_json:
+        tools = _read_json(conversation.tools_json, "tools")
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise _bad_json("tools", "is not a JSON list of objects")
+        if tools:
+            variables["tools"] = _guard_all(tools, tokenizer)
+    return variables
+
+
+def _read_json(text: str, field: str) -> Any:
+    """What a template is given, within limits. Raises InvalidRequest."""
+    most = _MOST_CHARACTERS[field]
+    if len(text) > most:
+        raise _bad_json(field, f"has {len(text)} characters of JSON, the limit is {most}")
     if _depth(text) > _MOST_DEPTH:
-        raise InvalidRequest(
-            "BAD_JSON", f"{field} is nested deeper than {_MOST_DEPTH} levels", field=field
-        )
+        raise _bad_json(field, f"is nested deeper than {_MOST_DEPTH} levels")
     try:
-        variables = json.loads(text)
+        return json.loads(text)
     except ValueError as error:
-        raise InvalidRequest("BAD_JSON", f"{field} is not JSON: {error}", field=field) from error
-    if not isinstance(variables, dict):
-        raise InvalidRequest("BAD_JSON", f"{field} is not a JSON object", field=field)
-    taken = {"messages", "add_generation_prompt"} & variables.keys()
-    if taken:
-        raise InvalidRequest("BAD_JSON", f"{field} cannot set {sorted(taken)[0]}", field=field)
-    guarded: dict[str, Any] = _guard_all(variables, tokenizer)
-    return guarded
+        raise _bad_json(field, f"is not JSON: {error}") from error
+
+
+def _bad_json(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest("BAD_JSON", f"{field} {message}", field=field)
 
 
 def _depth(text: str) -> int:
@@ -141,8 +152,8 @@ def _parts(
 def _guard_all(value: Any, tokenizer: PromptTokenizer) -> Any:
     if isinstance(value, str):
         return tokenizer.guard(value)
-    if isinstance(value, dict):
-        return {key: _guard_all(inner, tokenizer) for key, inner in value.items()}
+    if isinstance(value, dict):  # templates write names as well
+        return {tokenizer.guard(key): _guard_all(inner, tokenizer) for key, inner in value.items()}
     if isinstance(value, list):
         return [_guard_all(inner, tokenizer) for inner in value]
     return value

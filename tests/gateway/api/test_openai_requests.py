@@ -2,9 +2,12 @@
 
 import base64
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from google.protobuf.json_format import MessageToDict
 
@@ -14,9 +17,11 @@ from services.gateway.api.openai import requests
 from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.reading.data_urls import serialized
 from services.gateway.reading.decode import decode
+from services.gateway.reading.tools import ToolFields
 from shared.errors import InvalidRequest, NotFound
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tests.support.gateway.served_model import model
+from tests.support.gateway.stage import MODEL, Stage
 from tests.support.tokenizers import byte_level_tokenizer
 
 PIXEL = b"\x89PNG-like bytes"
@@ -184,6 +189,31 @@ UNSUPPORTED: list[dict[str, Any]] = [
     {"chat_template": "{{ x }}"},
 ]
 
+# What is refused, and what its error says besides its name.
+SAYS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"echo": True}, ("for completions", "false")),
+    ({"response_format": {"type": "json_object"}}, ("JSON", '{"type": "text"}')),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, ('{"type": "text"}',)),
+    ({"structured_outputs": {"json": {}}}, ("leave it out",)),
+    ({"guided_regex": "a+"}, ("leave it out",)),
+    ({"modalities": ["text", "audio"]}, ("text alone", '["text"]')),
+    ({"audio": {"voice": "x"}}, ("text alone", "leave it out")),
+    ({"suffix": "end"}, ("`prompt`", 'send ""')),
+    ({"prompt_embeds": "AAAA"}, ("token ids",)),
+    ({"chat_template": "{{ x }}"}, ("--chat-template",)),
+    ({"continue_final_message": True}, ("false", "completions")),
+    ({"documents": [{"text": "x"}]}, ("`chat_template_kwargs`",)),
+    ({"logits_processors": ["x"]}, ("[]",)),
+    ({"mm_processor_kwargs": {"a": 1}}, ("{}",)),
+    ({"media_io_kwargs": {"video": {"num_frames": 4}}}, ("{}", "docs/api.md")),
+    ({"web_search_options": {}}, ("leave it out",)),
+    ({"logprobs": 5}, ("true or false", "top_logprobs")),
+    ({"top_logprobs": 5}, ("logprobs to be true",)),
+    ({"service_tier": "best"}, ("auto", "flex", "'best'")),
+    ({"allowed_token_ids": []}, ("leave it out",)),
+    ({"logit_bias": {"x": 1}}, ("keys must be token ids",)),
+]
+
 HARMLESS: list[dict[str, Any]] = [
     {"n": 2, "temperature": 0, "best_of": 3},
     {"use_beam_search": True, "temperature": 1, "top_p": 1.0, "top_k": -1, "logit_bias": {}},
@@ -208,6 +238,32 @@ def test_what_is_not_offered_is_refused_by_name(change: Mapping[str, Any]) -> No
         read_chat(chat(**change), model())
     assert caught.value.reason == "UNSUPPORTED_PARAMETER"
     assert caught.value.metadata["field"] == next(iter(change))
+
+
+@pytest.mark.parametrize(("change", "words"), SAYS, ids=lambda value: str(value)[:40])
+async def test_a_refused_field_says_what_is_taken(
+    stage: Stage, change: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        messages: Any = chat()["messages"]
+        await stage.openai.chat.completions.create(
+            model=MODEL, messages=messages, extra_body=change
+        )
+    (field,) = change
+    body: Any = caught.value.body
+    assert caught.value.param == field and caught.value.code
+    assert body["message"].startswith(f"{field} ")
+    assert all(word in body["message"] for word in words)
+    assert not stage.preprocess.seen
+
+
+def test_the_document_lists_every_field_that_is_refused() -> None:
+    document = Path(__file__).parents[3] / "docs" / "api.md"
+    _, _, behind = document.read_text(encoding="utf-8").partition(
+        "\n### Fields that are not offered\n"
+    )
+    listed = behind.partition("\n### ")[0]
+    assert set(ToolFields.__struct_fields__) <= set(re.findall(r"`(\w+)`", listed))
 
 
 def test_a_refused_tool_says_what_to_leave_out() -> None:

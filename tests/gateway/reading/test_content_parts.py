@@ -1,5 +1,6 @@
-"""Parts of a message over the limits are refused by their place in the request."""
+"""Parts of a message: what they are, and those over the limits are refused by their place in the request."""
 
+import base64
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from shared.net.channels import open_channel
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway.stage import Stage
+from tests.support.pictures import png
 
 TEXT = {"type": "text", "text": "x"}
 
@@ -72,3 +74,49 @@ async def test_whether_a_content_was_one_text_reaches_preprocess(
             pass
     told = [message.is_string for message in stage.preprocess.seen[-1].conversation.messages]
     assert told == [True, False]
+
+
+PNG = "data:image/png;base64," + base64.b64encode(png(1, (28, 28))).decode()
+
+
+async def test_a_part_without_a_type_is_known_by_its_one_key(stage: Stage) -> None:
+    contents: list[Any] = [
+        [{"text": "What is this?"}, {"image_url": {"url": PNG}}],
+        [{"type": None, "text": "What is this?", "image_url": None}, {"image_url": PNG}],
+        [{"text": "Look"}, {"video_url": {"url": "https://example.org/a.mp4"}, "image": None}],
+    ]
+    kinds = []
+    for content in contents:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            messages = [{"role": "user", "content": content}]
+            reply = await stage.http.post(path, json={"messages": messages})
+            assert reply.status_code == 200
+            (turn,) = stage.preprocess.seen[-1].conversation.messages
+            kinds.append([part.WhichOneof("part") for part in turn.content])
+    assert kinds == [["text", "image"]] * 4 + [["text", "video"]] * 2
+
+
+UNCLEAR: list[tuple[Any, str, tuple[str, ...]]] = [
+    ({}, "", ("text, image_url, video_url", "none of them")),
+    ({"url": "https://example.org/"}, "", ("text, image_url, video_url", "none of them")),
+    ({"text": "x", "image_url": PNG}, "", ("text and image_url",)),
+    ({"text": "x", "video": "a.mp4"}, "", ("text and video",)),
+    ({"image": "/a.png"}, ".image", ("is not taken", "image_url")),
+    ({"video": ["/a.png"]}, ".video", ("is not taken", "video_url")),
+    ({"audio": {"data": ""}}, ".audio", ("is not taken", "no sound")),
+    ({"type": "image", "image": "/a.png"}, ".type", ("'image'", "image_url")),
+    ({"type": "input_audio", "input_audio": {}}, ".type", ("'input_audio'", "no sound")),
+    ({"type": "input_text", "text": "x"}, ".type", ("'input_text'", '"type": "text"')),
+    ({"type": "file", "file": {}}, ".type", ("'file'", "no files")),
+]
+
+
+@pytest.mark.parametrize(("part", "place", "words"), UNCLEAR, ids=lambda value: str(value)[:50])
+async def test_a_part_that_is_none_or_two_is_named_with_its_keys(
+    stage: Stage, part: Any, place: str, words: tuple[str, ...]
+) -> None:
+    reply = await stage.chat(messages=[{"role": "user", "content": [TEXT, part]}])
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, f"messages[0].content[1]{place}")
+    assert all(word in error["message"] for word in (error["param"], *words))
+    assert not stage.preprocess.seen

@@ -8,16 +8,16 @@ import msgspec
 
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest
+from services.gateway.api.openai.content_parts import read_part
 from services.gateway.api.openai.schema import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
-    ContentPart,
     MediaUrl,
     TokenizeRequest,
 )
-from services.gateway.reading.bounds import number, text, wrong
-from services.gateway.reading.conversation import check_sizes, read_role, wrong_type
+from services.gateway.reading.bounds import text, wrong
+from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -28,22 +28,22 @@ from services.gateway.reading.generation import (
 )
 from services.gateway.reading.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
-from services.gateway.reading.media import read_image_url, read_video_url
-from services.gateway.reading.unsupported import unsupported
+from services.gateway.reading.tools import read_tools, refuse_tools
+from services.gateway.reading.unsupported import is_off, unsupported
 from shared.mindie_shm import LARGEST_CODE, NAMES_FIELD
-from tessera.preprocess.v1.preprocess_pb2 import Media, Message, Part, PrepareRequest, Video
+from tessera.preprocess.v1.preprocess_pb2 import Message, PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
-_DETAILS = (None, "", "auto", "low", "high")
-_LONGEST_FRAME_S = 3600.0
 _LONGEST_NAME = 256
 _LONGEST_PATH = 4096
+_NO_CALLS = "is a tool call: tool calling is not supported yet: leave it out, and send what was called as text"
+_NO_AUDIO = "names a spoken answer, and answers are text alone: send what was said as `content`"
 
 
 def read_chat(body: ChatRequest, model: ServedModel) -> ValidRequest:
     """POST /v1/chat/completions. Raises InvalidRequest naming the field, or NotFound."""
     if body.echo:
-        raise wrong("echo", "is for completions", "UNSUPPORTED_PARAMETER")
+        raise unsupported("echo", "is for completions: leave it out or send false")
     prompt = conversation_prompt(read_conversation(body), model)
     logprobs = chat_logprobs(body.logprobs, body.top_logprobs, model.max_logprobs)
     return read_generation(body, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
@@ -51,6 +51,7 @@ def read_chat(body: ChatRequest, model: ServedModel) -> ValidRequest:
 
 def read_completions(body: CompletionRequest, model: ServedModel) -> list[ValidRequest]:
     """POST /v1/completions: a request for each prompt. Raises InvalidRequest naming the field, or NotFound."""
+    refuse_tools(body)
     logprobs = completion_logprobs(body.logprobs, body.top_logprobs, model.max_logprobs)
     kind = ReplyKind.REPLY_KIND_COMPLETION
     prompts = [mindie] if (mindie := _mindie(body, model)) else _prompts(body, model)
@@ -76,6 +77,7 @@ def read_conversation(body: ChatRequest | TokenizeRequest) -> PrepareRequest:
     conversation = prepare.conversation
     conversation.chat_template_kwargs_json = _template_kwargs(body.chat_template_kwargs)
     conversation.add_generation_prompt = body.add_generation_prompt is not False
+    conversation.tools_json = read_tools(body, may_call=isinstance(body, ChatRequest))
     for index, message in enumerate(listed):
         _read_message(message, f"messages[{index}]", conversation.messages.add())
     return prepare
@@ -83,53 +85,21 @@ def read_conversation(body: ChatRequest | TokenizeRequest) -> PrepareRequest:
 
 def _read_message(message: ChatMessage, path: str, into: Message) -> None:
     into.role = read_role(message.role, path)
-    if message.tool_calls and bytes(message.tool_calls) not in (b"null", b"[]"):
-        raise unsupported(f"{path}.tool_calls")
+    if not is_off(message.tool_calls, []):
+        raise unsupported(f"{path}.tool_calls", _NO_CALLS)
+    if not is_off(message.function_call):
+        raise unsupported(f"{path}.function_call", _NO_CALLS)
+    if not is_off(message.audio):
+        raise unsupported(f"{path}.audio", _NO_AUDIO)
     into.name = text(f"{path}.name", message.name, _LONGEST_NAME)
     if isinstance(message.content, str):
         into.content.add(text=message.content)
         into.is_string = True
     elif message.content:
         for index, part in enumerate(message.content):
-            into.content.append(_part(part, f"{path}.content[{index}]"))
+            into.content.append(read_part(part, f"{path}.content[{index}]"))
     else:
         raise wrong(f"{path}.content", "must be a string or a list of at least one part")
-
-
-def _part(part: ContentPart, path: str) -> Part:
-    match part.type:
-        case "text":
-            if part.text is None:
-                raise wrong(f"{path}.text", "is missing")
-            return Part(text=part.text)
-        case "image_url":
-            return Part(image=_image(part.image_url, f"{path}.image_url"))
-        case "video_url":
-            return Part(video=_video(part.video_url, f"{path}.video_url"))
-        case other:
-            raise wrong_type(path, other)
-
-
-def _image(value: str | MediaUrl | None, path: str) -> Media:
-    if isinstance(value, MediaUrl) and value.detail not in _DETAILS:
-        raise wrong(f"{path}.detail", "must be auto, low or high")
-    return read_image_url(_url(value, path), path)
-
-
-def _video(value: str | MediaUrl | None, path: str) -> Video:
-    given = value.seconds_per_frame if isinstance(value, MediaUrl) else None
-    pace = number(f"{path}.seconds_per_frame", given, 0.0, 0.0, _LONGEST_FRAME_S)
-    return read_video_url(_url(value, path), path, pace)
-
-
-def _url(value: str | MediaUrl | None, path: str) -> str:
-    if value is None:
-        raise wrong(path, "is missing")
-    if isinstance(value, str):
-        return value
-    if value.url is None:
-        raise wrong(f"{path}.url", "is missing")
-    return value.url
 
 
 def _template_kwargs(raw: msgspec.Raw) -> str:

@@ -1,6 +1,7 @@
 """The bodies of OpenAI's and vLLM's requests and replies.
 
-Fields of requests that are not listed are ignored: clients send many.
+Fields of requests that are not listed are ignored: clients send many. Those of tokenizing are refused: each would
+change what comes back.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ import msgspec
 
 from services.gateway.reading.decode import Whole
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.unsupported import UnsupportedFields
+from services.gateway.reading.tools import ToolFields
 
 _NONE = msgspec.Raw()
 
@@ -31,12 +32,16 @@ class MediaUrl(_Repeated):
 
 
 class ContentPart(_Repeated):
-    """One part of a message: the field that `type` names is read."""
+    """One part of a message: the field that `type` names is read, without it the one that there is."""
 
     type: str | None = None
     text: str | None = None
     image_url: str | MediaUrl | None = None
     video_url: str | MediaUrl | None = None
+    # Not taken.
+    image: msgspec.Raw = _NONE
+    video: msgspec.Raw = _NONE
+    audio: msgspec.Raw = _NONE
 
 
 class ChatMessage(_Repeated):
@@ -45,7 +50,10 @@ class ChatMessage(_Repeated):
     role: str | None = None
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    # Not taken.
     tool_calls: msgspec.Raw = _NONE
+    function_call: msgspec.Raw = _NONE
+    audio: msgspec.Raw = _NONE
 
 
 class ChatRequest(GenerationOptions, kw_only=True):
@@ -54,7 +62,7 @@ class ChatRequest(GenerationOptions, kw_only=True):
     messages: list[ChatMessage] | None = None
     chat_template_kwargs: msgspec.Raw = _NONE
     add_generation_prompt: bool | None = None
-    logprobs: bool | None = None
+    logprobs: bool | Whole | None = None
     top_logprobs: Whole | None = None
 
 
@@ -69,7 +77,7 @@ class CompletionRequest(GenerationOptions, kw_only=True):
     shm_name_save_path: str | None = None
 
 
-class TokenizeRequest(UnsupportedFields, kw_only=True):
+class TokenizeRequest(ToolFields, kw_only=True, forbid_unknown_fields=True):
     """POST /tokenize: `prompt`, or `messages` with the chat template."""
 
     model: str | None = None
@@ -77,11 +85,13 @@ class TokenizeRequest(UnsupportedFields, kw_only=True):
     messages: list[ChatMessage] | None = None
     chat_template_kwargs: msgspec.Raw = _NONE
     add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
     # MindIE-LLM's: pictures are written to shared memory, and the names of their blocks appended to this list.
     shm_name_save_path: str | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize."""
 
     model: str | None = None
@@ -107,12 +117,14 @@ class ModelList(msgspec.Struct, kw_only=True):
     data: list[ModelCard]
 
 
-class TokenizeReply(msgspec.Struct, kw_only=True):
+class TokenizeReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The tokens of a prompt."""
 
     count: int
     max_model_len: int
     tokens: list[int]
+    # As the vocabulary spells them, where they were asked for; None for an id without a token.
+    token_strs: list[str | None] | None = None
 
 
 class DetokenizeReply(msgspec.Struct, kw_only=True):

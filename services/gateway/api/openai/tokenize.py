@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from services.gateway.reading.bounds import text, wholes, wrong
 from services.gateway.reading.data_urls import serialized
 from services.gateway.reading.decode import decode, off_loop
 from services.gateway.reading.generation import check_model
-from services.gateway.reading.unsupported import refuse_unsupported
+from services.gateway.reading.tools import refuse_tools
+from services.gateway.reading.unsupported import is_off, refuse_unsupported
 from services.gateway.slices import Slices
 from shared.mindie_shm import NAMES_FIELD
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
@@ -31,9 +32,17 @@ from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 # May be turned into text at once, whatever the model's length.
 _LEAST_TOKENS = 65_536
 _LONGEST_PATH = 4096
-_SLICE_TOKENS = 8192
+_SLICE_TOKENS = 2048
 
 _T = TypeVar("_T")
+
+
+class _Asked(NamedTuple):
+    """What /tokenize is to do."""
+
+    prepare: PrepareRequest
+    is_short: bool
+    with_texts: bool  # of the tokens
 
 
 class Tokenizing:
@@ -49,16 +58,17 @@ class Tokenizing:
 
     async def tokenize(self, exchange: Exchange, caller: Caller) -> None:
         """POST /tokenize: `prompt`, or `messages` with the chat template."""
-        prepare, is_one_of_many = await self._read(exchange, self._read_tokenize)
+        asked = await self._read(exchange, self._read_tokenize)
+        prepare = asked.prepare
         prepare.request_id = caller.request_id
         prepare.tenant = tenant_of(caller, "")
         async with exchange.while_connected():
-            prompt = prepare if is_one_of_many else await serialized(prepare)
+            prompt = prepare if asked.is_short else await serialized(prepare)
             prepared = await self._pool.prepare(prompt)
             ids = np.frombuffer(prepared.token_ids, "<i4")
             if prepared.mindie_ids:
                 ids = np.frombuffer(prepared.mindie_ids, "<i8")
-            pieces = _reply(ids, self._model.max_model_len)
+            pieces = _reply(ids, self._model, asked.with_texts)
             await exchange.respond_in_pieces(self._slices.joined(pieces))
 
     async def detokenize(self, exchange: Exchange, caller: Caller) -> None:
@@ -78,22 +88,15 @@ class Tokenizing:
         exchange.release_body()
         return found
 
-    def _read_tokenize(self, body: bytes) -> tuple[PrepareRequest, bool]:
-        prepare = self._prompt_of(body)
-        return prepare, is_short(prepare)
-
-    def _prompt_of(self, body: bytes) -> PrepareRequest:
+    def _read_tokenize(self, body: bytes) -> _Asked:
         content = decode(body, TokenizeRequest)
         check_model(content.model, self._model)
-        names = text(NAMES_FIELD, content.shm_name_save_path, _LONGEST_PATH)
-        if content.messages is not None:
-            refuse_unsupported(content)
-            prepare = read_conversation(content)
-            prepare.shm_name_save_path = names
-            return prepare
-        if content.prompt is None:
-            raise wrong("prompt", "is missing")
-        return PrepareRequest(text=content.prompt, shm_name_save_path=names)
+        refuse_unsupported(content)
+        prepare = _read_prompt(content)
+        prepare.shm_name_save_path = text(NAMES_FIELD, content.shm_name_save_path, _LONGEST_PATH)
+        if content.add_special_tokens is not None:
+            prepare.add_special_tokens = content.add_special_tokens
+        return _Asked(prepare, is_short(prepare), content.return_token_strs is True)
 
     def _read_detokenize(self, body: bytes) -> list[int]:
         content = decode(body, DetokenizeRequest)
@@ -104,10 +107,39 @@ class Tokenizing:
         return list(wholes("tokens", content.tokens, 0, self._model.vocab_size - 1, most))
 
 
-def _reply(ids: npt.NDArray[np.integer[Any]], max_model_len: int) -> Iterator[str]:
+def _reply(
+    ids: npt.NDArray[np.integer[Any]], model: ServedModel, with_texts: bool
+) -> Iterator[str]:
     """A `TokenizeReply` as JSON, piece by piece."""
-    yield f'{{"count":{len(ids)},"max_model_len":{max_model_len},"tokens":['
+    yield f'{{"count":{len(ids)},"max_model_len":{model.max_model_len},"tokens":['
+    yield from _listed(ids, str)
+    if with_texts:
+        yield '],"token_strs":['
+        yield from _listed(ids, lambda token: json.dumps(_spelled(model, token)))
+    yield "]}"
+
+
+def _listed(ids: npt.NDArray[np.integer[Any]], written: Callable[[int], str]) -> Iterator[str]:
     for start in range(0, len(ids), _SLICE_TOKENS):
         some = ids[start : start + _SLICE_TOKENS].tolist()
-        yield ("," if start else "") + ",".join(map(str, some))
-    yield "]}"
+        yield ("," if start else "") + ",".join(map(written, some))
+
+
+def _spelled(model: ServedModel, token: int) -> str | None:
+    """The token as the vocabulary spells it; None for an id without one, as MindIE's of pictures are."""
+    return model.tokenizer.id_to_token(token) if token >= 0 else None
+
+
+def _read_prompt(content: TokenizeRequest) -> PrepareRequest:
+    if content.messages is not None:
+        if content.prompt is not None:
+            raise wrong("prompt", "cannot be combined with messages: leave one of them out")
+        return read_conversation(content)
+    if content.prompt is None:
+        raise wrong(
+            "prompt", "is missing: send a text as `prompt`, or a conversation as `messages`"
+        )
+    refuse_tools(content)
+    if not is_off(content.chat_template_kwargs, {}):
+        raise wrong("chat_template_kwargs", "is for messages: leave it out")
+    return PrepareRequest(text=content.prompt)

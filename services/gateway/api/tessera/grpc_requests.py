@@ -1,12 +1,15 @@
 """The messages of the gRPC API, checked and turned into our own types."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest
 from services.gateway.reading.bounds import at_most, wrong
-from services.gateway.reading.conversation import check_sizes, read_role, wrong_type
+from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -24,6 +27,7 @@ from services.gateway.reading.media import (
     read_video_url,
 )
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.tools import ToolFields, read_tools
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest, Video
@@ -34,7 +38,9 @@ def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedMod
     """A conversation to answer. Raises InvalidRequest naming the field as REST does, or NotFound."""
     check_sizes([len(message.content) for message in request.messages])
     messages = [_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
-    conversation = Conversation(messages=messages, add_generation_prompt=True)
+    conversation = Conversation(
+        messages=messages, add_generation_prompt=True, tools_json=read_tools(_tools(request))
+    )
     asked = _given(request.options, "logprobs")
     logprobs = chat_logprobs(asked is not None, asked, model.max_logprobs)
     prompt = conversation_prompt(PrepareRequest(conversation=conversation), model)
@@ -91,7 +97,15 @@ def read_options(
         service_tier=options.service_tier or None,
         timeout=_given(options, "timeout"),
         cache_salt=_given(options, "cache_salt"),
+        add_special_tokens=_given(options, "add_special_tokens"),
     )
+
+
+def _tools(request: ChatRequest) -> ToolFields:
+    """As they stand in a body of REST."""
+    choice = json.dumps(request.tool_choice) if request.tool_choice else ""
+    tools = request.tools_json.encode()
+    return ToolFields(tools=msgspec.Raw(tools), tool_choice=msgspec.Raw(choice.encode()))
 
 
 def _given(options: chat_pb2.GenerationOptions, name: str) -> Any:
@@ -129,7 +143,10 @@ def _part(part: ContentPart, path: str) -> Part:
         case "image_url":
             return Part(image=read_image_url(part.image_url, f"{path}.image_url"))
         case None:
-            raise wrong_type(path, None)
+            raise wrong(
+                f"{path}.type",
+                "is missing: a part must hold text, image, image_url, video, video_url or video_frames",
+            )
         case _:
             return Part(video=_video(part, f"{path}.video_url"))
 
