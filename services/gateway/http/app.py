@@ -10,9 +10,10 @@ import structlog
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.api.endpoint import Endpoint, Route
 from services.gateway.http.cross_origin import CrossOrigin
-from services.gateway.http.errors import MethodNotAllowed, NoRoute
+from services.gateway.http.errors import MethodNotAllowed
 from services.gateway.http.exchange import Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
+from services.gateway.http.missing_routes import no_route
 from services.gateway.http.routes import RouteTable
 from services.gateway.telemetry.request_log import log_refusal
 from shared.environment import monotonic
@@ -83,7 +84,7 @@ class App:
         if found is None or not found.is_probe:
             self._hosts.check(exchange)
         if found is None:
-            raise NoRoute("NO_SUCH_ROUTE", f"there is nothing at {exchange.path[:200]}")
+            raise no_route(exchange.path, self._routes.patterns)
         exchange.error, exchange.generates = found.error, found.generates
         # A browser's question carries no key.
         if await self._cross_origin.preflight(exchange, found.methods):
@@ -102,9 +103,11 @@ class App:
 def _route(exchange: Exchange, methods: Mapping[str, Route]) -> Route:
     method = "GET" if exchange.method == "HEAD" else exchange.method
     if method not in methods:
-        allowed = ", ".join(methods)
+        allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
         raise MethodNotAllowed(
-            "METHOD_NOT_ALLOWED", f"{exchange.path[:200]} takes {allowed} only", allow=allowed
+            "METHOD_NOT_ALLOWED",
+            f"{exchange.path[:200]} does not take {exchange.method[:20]}, but {allowed}",
+            allow=allowed,
         )
     return methods[method]
 

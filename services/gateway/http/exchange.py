@@ -64,7 +64,8 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self.method: str = scope["method"]
-        self.path: str = scope["path"]
+        # A slash at its end means nothing.
+        self.path: str = scope["path"].rstrip("/") or "/"
         self.request_id = request_id
         self.started = False
         # Whether it asks for tokens; whether it was accepted, so that its answer logs its end.

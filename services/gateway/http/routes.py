@@ -31,6 +31,11 @@ class RouteTable:
                 else:
                     self._paths[pattern] = path
 
+    @property
+    def patterns(self) -> Sequence[str]:
+        """All paths that there are, as their routes name them."""
+        return [*self._paths, *(f"{prefix}**" for prefix in self._prefixes)]
+
     def find(self, path: str) -> Path | None:
         """What there is at a path of a request; None for nothing."""
         found = self._paths.get(path)

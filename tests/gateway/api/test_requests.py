@@ -114,5 +114,5 @@ async def test_the_same_over_grpc(stage: Stage) -> None:
 
 async def test_other_methods_are_named(stage: Stage) -> None:
     reply = await stage.http.post("/v1/requests/r_1")
-    assert (reply.status_code, reply.headers["allow"]) == (405, "GET, DELETE")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "GET, DELETE, HEAD")
     assert (await stage.http.get("/v1/requests/r_1/else")).status_code == 404
