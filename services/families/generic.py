@@ -35,27 +35,10 @@ _RECURRENT = (
 )
 # Activations of transformers that no decoder here has.
 OTHER_ACTIVATIONS = {
-    *(
-        "gelu",
-        "gelu_10",
-        "gelu_accurate",
-        "gelu_fast",
-        "gelu_new",
-        "gelu_python",
-        "gelu_python_tanh",
-    ),
-    *(
-        "gelu_pytorch_tanh",
-        "laplace",
-        "leaky_relu",
-        "linear",
-        "mish",
-        "prelu",
-        "quick_gelu",
-        "relu",
-    ),
-    *("relu2", "relu6", "sigmoid", "sqrtsoftplus", "tanh", "hardswish", "xielu"),
-}
+    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh",
+    "gelu_pytorch_tanh", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu",
+    "relu2", "relu6", "sigmoid", "sqrtsoftplus", "tanh", "hardswish", "xielu",
+}  # fmt: skip
 _SIZES = {
     "vocab_size": ("vocab_size",),
     "hidden_size": ("hidden_size", "n_embd", "d_model"),

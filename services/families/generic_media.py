@@ -26,8 +26,7 @@ def family_of(checkpoint: Checkpoint) -> Family | None:
 def largest(checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
     """See `Family.largest`. A picture of ordinary size; its tokens are 0 where only the processor's code knows them."""
     config, images = checkpoint.config, checkpoint.image_processor_config
-    rows = int(
-        config.get("mm_tokens_per_image") or 0
-    )  # Gemma's; one token more before and behind them
+    # Gemma's; one token more before and behind them.
+    rows = int(config.get("mm_tokens_per_image") or 0)
     known = rows and not images.get("do_pan_and_scan")
     return ItemSize(1024, 1024, tokens=rows + 2 if known else 0)

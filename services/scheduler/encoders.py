@@ -29,9 +29,8 @@ _RETENTION_S = 60
 _CALL_TIMEOUT_S = 60
 _BUSY_WAIT_S = 0.05
 _PATIENCE_S = 120.0  # a restart on a machine that has too much to do took 38
-_SPACE_PATIENCE_S = (
-    20.0  # of what else than embeddings fills shared memory, nobody knows when it goes
-)
+# Of what else than embeddings fills shared memory, nobody knows when it goes.
+_SPACE_PATIENCE_S = 20.0
 _NO_SPACE = "ARTIFACT_SPACE"
 _MEDIA_EXPIRED = "MEDIA_EXPIRED"  # the raw bytes are gone from the store: no encoder can help
 

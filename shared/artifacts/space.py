@@ -25,9 +25,8 @@ LOCK = "lock"  # of a producer's folder; its content is the producer's address
 # mapped, which takes memory after its eviction.
 _KEPT = 3 / 4
 _IN_USE = 1 - _KEPT
-_FEWEST_PRODUCERS = (
-    2  # one of pixel values and one of embeddings, though they do not start together
-)
+# One of pixel values and one of embeddings, though they do not start together.
+_FEWEST_PRODUCERS = 2
 _PATIENCE_S = 5.0
 _PAUSE_S = 0.05  # memory comes back when consumers end their mappings
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)

@@ -60,9 +60,8 @@ class RopeConfig:
             raise _bad(f"rope_type {kind!r} needs {', '.join(missing)}")
         partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         if not may_be_partial and kind == "default":
-            partial = (
-                None  # as upstream: the class has no such key, and its other kinds fail with one
-            )
+            # As upstream: the class has no such key, and its other kinds fail with one.
+            partial = None
         size = head_size if partial is None else int(head_size * float(partial))
         if size % 2 or not 0 < size <= head_size or (size < head_size and not may_be_partial):
             raise _bad(f"partial_rotary_factor {partial} is not supported")

@@ -35,9 +35,8 @@ class Lifetimes:
     """How long things last in Redis."""
 
     lease_ms: int = 1_500  # of a scheduler without renewal
-    reservation_ms: int = (
-        5_000  # between reservation and admission; a later one is admitted all the same
-    )
+    # Between reservation and admission; a later one is admitted all the same.
+    reservation_ms: int = 5_000
     keep_ended_s: int = 600  # an ended request's log, for late readers
     grace_ms: int = 10_000  # that followers have to call again after Redis was away
 

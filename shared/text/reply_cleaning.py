@@ -10,9 +10,8 @@ from typing import Protocol
 # The names of the steps, in requests and in records of families.
 STRIP = "strip"  # no white space at either end
 TRAINING_DATE = "training_date"  # what stood for a date in training
-WIDE_PUNCTUATION = (
-    "wide_punctuation"  # , ! : ; ? beside a Chinese character become those of Chinese text
-)
+# , ! : ; ? beside a Chinese character become those of Chinese text.
+WIDE_PUNCTUATION = "wide_punctuation"
 
 _DATE, _YEAR = "[[训练时间]]", "2023年"
 _WIDE = dict(zip(",!:;?", "，！：；？", strict=True))  # noqa: RUF001

@@ -22,6 +22,7 @@ _FIELDS = [
     "response_format", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty",
     "use_beam_search", "early_stopping", "ignore_eos", "min_tokens", "return_token_ids", "service_tier",
     "truncate_prompt_tokens", "mm_processor_kwargs", "cache_salt", "metadata", "tokens", "text", "unknown",
+    "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
 ]  # fmt: skip
 _MEDIA_BYTES = 4096
 
@@ -47,7 +48,7 @@ def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if route.endswith("/detokenize"):
         return {"model": MODEL, "tokens": [draw.randrange(300) for _ in range(8)]}
     if route.endswith("/tokenize") and draw.random() < 0.5:
-        return {"model": MODEL, "prompt": "some words"}
+        return {"model": MODEL, "prompt": "some words", "return_token_strs": draw.random() < 0.5}
     few: dict[str, Any] = {
         "model": MODEL,
         "max_tokens": draw.randint(1, 4),
@@ -58,13 +59,30 @@ def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if route.endswith("/completions") and "chat" not in route:
         prompts = ["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]]
         return {**few, "prompt": draw.choice(prompts)}
+    if route.endswith("/tokenize"):
+        few = {"model": MODEL}
+    if draw.random() < 0.2:
+        few |= {"tools": _tools(draw), "tool_choice": "none"}
+    return {**few, "messages": _messages(draw)}
+
+
+def _messages(draw: random.Random) -> list[dict[str, Any]]:
     content: Any = "What is this?"
     if draw.random() < 0.4:
         content = [{"type": "text", "text": content}, _picture(draw)]
+        if draw.random() < 0.2:
+            for part in content:
+                del part["type"]
     messages = [{"role": "user", "content": content}]
     if draw.random() < 0.3:
         messages.insert(0, {"role": "system", "content": "Be brief."})
-    return {**few, "messages": messages}
+    return messages
+
+
+def _tools(draw: random.Random) -> list[dict[str, Any]]:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    function = {"name": "weather", "description": "What it is like", "parameters": schema}
+    return [{"type": "function", "function": function} for _ in range(draw.randint(1, 3))]
 
 
 def _picture(draw: random.Random) -> dict[str, Any]:

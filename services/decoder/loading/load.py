@@ -112,9 +112,8 @@ def load_rank(
     checkpoint = Checkpoint(settings.model, settings.family)
     threads = place.threads(checkpoint.is_small)
     if place.cpus:
-        os.sched_setaffinity(
-            0, place.cpus
-        )  # of this thread, and those that it starts: the ones that compute
+        # Of this thread, and those that it starts: the ones that compute.
+        os.sched_setaffinity(0, place.cpus)
     sizes = registry.text_sizes(checkpoint, settings.model_backend)
     kind = device_class(torch_device(settings.device))
     dtype = kind.choose_dtype(settings.dtype, checkpoint)

@@ -1,76 +1,48 @@
 """What is said of paths at which there is nothing: of those that other servers have, what to call instead."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from services.gateway.http.errors import NoRoute
 
-_CHAT = "send the conversation to /v1/chat/completions"
-_PROMPT = "send the prompt to /v1/completions"
-_TEXT_ALONE = "this server's answers are text alone"
-_NO_VECTORS = "this server gives neither vectors nor scores of texts, but text"
-_NO_FILES = "send each request by itself"
-_NOT_KEPT = "nothing is kept between requests: send the whole conversation to /v1/chat/completions"
-_NO_TRAINING = "this server does not train"
-_ONE_MODEL = "a server has one model from its start to its end"
-_INFO = "/v1/models, /version and /metrics say what is served"
-_NO_PAGES = "docs/api.md describes the API"
-
-# By path, with what lies below it. docs/api.md has the same list.
-NOT_OFFERED: Mapping[str, str] = {
-    "/v1/responses": _CHAT,
-    "/v1/messages": _CHAT,
-    "/v1/complete": _CHAT,
-    "/v1/assistants": _NOT_KEPT,
-    "/v1/threads": _NOT_KEPT,
-    "/v1/conversations": _NOT_KEPT,
-    "/v1/realtime": _CHAT,
-    "/v1/embeddings": _NO_VECTORS,
-    "/v1/moderations": _NO_VECTORS,
-    "/v1/score": _NO_VECTORS,
-    "/v1/rerank": _NO_VECTORS,
-    "/v2/rerank": _NO_VECTORS,
-    "/v2/embed": _NO_VECTORS,
-    "/pooling": _NO_VECTORS,
-    "/classify": _NO_VECTORS,
-    "/score": _NO_VECTORS,
-    "/rerank": _NO_VECTORS,
-    "/embed": _NO_VECTORS,
-    "/v1/audio": _TEXT_ALONE,
-    "/v1/images": _TEXT_ALONE,
-    "/v1/videos": _TEXT_ALONE,
-    "/v1/files": _NO_FILES,
-    "/v1/uploads": _NO_FILES,
-    "/v1/batches": _NO_FILES,
-    "/v1/vector_stores": _NO_FILES,
-    "/v1/containers": _NO_FILES,
-    "/v1/evals": _NO_TRAINING,
-    "/v1/fine_tuning": _NO_TRAINING,
-    "/v1/edits": _CHAT,
-    "/v1/engines": _INFO,
-    "/v1/load_lora_adapter": _ONE_MODEL,
-    "/v1/unload_lora_adapter": _ONE_MODEL,
-    "/generate": _PROMPT,
-    "/generate_stream": _PROMPT,
-    "/inference/v1/generate": _PROMPT,
-    "/invocations": _CHAT,
-    "/chat_tokenize": "send the messages to /tokenize",
-    "/info": _INFO,
-    "/server_info": _INFO,
-    "/get_model_info": _INFO,
-    "/get_server_info": _INFO,
-    "/sleep": _ONE_MODEL,
-    "/wake_up": _ONE_MODEL,
-    "/is_sleeping": _ONE_MODEL,
-    "/reset_prefix_cache": "use `cache_salt` for prefixes that are not to be found",
-    "/openapi.json": _NO_PAGES,
-    "/docs": _NO_PAGES,
-    "/redoc": _NO_PAGES,
-    "/infer": _PROMPT,
-    "/infer_token": _PROMPT,
-    "/stopInfer": "leave the connection, or DELETE /v1/requests/{id}",
-    "/v2": "this server has OpenAI's API, not KServe's",
-    "/api": "this server has OpenAI's API, not Ollama's",
+# What there is in the place of routes that other servers have. docs/api.md has the same paths.
+_INSTEAD: Mapping[str, Sequence[str]] = {
+    "send the conversation to /v1/chat/completions": (
+        "/v1/responses", "/v1/messages", "/v1/complete", "/v1/edits", "/v1/realtime", "/invocations",
+    ),
+    "nothing is kept between requests: send the whole conversation to /v1/chat/completions": (
+        "/v1/conversations", "/v1/assistants", "/v1/threads",
+    ),
+    "send the prompt to /v1/completions, or a conversation to /v1/chat/completions": (
+        "/generate", "/generate_stream", "/inference/v1/generate", "/infer", "/infer_token",
+    ),
+    "send the messages to /tokenize": ("/chat_tokenize",),
+    "this server gives text, neither vectors nor scores of texts": (
+        "/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v2/rerank", "/v2/embed",
+        "/pooling", "/classify", "/score", "/rerank", "/embed",
+    ),
+    "this server's answers are text alone": ("/v1/audio", "/v1/images", "/v1/videos"),
+    "this server keeps no files: send each request by itself": (
+        "/v1/files", "/v1/uploads", "/v1/batches", "/v1/vector_stores", "/v1/containers",
+    ),
+    "this server neither trains nor evaluates": ("/v1/fine_tuning", "/v1/evals"),
+    "a server has one model from its start to its end": (
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/is_sleeping",
+    ),
+    "/v1/models, /version and /metrics say what is served": (
+        "/v1/engines", "/info", "/server_info", "/get_model_info", "/get_server_info",
+    ),
+    "a `cache_salt` of its own keeps a request from what was computed before": (
+        "/reset_prefix_cache",
+    ),
+    "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
+    "docs/api.md describes the API": ("/openapi.json", "/docs", "/redoc"),
+    "this server has OpenAI's API, not that of KServe and Triton": ("/v2",),
+    "this server has OpenAI's API, not Ollama's": ("/api",),
 }  # fmt: skip
+# By path, with what lies below it.
+NOT_OFFERED: Mapping[str, str] = {
+    path: instead for instead, paths in _INSTEAD.items() for path in paths
+}
 _ROOT = "/v1"
 
 

@@ -1,6 +1,5 @@
 """Bounds of values whose types have been checked already: every refusal names the field and what it may be."""
 
-import math
 from collections.abc import Sequence
 
 from shared.errors import InvalidRequest
@@ -26,8 +25,7 @@ def whole(field: str, value: float | None, low: int, high: int) -> int | None:
         return None
     if isinstance(value, float):
         if not value.is_integer():
-            kind = "a number" if math.isfinite(value) else str(value)
-            raise wrong(field, f"must be a whole number, not {kind}", "INVALID_TYPE")
+            raise wrong(field, f"must be a whole number, not {_short(value)}", "INVALID_TYPE")
         value = int(value)
     if not low <= value <= high:
         raise wrong(field, f"must be between {low} and {high}, not {_short(value)}")

@@ -35,9 +35,8 @@ _PACKAGES = (
     "pillow",
 )
 _LEAST_SHARED_MEMORY = 8 << 20  # bytes
-_WHOLE_CACHES = (
-    768 << 20
-)  # in which pixel values and embeddings have the room that their defaults allow
+# In which pixel values and embeddings have the room that their defaults allow.
+_WHOLE_CACHES = 768 << 20
 _INSTALL_PACKAGES = "pip install -c constraints.txt -e '.[local]'"
 
 

@@ -20,9 +20,8 @@ _FAILED_STARTS = 5
 _SILENCE_S = 5.0
 _PROBE_STEADY_S = 1.0
 _PROBE_STARTING_S = 0.05
-_LAST_LINES_S = (
-    0.2  # every process that could write to the pipe has ended: what it wrote is in the pipe
-)
+# Every process that could write to the pipe has ended: what it wrote is in the pipe.
+_LAST_LINES_S = 0.2
 _USAGE_ERROR = 2
 _LINES_KEPT = 40
 _PREWARM_AFTER_S = 2.0  # after it is ready: other services may still be starting

@@ -39,9 +39,8 @@ class MediaSpan:
     embed_runs: tuple[tuple[int, int], ...] = ()
     grid: tuple[int, int, int] = (0, 0, 0)
     frames_per_step: int = 0  # of a video: how many frames one step of the grid shows
-    fields: Mapping[str, "np.ndarray[Any, np.dtype[Any]]"] = field(
-        default_factory=dict
-    )  # for the decoder, by name
+    # For the decoder, by name.
+    fields: Mapping[str, "np.ndarray[Any, np.dtype[Any]]"] = field(default_factory=dict)
 
 
 class Place(Enum):

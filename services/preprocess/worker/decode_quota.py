@@ -89,9 +89,8 @@ class DecodeSlots:
             able = [tenant for tenant in self._waiting if self._has_slot(tenant)]
             if not able:
                 return
-            tenant = min(
-                able, key=self._busy.__getitem__
-            )  # of equal ones the one that waits longest
+            # Of equal ones the one that waits longest.
+            tenant = min(able, key=self._busy.__getitem__)
             slot = self._waiting[tenant].popleft()
             if not self._waiting[tenant]:
                 del self._waiting[tenant]

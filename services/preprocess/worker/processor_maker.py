@@ -24,11 +24,8 @@ from shared.checkpoint.processor import (
 from shared.errors import InvalidRequest
 
 _MOST_FIELD_VALUES = 64
-_SAMPLES = (
-    (64, 48),
-    (48, 640),
-    (900, 700),
-)  # width, height: each may take another way through the code
+# Width, height: each may take another way through the code.
+_SAMPLES = ((64, 48), (48, 640), (900, 700))
 
 
 class ProcessorMaker:

@@ -174,9 +174,8 @@ class Costs:
     of_step: float = 0.0
     of_token: float = 0.0
     of_pair: float = 0.0
-    of_block: float = (
-        0.0  # to move one between device and host; while unknown, swapping is tried first
-    )
+    # To move one between device and host; while unknown, swapping is tried first.
+    of_block: float = 0.0
 
     def announced(self, of_step: float, of_token: float) -> None:
         """What the decoder has measured at its start."""

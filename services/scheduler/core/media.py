@@ -21,9 +21,8 @@ class _Item:
     span: MediaSpan
     status: ItemStatus = ItemStatus.WANTED
     losses: int = 0
-    users: dict[int, Sequence] = field(
-        default_factory=dict
-    )  # those that have yet to compute past it
+    # Those that have yet to compute past it.
+    users: dict[int, Sequence] = field(default_factory=dict)
 
     @property
     def blocks_running(self) -> bool:

@@ -42,10 +42,8 @@ class StepPlan(PlanColumns[list[int]]):
     num_tokens: int = 0  # to compute
     num_pairs: int = 0  # of these and the tokens that they attend to, themselves included
 
-    # Not for the decoder.
-    has_decoding: bool = (
-        False  # its duration is a time between tokens: sequences decode while it runs
-    )
+    # Not for the decoder. `has_decoding`: its duration is a time between tokens, for sequences decode while it runs.
+    has_decoding: bool = False
     row_sequence: list[Sequence] = field(default_factory=list)
     sample_sequence: list[Sequence] = field(default_factory=list)
 

@@ -23,9 +23,8 @@ from services.scheduler.core.sequence import (
 )
 from services.scheduler.core.state import DecoderState, PendingStep
 
-MEDIA_NOT_READY = (
-    "MEDIA_NOT_READY"  # the decoder's reason for a row whose embeddings it does not have
-)
+# The decoder's reason for a row whose embeddings it does not have.
+MEDIA_NOT_READY = "MEDIA_NOT_READY"
 _MAX_LOSSES = 3  # of one media item, before its users end
 _WATERMARK = 0.01  # share of blocks that admission leaves to running sequences
 

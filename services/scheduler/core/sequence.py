@@ -109,9 +109,8 @@ class Sequence:
     priority: int = 0  # lower goes first, under the policy of that name
     arrival: int = 0
     isolated_until: int = 0  # while it has fewer tokens, no other request computes in its steps
-    num_logprobs: int = (
-        -1
-    )  # top log-probabilities that the decoder reports for each token; -1: none
+    # Top log-probabilities that the decoder reports for each token; -1: none.
+    num_logprobs: int = -1
     # Wants log-probabilities of its prompt: all of it must be computed, in order.
     scores_prompt: bool = False
     # Chooses its tokens; what the decoder samples is then ignored.

@@ -22,8 +22,11 @@ _MARKS = ("[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]")
 _BEFORE_A_TEXT = ("[gMASK]", "sop")
 # Classes whose own code begins a text so, where tokenizer_config.json does not say.
 _BEGIN_CLASSES = (
-    *("LlamaTokenizer", "LlamaTokenizerFast"),
-    *("InternLM2Tokenizer", "InternLM2TokenizerFast", "InternLMXComposer2Tokenizer"),
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "InternLM2Tokenizer",
+    "InternLM2TokenizerFast",
+    "InternLMXComposer2Tokenizer",
 )
 
 

@@ -8,9 +8,8 @@ import socket
 import struct
 from urllib.parse import unquote
 
-_BYTES_RECEIVED = (
-    128  # offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h), 64 bits; Linux 4.1
-)
+# Offset of tcpi_bytes_received in struct tcp_info (linux/tcp.h), 64 bits; Linux 4.1.
+_BYTES_RECEIVED = 128
 _END = _BYTES_RECEIVED + 8
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from services.vision_encoder.devices.base.device import Device
 
 _ALIGNMENT = 64  # bytes: where each tensor begins in an upload
-_RESERVED_SHARE = (
-    0.03  # of a device's memory, for workspaces of operators that torch does not count
-)
+# Of a device's memory, for workspaces of operators that torch does not count.
+_RESERVED_SHARE = 0.03
 
 
 @dataclass(frozen=True)
