@@ -1,22 +1,37 @@
 """Whether a process that does not answer is busy or hung, seen from outside: what its threads do by /proc.
 
-A thread that runs, waits for a core or waits for the disk is at work, however little of a core it gets. One that sleeps
-or is stopped (SIGSTOP) is not, unless it has used a share of a core meanwhile. Source of the fields: proc(5),
-/proc/[pid]/task/[tid]/stat.
+A thread is at work that uses a core, waits for one or waits for the disk, however little of a core it gets on a
+machine with too much to do. One that sleeps or is stopped (SIGSTOP) is not, nor is one that only wakes now and then (to
+answer a probe, to look at a clock). Source of the fields: proc(5) for /proc/[pid]/task/[tid]/stat,
+Documentation/scheduler/sched-stats.rst of Linux for schedstat beside it.
 """
 
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 # Running or waiting for a core; waiting for the disk, as for a page of a file.
 _AT_WORK = (b"R", b"D")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-# Of a core, over at least a second: what threads use that only answer probes or wake now and then is far less.
-_LEAST_SHARE = 0.05
 _OVER_S = 1.0
+# Of the time between two looks, at least a second: what threads that only wake now and then stay far below.
+_LEAST_RUNNING = 0.05
+# Waiting for a core counted too, which on a crowded machine is long for a thread that only wakes as well.
+_LEAST_WANTED = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """As one look finds it."""
+
+    is_at_work: bool
+    ran_s: float  # on a core
+    waited_s: float  # for a core; 0 where the kernel does not count it
+
+
+_NEW = _Thread(False, 0.0, 0.0)
 
 
 class ProcessActivity:
@@ -26,35 +41,63 @@ class ProcessActivity:
     """
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self._folder = Path(f"/proc/{pid}/task")
         self._looked_at = time.monotonic()
-        self._used = {thread: used for thread, _, used in self._threads()}
+        self._seen = self._first = self._threads()
         self._is_busy = True
 
     @property
     def used_s(self) -> float:
         """Processor time in seconds of the thread that has used most, as of the last look."""
-        return max(self._used.values(), default=0.0)
+        return max((thread.ran_s for thread in self._seen.values()), default=0.0)
+
+    @property
+    def used_since_s(self) -> float:
+        """The same, of what each thread has used since the first look."""
+        grown = (t.ran_s - self._first.get(name, _NEW).ran_s for name, t in self._seen.items())
+        return max(grown, default=0.0)
 
     def is_busy(self) -> bool:
-        """Whether a thread is at work now, or has used a share of a core since the last look that was a second ago; no
-        for a process that has ended."""
-        threads = list(self._threads())
-        now = time.monotonic()
-        elapsed = now - self._looked_at
+        """Whether a thread was at work between the last two looks that are at least a second apart; yes before there
+        are two, no for a process that has ended."""
+        elapsed = time.monotonic() - self._looked_at
         if elapsed >= _OVER_S:
-            grown = (used - self._used.get(thread, 0.0) for thread, _, used in threads)
-            self._is_busy = max(grown, default=0.0) >= _LEAST_SHARE * elapsed
-            self._used = {thread: used for thread, _, used in threads}
-            self._looked_at = now
-        return self._is_busy or any(state in _AT_WORK for _, state, _ in threads)
+            threads = self._threads()
+            self._is_busy = any(
+                _was_at_work(self._seen.get(name, _NEW), thread, elapsed)
+                for name, thread in threads.items()
+            )
+            self._seen = threads
+            self._looked_at += elapsed
+        return self._is_busy
 
-    def _threads(self) -> Iterator[tuple[str, bytes, float]]:
-        """Number, state and processor time in seconds of each thread."""
-        folder = Path(f"/proc/{self._pid}/task")
+    def _threads(self) -> dict[str, _Thread]:
+        """Each thread by its number."""
+        found = {}
         with contextlib.suppress(OSError):
-            for thread in os.listdir(folder):
+            for name in os.listdir(self._folder):
                 with contextlib.suppress(OSError):  # it has ended meanwhile
-                    # The name before them may contain blanks and parentheses.
-                    fields = (folder / thread / "stat").read_bytes().rpartition(b")")[2].split()
-                    yield thread, fields[0], _TICK_S * (int(fields[11]) + int(fields[12]))
+                    found[name] = _look(self._folder / name)
+        return found
+
+
+def _look(thread: Path) -> _Thread:
+    # The name before them may contain blanks and parentheses.
+    fields = (thread / "stat").read_bytes().rpartition(b")")[2].split()
+    is_at_work = fields[0] in _AT_WORK
+    try:
+        # Nanoseconds on a core, nanoseconds of waiting for one, time slices.
+        ran_ns, waited_ns, _ = (thread / "schedstat").read_bytes().split()
+    except (OSError, ValueError):  # a kernel that does not count them
+        return _Thread(is_at_work, _TICK_S * (int(fields[11]) + int(fields[12])), 0.0)
+    return _Thread(is_at_work, int(ran_ns) / 1e9, int(waited_ns) / 1e9)
+
+
+def _was_at_work(before: _Thread, after: _Thread, elapsed_s: float) -> bool:
+    ran, waited = after.ran_s - before.ran_s, after.waited_s - before.waited_s
+    return (
+        ran >= _LEAST_RUNNING * elapsed_s
+        or ran + waited >= _LEAST_WANTED * elapsed_s
+        # Of a thread that gets no core at all nothing grows; nor does it of one that reads from a disk.
+        or (before.is_at_work and after.is_at_work)
+    )

@@ -49,25 +49,29 @@ def run(
             log.error("cannot go on", reason=error.reason, error=error.message)
             return 2 if isinstance(error, InvalidRequest | NotFound) else 1
 
+    gc.freeze()  # what imports have made
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(body())
     raise SystemExit(status)
 
 
 def load_without_collecting() -> None:
-    """Called before a service imports its libraries: what imports make lives on, and collecting garbage after every
-    700 objects takes a tenth of their time. `settle` ends this.
+    """Called before a service imports its libraries and loads a model: what both make lives on, and collecting garbage
+    after every 700 objects takes a tenth of their time. `settle` ends this.
     """
     gc.disable()
 
 
 def settle() -> None:
-    """Called when a service has loaded: what exists now lives as long as the process and is not scanned again.
+    """Called when a service has loaded and before it reports that it is ready, since nothing else of the process runs
+    meanwhile: what exists now lives as long as the process and is not scanned again.
 
-    Later objects are freed by their reference counts, all but a few cycles: scanning for those after every 700
-    objects would cost a share of each step, and a pause that grows with the number of sequences.
+    Garbage is looked for where it was not while the service loaded, in what came after its imports. Later objects are
+    freed by their reference counts, all but a few cycles: scanning for those after every 700 objects would cost a share
+    of each step, and a pause that grows with the number of sequences.
     """
-    gc.collect()
+    if not gc.isenabled():
+        gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
     gc.enable()

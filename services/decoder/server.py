@@ -42,10 +42,11 @@ async def serve(
     leader: Leader | None = None,
     load: Callable[[DecoderSettings, Leader | None], Loaded] = load,
     executor: Callable[[], Executor] = Executor,
-    on_ready: Callable[[], None] = _settle,
+    settle: Callable[[], None] = _settle,
 ) -> int:
-    """Runs what `load` returns, on the compute thread that `executor` starts, until `stop` is set. Calls `on_ready`
-    when it serves. leader: has started the other ranks. Raises ServingError for what keeps it from starting.
+    """Runs what `load` returns, on the compute thread that `executor` starts, until `stop` is set. Calls `settle` when
+    all is loaded, before it serves. leader: has started the other ranks. Raises ServingError for what keeps it from
+    starting.
     """
     decoder_id = new_instance_id()
     async with RpcServer(
@@ -65,6 +66,7 @@ async def serve(
         collector = collecting_thread(loaded.device)
         servicer = DecoderServicer(hello(decoder_id, loaded), loaded.worker, compute, collector)
         server.add(_SERVICE_NAME, decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
+        settle()
         await server.ready()
         redis = connect(settings.queue_url)
         keys = Keys(settings.model_name)
@@ -74,7 +76,6 @@ async def serve(
         with profiling:
             async with announcing as announcement:
                 log.info("ready", address=server.address, **loaded.part.content)
-                on_ready()
                 await stop.wait()
                 log.info("draining")
                 await server.not_ready()

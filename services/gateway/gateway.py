@@ -80,11 +80,10 @@ async def run_gateway(
     stop: asyncio.Event,
     *,
     http: Callable[..., HttpServer] = HttpServer,
-    on_ready: Callable[[], None] = service_process.settle,
+    settle: Callable[[], None] = service_process.settle,
 ) -> None:
-    """Runs until `stop` is set, then drains. `on_ready` is called when it serves."""
-    async with open_gateway(settings, http) as gateway:
-        on_ready()
+    """Runs until `stop` is set, then drains. `settle` is called when all is loaded, before it serves."""
+    async with open_gateway(settings, http, settle) as gateway:
         log.info("ready", url=gateway.url, grpc=gateway.grpc_address, model=gateway.model.name)
         await _until_told(stop, gateway.http_server)
         log.info("draining", open_answers=len(gateway.follower))
@@ -92,9 +91,12 @@ async def run_gateway(
 
 @contextlib.asynccontextmanager
 async def open_gateway(
-    settings: GatewaySettings, http: Callable[..., HttpServer] = HttpServer
+    settings: GatewaySettings,
+    http: Callable[..., HttpServer] = HttpServer,
+    settle: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Gateway]:
-    """Starts a gateway whose REST endpoints `http` serves; leaving the block drains it within `shutdown_timeout`.
+    """Starts a gateway whose REST endpoints `http` serves, once it has called `settle`; leaving the block drains it
+    within `shutdown_timeout`.
 
     Raises ServingError if an address is taken or the model cannot be read. Redis may be away: it is
     not ready then.
@@ -196,6 +198,7 @@ async def open_gateway(
             chat_pb2_grpc.add_ChatServiceServicer_to_server,
             ChatServicer(model, parts, admission, resumption, metrics, api_keys, timeouts),
         )
+        settle()
         http_server.start(app)
         await grpc_server.ready(also=lambda: not health.missing())
         url = f"{'https' if tls else 'http'}://{_join(settings.host, http_server.port)}"

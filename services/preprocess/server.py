@@ -1,6 +1,7 @@
 """The preprocess service from start to end: bind, load, serve, drain."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
@@ -43,8 +44,15 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _SERVICE_NAME = "tessera.preprocess.v1.PreprocessService"
 
 
-async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
-    """Runs until `stop` is set. Raises ServingError when the service cannot start."""
+async def serve(
+    settings: PreprocessSettings,
+    stop: asyncio.Event,
+    *,
+    settle: Callable[[], None] = service_process.settle,
+) -> None:
+    """Runs until `stop` is set. `settle` is called when all is loaded, before it serves. Raises ServingError when the
+    service cannot start.
+    """
     watch = Stopwatch()
     async with open_producer(settings, _MAX_MESSAGE_BYTES) as producer:
         resources = producer.resources
@@ -90,6 +98,7 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
             servicer,
         )
         part = ServedPart(code_of(registry.find(checkpoint).prompt))
+        settle()
         async with producer.serving("preprocess", part):
             log.info(
                 "serving",
@@ -99,7 +108,6 @@ async def serve(settings: PreprocessSettings, stop: asyncio.Event) -> None:
                 **part.content,
                 start_ms=watch.lap_us() // 1000,
             )
-            service_process.settle()
             await stop.wait()
 
 

@@ -37,10 +37,10 @@ async def serve(
     stop: asyncio.Event,
     *,
     core: type[Scheduler] = Scheduler,
-    on_ready: Callable[[], None] = service_process.settle,
+    settle: Callable[[], None] = service_process.settle,
 ) -> int:
     """Runs until `stop` is set (0) or until this incarnation is fenced off (3). `core` decides for each decoder;
-    `on_ready` is called when the scheduler takes requests.
+    `settle` is called when all is loaded, before the scheduler takes requests.
     """
     keys = Keys(settings.model_name)
     scheduler_id = new_instance_id()
@@ -79,6 +79,7 @@ async def serve(
         ownership = Ownership(
             queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s, dispatcher.note_others
         )
+        settle()
         await ownership.register()
         await stack.enter_async_context(decoders)
         await stack.enter_async_context(encoders)
@@ -92,7 +93,6 @@ async def serve(
         )
         await server.ready()
         log.info("ready", scheduler=scheduler_id, model=settings.model_name)
-        on_ready()
         return await _work(dispatcher, ownership, stop)
 
 

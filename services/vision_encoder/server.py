@@ -1,6 +1,7 @@
 """The vision encoder from start to end: bind, load, warm up, serve, drain."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -37,8 +38,15 @@ _WARM_UP = ItemSize(224, 224)  # small: a large one takes seconds on a CPU
 _SERVICE_NAME = "tessera.vision_encoder.v1.VisionEncoderService"
 
 
-async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
-    """Runs until `stop` is set. Raises ServingError when the service cannot start."""
+async def serve(
+    settings: VisionEncoderSettings,
+    stop: asyncio.Event,
+    *,
+    settle: Callable[[], None] = service_process.settle,
+) -> None:
+    """Runs until `stop` is set. `settle` is called when all is loaded, before it serves. Raises ServingError when the
+    service cannot start.
+    """
     watch = Stopwatch()
     async with open_producer(settings) as producer:
         device, model = await asyncio.to_thread(_load, settings)
@@ -60,6 +68,7 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
         part = ServedPart(
             code_of(registry.find(Checkpoint(settings.model, settings.family)).encoder)
         )
+        settle()
         async with producer.serving("vision_encoder", part):
             log.info(
                 "serving",
@@ -72,7 +81,6 @@ async def serve(settings: VisionEncoderSettings, stop: asyncio.Event) -> None:
                 start_ms=watch.lap_us() // 1000,
                 **part.content,
             )
-            service_process.settle()
             await stop.wait()
 
 

@@ -95,6 +95,8 @@ def _lead(settings: DecoderSettings, leader: Leader) -> Loaded:
             partial(LeadingEmbeddings, leader=leader),
             partial(LeadingWorker, leader=leader),
         )
+        assert loaded.device.ops.ranks is not None
+        loaded.device.ops.ranks.settle()
         return replace(loaded, close=close)
     except BaseException:
         close()

@@ -125,6 +125,8 @@ async def follow(place: Place, orders: socket.socket, reports: Reports) -> None:
         reports.fail(error)
     service_process.settle()
     host_memory.make_present()
+    assert loaded.device.ops.ranks is not None
+    await executor.run(loaded.device.ops.ranks.settle)
     follower = Follower(loaded.worker, executor, reports)
     reader, writer = await asyncio.open_unix_connection(sock=orders)
     try:

@@ -1,6 +1,7 @@
 """The first rank's hold on the others: it starts them, tells them what it does, and ends when one of them fails."""
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -19,13 +20,17 @@ from services.decoder.parallel.place import Place
 from services.decoder.settings import DecoderSettings
 from shared.devices import resolve_device
 from shared.die_with_parent import die_with_parent
+from shared.process_activity import ProcessActivity
 from shared.settings import child_environment, listed_in_environment, python_path
 
 log = structlog.get_logger(__name__)
 
 _ROOT = Path(__file__).parents[3]
 _STARTING_S = 120.0  # until its libraries are imported
-_SILENCE_S = 10.0  # a rank's event loop reports every second
+_SILENCE_S = 10.0  # without work; a rank's event loop reports every second
+_COMPUTED_S = 100.0  # of processor time, by one thread, while nothing is heard: it will not end
+_LONGEST_S = 600.0  # in which nothing is heard, whatever its threads do
+_LOOK_S = 1.0
 _DYING_S = 2.0  # between a call that fails and what tells which rank is gone
 _END_S = 5.0
 # By which a process is given one of several accelerators.
@@ -85,7 +90,7 @@ class Leader:
                 try:
                     messages.send(other.orders, order, payload)
                 except TimeoutError:
-                    self._lose(other, f"it has taken no orders for {_SILENCE_S:.0f} s")
+                    self._lose(other, f"it has taken no orders for {_LONGEST_S:.0f} s")
                 except OSError as error:
                     self.fail(error)
 
@@ -112,8 +117,7 @@ class Leader:
         rank = place.rank
         own_orders, orders = socket.socketpair()
         own_reports, reports = socket.socketpair()
-        own_orders.settimeout(_SILENCE_S)
-        own_reports.settimeout(_STARTING_S)
+        own_orders.settimeout(_LONGEST_S)  # a rank that does not read is not heard of either
         descriptors = (orders.fileno(), reports.fileno())
         process = subprocess.Popen(
             [
@@ -139,16 +143,18 @@ class Leader:
         threading.Thread(target=self._watch, args=(other,), name=name, daemon=True).start()
 
     def _watch(self, other: _Other) -> None:
-        """Takes in what a rank reports until it is gone or silent."""
+        """Takes in what a rank reports until it is gone or hangs."""
+        silence_s = _STARTING_S
         with other.reports:
             try:
                 while True:
+                    if cause := _wait_for_report(other, silence_s):
+                        self._lose(other, cause)
+                        return
                     self._take(other, *messages.receive(other.reports))
-                    other.reports.settimeout(_SILENCE_S)
+                    silence_s = _SILENCE_S
             except EOFError:
                 self._lose(other, _end_of(other.process))
-            except TimeoutError:
-                self._lose(other, f"nothing was heard of it for {other.reports.gettimeout():.0f} s")
 
     def _take(self, other: _Other, kind: int, payload: bytes) -> None:
         if kind == Report.FAILED:
@@ -167,6 +173,30 @@ class Leader:
         with self._ending:  # what fails next fails for the same reason
             log.error(f"the decoder ends: {what}", rank=rank, cause=cause)
             os._exit(1)
+
+
+def _wait_for_report(other: _Other, silence_s: float) -> str:
+    """Waits until there is something to receive of a rank, or that it is gone.
+
+    Why it counts as hanging instead, empty if it does not: one whose threads are at work may only need longer, as on a
+    machine with too much to do.
+    """
+    waiting = select.poll()
+    waiting.register(other.reports, select.POLLIN)
+    activity = None
+    heard = worked = time.monotonic()
+    while not waiting.poll(1000 * _LOOK_S):
+        now = time.monotonic()
+        activity = activity or ProcessActivity(other.process.pid)
+        if activity.is_busy():
+            worked = now
+        if activity.used_since_s >= _COMPUTED_S:
+            return f"nothing was heard of it while a thread computed for {_COMPUTED_S:.0f} s"
+        if now - heard >= _LONGEST_S:
+            return f"nothing was heard of it for {_LONGEST_S:.0f} s"
+        if now - worked >= silence_s:
+            return f"nothing was heard of it for {now - heard:.0f} s, and it does nothing"
+    return ""
 
 
 def _end_of(process: "subprocess.Popen[bytes]") -> str:

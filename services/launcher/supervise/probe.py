@@ -7,8 +7,6 @@ from typing import Protocol
 
 from shared.net.heartbeat import Question
 
-_TIMEOUT_S = 1.0
-
 
 class Condition(enum.Enum):
     """What a probe found."""
@@ -21,8 +19,8 @@ class Condition(enum.Enum):
 class Probe(Protocol):
     """One way of asking; never raises."""
 
-    async def ask(self) -> Condition:
-        """Asks once; an answer that takes over a second is none."""
+    async def ask(self, within_s: float) -> Condition:
+        """Asks once; an answer that takes longer is none."""
         ...
 
 
@@ -32,10 +30,10 @@ class HeartbeatProbe:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def ask(self) -> Condition:
+    async def ask(self, within_s: float) -> Condition:
         """A process whose event loop is blocked counts as silent."""
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 with Question(self._path) as question:
                     beat = await question.answer()
         except (OSError, TimeoutError):
@@ -51,10 +49,10 @@ class RedisProbe:
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
 
-    async def ask(self) -> Condition:
+    async def ask(self, within_s: float) -> Condition:
         """+PONG is ready."""
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 reader, writer = await asyncio.open_unix_connection(str(self._path))
                 try:
                     writer.write(b"PING\r\n")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from services.launcher.supervise.hang import HangDetector
 from services.launcher.supervise.probe import Condition
 from services.launcher.supervise.process import PrewarmedProcess, Process, Program
 from shared.net.backoff import Backoff
@@ -15,11 +16,17 @@ from shared.net.backoff import Backoff
 log = structlog.get_logger(__name__)
 
 _BACKOFF = Backoff(first_s=0.2, longest_s=5.0)  # the first restart is immediate
-_STEADY_AFTER_S = 5.0  # a run this long resets the delays
+# Having been ready for so long, a run that ends resets the delays, and one that hangs also the patience.
+_STEADY_AFTER_S = 5.0
+_STEADY_BEFORE_HANGING_S = 60.0
+_MOST_PATIENCE = 8.0
 _FAILED_STARTS = 5
-_SILENCE_S = 5.0
 _PROBE_STEADY_S = 1.0
 _PROBE_STARTING_S = 0.05
+# Pauses between probes of a process that may be starved.
+_UNANSWERED = Backoff(first_s=0.1, longest_s=1.0)
+_ANSWER_S = 1.0
+_LATE_ANSWER_S = 2.0  # after a probe that was not answered
 # Every process that could write to the pipe has ended: what it wrote is in the pipe.
 _LAST_LINES_S = 0.2
 _USAGE_ERROR = 2
@@ -39,9 +46,9 @@ class SupervisedProcess:
     """Keeps a program running until `stop`.
 
     A program that ends is started again: at once, and after 0.2 s and up to 5 s when it keeps ending, but never before
-    `Program.pause_s`. One that was
-    ready and then answers no probe for 5 s is killed: its event loop is blocked, not merely busy. One that has never
-    been ready and ends five times, or refuses its settings (status 2), makes `run` raise GaveUp.
+    `Program.pause_s`. One that was ready and then hangs (`HangDetector`) is killed; if it keeps hanging, it is given
+    twice the time after each kill, up to eight times. One that has never been ready and ends five times, or refuses
+    its settings (status 2), makes `run` raise GaveUp.
     """
 
     def __init__(
@@ -59,6 +66,9 @@ class SupervisedProcess:
         self._process: Process | None = None
         self._prewarmed = PrewarmedProcess(program)
         self._was_ready = False
+        self._ready_at: float | None = None  # of this run, not an earlier one
+        self._hung = False  # this run
+        self._hangs = 0  # runs in a row
         self._stopping = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
 
@@ -77,12 +87,16 @@ class SupervisedProcess:
         ended = 0  # runs in a row that were too short
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
-            started = loop.time()
+            self._ready_at, self._hung = None, False
             status = await self._run_once()
             if self._stopping.is_set():
                 break
-            if loop.time() - started >= _STEADY_AFTER_S:
+            ready_s = loop.time() - self._ready_at if self._ready_at is not None else 0.0
+            if ready_s >= (_STEADY_BEFORE_HANGING_S if self._hung else _STEADY_AFTER_S):
                 ended = 0
+            if ready_s >= _STEADY_BEFORE_HANGING_S:
+                self._hangs = 0
+            self._hangs += self._hung
             delay = max(self.program.pause_s, _BACKOFF.pause_s(ended) if ended else 0.0)
             self._give_up_if_hopeless(status)
             log.warning(
@@ -154,27 +168,32 @@ class SupervisedProcess:
                 self._on_line(self.name, text)
 
     async def _watch(self) -> None:
-        """Probes it; kills it when it has been ready and no longer answers."""
-        loop = asyncio.get_running_loop()
-        answered = loop.time()
-        was_ready = False  # this process, not an earlier one
+        """Probes it; kills it when it has been ready and hangs."""
+        hang: HangDetector | None = None  # once it has been ready
         unanswered = 0
         while True:
-            condition = await self.program.probe.ask()
-            unanswered += 1
+            condition = await self.program.probe.ask(_LATE_ANSWER_S if unanswered else _ANSWER_S)
+            self._note(condition)
+            if condition is Condition.READY and hang is None and self.pid is not None:
+                self._ready_at = asyncio.get_running_loop().time()
+                hang = HangDetector(self.name, self.pid, min(2.0**self._hangs, _MOST_PATIENCE))
             if condition is not Condition.SILENT:
-                answered, unanswered = loop.time(), 0
-            self._note(condition, was_ready)
-            was_ready = was_ready or condition is Condition.READY
-            # Several probes, not the clock alone: the launcher itself may have been stopped.
-            if was_ready and unanswered >= 4 and loop.time() - answered >= _SILENCE_S:
-                log.error(f"{self.name} does not answer, killing it", silent_s=_SILENCE_S)
-                self._signal(signal.SIGKILL, group=True)
-                return
-            is_steady = was_ready and condition is not Condition.SILENT
-            await asyncio.sleep(_PROBE_STEADY_S if is_steady else _PROBE_STARTING_S)
+                unanswered = 0
+                if hang is not None:
+                    hang.answered()
+                await asyncio.sleep(_PROBE_STARTING_S if hang is None else _PROBE_STEADY_S)
+            elif hang is None:
+                await asyncio.sleep(_PROBE_STARTING_S)
+            else:
+                unanswered += 1
+                await asyncio.sleep(_UNANSWERED.pause_s(unanswered))
+                if cause := hang.cause():
+                    log.error(f"{self.name} hangs, killing it", cause=cause)
+                    self._hung = True
+                    self._signal(signal.SIGKILL, group=True)
+                    return
 
-    def _note(self, condition: Condition, was_ready: bool) -> None:
+    def _note(self, condition: Condition) -> None:
         if self._stopping.is_set():
             return
         if condition is Condition.READY:
@@ -185,7 +204,7 @@ class SupervisedProcess:
                 asyncio.get_running_loop().call_later(_PREWARM_AFTER_S, self._prewarm)
         elif condition is Condition.ALIVE:
             self.ready.clear()
-            self._on_state(self.name, "not ready" if was_ready else "loading")
+            self._on_state(self.name, "loading" if self._ready_at is None else "not ready")
 
     def _prewarm(self) -> None:
         if self.ready.is_set() and not self._stopping.is_set():

@@ -34,7 +34,9 @@ def run(folder: Path, patience: float, then: str) -> "subprocess.CompletedProces
 @pytest.mark.parametrize(
     ("patience", "then", "cause"),
     [
-        (0.2, "", "nothing was heard of it for"),
+        (0.2, "other.process.send_signal(19)", "and it does nothing"),  # SIGSTOP
+        # It imports for longer than that, and then says what it has not found.
+        (0.2, "", "neither model.safetensors nor"),
         (60, "other.process.kill()", "its process was ended by signal 9"),
     ],
 )

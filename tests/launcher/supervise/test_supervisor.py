@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,61 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.launcher.supervise import prewarmed_process
-from services.launcher.supervise.probe import HeartbeatProbe
 from services.launcher.supervise.process import Program
-from services.launcher.supervise.supervised_process import GaveUp, SupervisedProcess
+from services.launcher.supervise.supervised_process import GaveUp
 from services.launcher.supervise.supervisor import Supervisor
 from shared.settings import child_environment
 from tests.support.processes.program import ProgramMaker, make_program
-
-
-class Record:
-    """The states and lines of the processes."""
-
-    def __init__(self) -> None:
-        self.states: list[tuple[str, str]] = []
-        self.lines: list[str] = []
-
-    def supervised(self, program: Program) -> SupervisedProcess:
-        return SupervisedProcess(
-            program,
-            on_state=lambda name, state: self.states.append((name, state)),
-            on_line=lambda name, line: self.lines.append(f"{name}: {line}"),
-        )
-
-    def of(self, name: str) -> list[str]:
-        return [state for who, state in self.states if who == name]
-
-    async def said(self, line: str) -> None:
-        """Waits until a process's line has been read that ends so: that it is ready may be seen earlier."""
-        async with asyncio.timeout(30):
-            while not any(one.endswith(line) for one in self.lines):
-                await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-def record() -> Record:
-    return Record()
-
-
-@contextlib.asynccontextmanager
-async def running(supervisor: Supervisor) -> AsyncIterator[None]:
-    await supervisor.start()
-    try:
-        await supervisor.all_ready()
-        yield
-    finally:
-        await supervisor.stop()
-
-
-def alive(pid: int | None) -> bool:
-    return pid is not None and psutil.pid_exists(pid)
-
-
-async def until_replaced(process: SupervisedProcess, pid: int | None) -> None:
-    async with asyncio.timeout(30):
-        while process.pid in (pid, None) or not process.ready.is_set():
-            await asyncio.sleep(0.02)
+from tests.support.processes.supervision import Record, alive, running, until_replaced
 
 
 async def test_a_killed_process_is_started_again(program: ProgramMaker, record: Record) -> None:
@@ -101,64 +51,6 @@ async def test_a_program_with_a_pause_starts_again_after_it_and_stops_during_it(
     assert logs[0]["after_s"] == 600.0
     assert record.of("decoder").count("starting") == 1
     assert record.of("decoder")[-1] == "stopped"
-
-
-async def test_a_process_that_no_longer_answers_is_killed(
-    program: ProgramMaker, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.launcher.supervise.supervised_process._SILENCE_S", 1.0)
-    process = record.supervised(program("encoder"))
-    async with running(Supervisor([[process]])):
-        first = process.pid
-        (tmp_path / "encoder.silent").touch()
-        async with asyncio.timeout(30):
-            while alive(first):
-                await asyncio.sleep(0.05)
-        (tmp_path / "encoder.silent").unlink()
-        await until_replaced(process, first)
-
-
-# A process whose event loop takes a third of a second for an iteration, and is blocked once a file exists.
-SLOW_LOOP = """
-import asyncio, sys, time
-from pathlib import Path
-from shared.net.heartbeat import Heartbeat
-
-async def main():
-    Heartbeat(Path(sys.argv[1]), lambda: True).start()
-    while not Path(sys.argv[1] + ".blocked").exists():
-        time.sleep(0.3)
-        await asyncio.sleep(0)
-    time.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.full
-async def test_a_process_with_a_busy_event_loop_is_kept_and_one_with_a_blocked_loop_is_killed(
-    record: Record, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.launcher.supervise.supervised_process._SILENCE_S", 2.0)
-    beat, blocked = short_tmp / "beat", short_tmp / "beat.blocked"
-    process = record.supervised(
-        Program(
-            "gateway",
-            [sys.executable, "-c", SLOW_LOOP, str(beat)],
-            child_environment(PYTHONPATH=str(Path(__file__).parents[3])),
-            HeartbeatProbe(beat),
-        )
-    )
-    async with running(Supervisor([[process]])):
-        first = process.pid
-        await asyncio.sleep(5)
-        assert process.pid == first
-        blocked.touch()
-        async with asyncio.timeout(60):
-            while alive(first):
-                await asyncio.sleep(0.05)
-        blocked.unlink()
-        await until_replaced(process, first)
 
 
 async def test_what_never_comes_up_is_given_up_with_its_last_lines(

@@ -157,9 +157,7 @@ def scheduler(world: "World", number: int) -> Service:
     return Service(
         world,
         f"scheduler-{number}",
-        lambda stop: scheduler_server.serve(
-            settings, stop, core=world.core_class, on_ready=_nothing
-        ),
+        lambda stop: scheduler_server.serve(settings, stop, core=world.core_class, settle=_nothing),
     )
 
 
@@ -181,7 +179,7 @@ def decoder(world: "World", number: int) -> Service:
             stop,
             load=lambda *_: world.load_decoder(),
             executor=world.executor,
-            on_ready=_nothing,
+            settle=_nothing,
         ),
     )
 
@@ -215,5 +213,5 @@ def gateway(world: "World", number: int) -> Service:
     return Service(
         world,
         f"gateway-{number}",
-        lambda stop: run_gateway(settings, stop, http=NoHttp, on_ready=_nothing),
+        lambda stop: run_gateway(settings, stop, http=NoHttp, settle=_nothing),
     )

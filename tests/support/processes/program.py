@@ -17,7 +17,7 @@ class FileProbe:
     def __init__(self, ready: Path, silent: Path) -> None:
         self._ready, self._silent = ready, silent
 
-    async def ask(self) -> Condition:
+    async def ask(self, within_s: float) -> Condition:
         if self._silent.exists():
             return Condition.SILENT
         return Condition.READY if self._ready.exists() else Condition.SILENT

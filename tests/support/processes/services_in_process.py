@@ -82,29 +82,35 @@ async def _running(
 def _behind_the_gateway(
     common: dict[str, Any], folder: str, stop: asyncio.Event, mindie_shm: Path | None
 ) -> Iterator[Coroutine[Any, Any, object]]:
-    """Every other service, each of which runs until `stop` is set."""
+    """Every other service, each of which runs until `stop` is set. None freezes what there is (`gc.freeze`) when it has
+    loaded: here it is to stay collectable.
+    """
 
     def options(service: str, **own: Any) -> dict[str, Any]:
         return {**common, "listen": f"unix:{folder}/{service}", **own}
 
-    decoder_ready = asyncio.Event()
-    yield scheduler.serve(SchedulerSettings(**options("scheduler")), stop, on_ready=lambda: None)
+    decoder_loaded = asyncio.Event()
+    yield scheduler.serve(SchedulerSettings(**options("scheduler")), stop, settle=_nothing)
     yield decoder.serve(
         DecoderSettings(**options("decoder", threads=1, shutdown_timeout=0.2)),
         stop,
-        on_ready=decoder_ready.set,  # and not `gc.freeze`: what is freed later stays collectable
+        settle=decoder_loaded.set,
     )
     own = options("preprocess", media_workers=1, mindie_shm=mindie_shm)
-    yield preprocess.serve(PreprocessSettings(**own), stop)
+    yield preprocess.serve(PreprocessSettings(**own), stop, settle=_nothing)
     if registry.find(Checkpoint(common["model"])).takes_media:
         encoder = VisionEncoderSettings(**options("vision-encoder", threads=1))
-        yield _serve_encoder(encoder, stop, decoder_ready)
+        yield _serve_encoder(encoder, stop, decoder_loaded)
 
 
 async def _serve_encoder(
-    settings: VisionEncoderSettings, stop: asyncio.Event, decoder_ready: asyncio.Event
+    settings: VisionEncoderSettings, stop: asyncio.Event, decoder_loaded: asyncio.Event
 ) -> None:
     """transformers sets values of the whole process while it builds a model (the default dtype, whether weights are
     tied): two services of one process must not load at once."""
-    await decoder_ready.wait()
-    await vision_encoder.serve(settings, stop)
+    await decoder_loaded.wait()
+    await vision_encoder.serve(settings, stop, settle=_nothing)
+
+
+def _nothing() -> None:
+    pass
