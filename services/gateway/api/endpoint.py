@@ -1,6 +1,6 @@
 """What one API consists of: its routes, its form of errors, and its form of replies."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,19 +46,16 @@ class Endpoint(Protocol):
 
 
 class Writer(Protocol):
-    """One answer in the form of one API. It does no I/O: what it gives depends on the answer's pieces alone."""
+    """One answer as a stream of one API's form. It does no I/O: what it gives depends on the answer's pieces alone."""
 
-    def first(self) -> bytes:
-        """The events before any token; due once the prompt's scores are known."""
+    def first(self) -> Iterator[str]:
+        """The events before any token, in pieces; due once the prompt's scores are known."""
 
     def piece(self, piece: Piece) -> bytes:
         """The events of one piece."""
 
     def end(self) -> bytes:
         """The events after the last piece."""
-
-    def whole(self, pieces: Sequence[Piece]) -> bytes:
-        """The body of a reply that is not streamed."""
 
 
 # A writer for an answer. `with_ids`: its events have ids, from which the stream can be resumed.

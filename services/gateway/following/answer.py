@@ -2,8 +2,9 @@
 and the follow that they read from.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -11,7 +12,8 @@ from services.gateway.following.choice_log import ChoiceDelta
 from services.gateway.following.event_id import OPEN, TEXT_SENT, Progress
 from services.gateway.following.finish import COMPLETED
 from services.gateway.following.follower import Follow
-from services.gateway.following.logprobs import LogprobFold, Scores, TokenLogprob, read_scores
+from services.gateway.following.logprobs import LogprobFold, PromptScores, TokenLogprob, read_scores
+from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_end
 from services.gateway.telemetry.timeline import Timeline
@@ -28,7 +30,17 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 log = structlog.get_logger(__name__)
 
+# Log-probabilities that are read at once.
+_SLICE = 1024
 _LENGTH = FinishReason.FINISH_REASON_LENGTH
+
+
+class Outcome(NamedTuple):
+    """A choice that has ended: its text, the number of its tokens, and how it ended."""
+
+    text: str
+    tokens: int
+    ending: Ending
 
 
 @dataclass(slots=True)  # not frozen: that would triple the time to make one
@@ -94,6 +106,10 @@ class AnswerFold:
             logprobs = self._logprobs.release(held)
         return Piece(text, tokens, self.count, ending, self._choice, logprobs)
 
+    def leave_out_logprobs(self) -> None:
+        """From here on its pieces have none."""
+        self._logprobs = None
+
     def _hidden(self, ending: Ending | None) -> Piece:
         """The piece where only the prompt is scored: no tokens, and an ending at a length of 0."""
         if ending is not None:
@@ -130,8 +146,10 @@ class Answer:
         # With `ignore_eos` the model's own end is a stop id like any other.
         self.silent_ends: Collection[int] = () if head.sampling.ignore_eos else own_eos_ids
         self.table = table
-        # The scores of all prompt tokens but the first; None until they are known.
-        self.prompt_scores: list[Scores] | None = None if follow.prompt is not None else []
+        # None until they are known.
+        self.prompt_scores: PromptScores | None = None
+        if follow.prompt is None:
+            self.prompt_scores = PromptScores(b"", stride(None))
         self.cached_tokens = 0
         self.progress = progress or Progress.beginning(len(follow.choices))
         self._folds = [AnswerFold(table, head, choice) for choice in range(len(follow.choices))]
@@ -161,6 +179,11 @@ class Answer:
         return sum(len(choice.tokens) for choice in self._follow.choices)
 
     @property
+    def slices(self) -> Slices:
+        """Those of the event loop, for what takes long."""
+        return self._follow.slices
+
+    @property
     def ended(self) -> bool:
         """Whether every choice has ended."""
         return self._open == 0
@@ -182,7 +205,7 @@ class Answer:
         for delta in fresh:
             if delta.choice == PROMPT:
                 prompt_stride = stride(self.head.sampling.prompt_logprobs)
-                self.prompt_scores = read_scores(delta.records, prompt_stride)
+                self.prompt_scores = PromptScores(delta.records, prompt_stride)
                 continue
             fold = self._catch_up if delta.choice in self._behind else self._fold
             piece = fold(delta)
@@ -191,6 +214,39 @@ class Answer:
         if self._error is not None and not pieces:
             raise self._error
         return pieces
+
+    async def whole(self) -> list[Outcome]:
+        """Waits for the end, and closes: each choice, but for its log-probabilities. Raises what `next` raises."""
+        for fold in self._folds:
+            fold.leave_out_logprobs()
+        texts: list[list[str]] = [[] for _ in self._folds]
+        outcomes: dict[int, Outcome] = {}
+        while not self.ended:
+            for piece in await self.next():
+                texts[piece.choice].append(piece.text)
+                if piece.ending is not None:
+                    text = "".join(texts[piece.choice])
+                    outcomes[piece.choice] = Outcome(text, piece.count, piece.ending)
+        self.close()
+        return [outcomes[choice] for choice in range(len(self._folds))]
+
+    def token_ids(self, choice: int) -> Sequence[int]:
+        """The tokens of a choice that are known so far, as the client sees them."""
+        return () if self.head.reply.prompt_only else self._follow.choices[choice].tokens
+
+    def logprobs(self, choice: int) -> Iterator[TokenLogprob]:
+        """Yields the log-probabilities of a choice that has ended, read anew from its log."""
+        log, reply = self._follow.choices[choice], self.head.reply
+        if reply.prompt_only or log.ending is None:
+            return
+        fold = LogprobFold(self.table, reply.skip_special_tokens, len(reply.prompt_text))
+        size = max(1, _SLICE // log.values_a_token)
+        for start in range(0, len(log.tokens), size):
+            tokens = log.tokens[start : start + size]
+            records = log.records_of(start, start + len(tokens))
+            for token, scores in zip(tokens, read_scores(records, log.stride), strict=True):
+                fold.push(token, scores)
+            yield from fold.release(log.ending.cut)
 
     def close(self) -> None:
         """Ends the answer, and leaves the request if it has not ended. May be called again."""

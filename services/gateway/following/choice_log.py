@@ -10,6 +10,7 @@ from tessera.common.v1.ending_pb2 import Ending
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 TOKENS_ONLY = token_log.stride(None)
+_VALUE_BYTES = token_log.stride(1) - token_log.stride(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +141,30 @@ class ChoiceLog:
         self._doubted = False
         return True
 
-    def take(self) -> ChoiceDelta:
-        """Everything since the last call."""
-        given, self._given = self._given, len(self.tokens)
-        fresh = self.tokens[given:]
-        records = bytes(self._records[given * self.stride :]) if self._records else b""
-        return ChoiceDelta(self.choice, fresh, records, self.ending)
+    @property
+    def waiting(self) -> int:
+        """Tokens that have not been taken."""
+        return len(self.tokens) - self._given
+
+    @property
+    def values_a_token(self) -> int:
+        """Log-probabilities of each token; 1 where there are none."""
+        return max(1, self.stride // _VALUE_BYTES)
+
+    def take(self, most: int | None = None) -> ChoiceDelta:
+        """At most so many tokens of those since the last call; with the last of all, the ending."""
+        given = self._given
+        fresh = self.tokens[given:] if most is None else self.tokens[given : given + most]
+        self._given = end = given + len(fresh)
+        ending = self.ending if end == len(self.tokens) else None
+        return ChoiceDelta(self.choice, fresh, self.records_of(given, end), ending)
+
+    def records_of(self, start: int, end: int) -> bytes:
+        """The records of some tokens, where they hold more than tokens."""
+        if not self._records:
+            return b""
+        with memoryview(self._records) as view:
+            return bytes(view[start * self.stride : end * self.stride])
 
     def _take_in(self, fresh: list[int], records: bytes, overlap: int) -> None:
         self.tokens += fresh[overlap:] if overlap else fresh

@@ -10,11 +10,13 @@ that Redis came back with another history: the stream ends with an error then.
 import asyncio
 import contextlib
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Self
 
 import structlog
 
 from services.gateway.following.choice_log import ChoiceDelta, ChoiceLog, LogLayout
+from services.gateway.slices import Slices
 from shared.environment import monotonic
 from shared.errors import Internal, NotFound, ServingError, Unavailable
 from shared.net import supervise
@@ -30,6 +32,12 @@ _REREAD_S = 1.0
 _RECONNECT_S = 0.2
 _RESTORE_S = 8.0
 _READ_AT_ONCE = 256
+# Tokens, or log-probabilities of tokens: what is folded at once, and how many make a slice of a longer run.
+_SMALL = 256
+_SLICE = 1024
+_DELTA = 8  # what is done once for each choice, as such values
+# Events of the channel that are taken in without a break.
+_EVENTS = 512
 
 
 class Follow:
@@ -61,6 +69,11 @@ class Follow:
         self._waiter: asyncio.Future[None] | None = None
 
     @property
+    def slices(self) -> Slices:
+        """Those of the event loop."""
+        return self._follower.slices
+
+    @property
     def open_logs(self) -> list[ChoiceLog]:
         """The logs that will grow."""
         logs = [log for log in self.choices if log.ending is None]
@@ -88,7 +101,7 @@ class Follow:
         return self.choices[choice] if 0 <= choice < len(self.choices) else None
 
     async def next(self) -> list[ChoiceDelta]:
-        """Waits for records of any choice. Empty after 10 s of silence.
+        """Waits for records of any choice; long ones come in slices. Empty after 10 s of silence.
 
         The prompt's log comes first and whole. A delta with an ending is the choice's last. Raises
         Internal if a log's history changed.
@@ -105,11 +118,28 @@ class Follow:
             raise self._failure
         if not ready:
             return []
-        fresh, self._fresh = self._fresh, {}
-        if len(fresh) == 1:
-            return [log.take() for log in fresh]
         # The prompt may have been read after output had come on the channel.
-        return [log.take() for log in sorted(fresh, key=lambda log: log.choice != PROMPT)]
+        fresh = sorted(self._fresh, key=lambda log: log.choice != PROMPT)
+        if sum(_DELTA + log.waiting * log.values_a_token for log in fresh) <= _SMALL:
+            self._fresh.clear()
+            return [log.take() for log in fresh]
+        await self._follower.slices.turn()
+        return self._take_slice(fresh)
+
+    def _take_slice(self, fresh: Sequence[ChoiceLog]) -> list[ChoiceDelta]:
+        """What can be folded and written in a millisecond or two; the prompt's records are only kept."""
+        taken, left = [], _SLICE
+        for log in fresh:
+            if left <= 0:
+                break
+            size = log.values_a_token
+            taken.append(log.take(None if log.choice == PROMPT else max(1, left // size)))
+            left -= _DELTA
+            if log.choice != PROMPT:
+                left -= len(taken[-1].tokens) * size
+            if not log.waiting:
+                del self._fresh[log]
+        return taken
 
     def offer(self, log: ChoiceLog, event: LogEvent) -> None:
         """Takes an event of a log from the channel."""
@@ -177,7 +207,9 @@ class Follow:
 class Follower:
     """All follows of a gateway. `async with` subscribes; leaving the block ends the subscription."""
 
-    def __init__(self, queue: Queue, channel: TokenChannel) -> None:
+    def __init__(self, queue: Queue, channel: TokenChannel, slices: Slices | None = None) -> None:
+        """`slices` are those of the event loop, where it has other long work too."""
+        self.slices = slices or Slices()
         self._queue = queue
         self._channel = channel
         # Two clients may follow one request. A dict keeps the order in which they came.
@@ -231,10 +263,15 @@ class Follower:
 
     async def _listen(self) -> None:
         away = False
+        events = 0
         while True:
             try:
                 async for batch in self._channel.batches():
                     away = False
+                    events += len(batch.events)
+                    if events > _EVENTS:  # batches that are there already are given without a break
+                        await asyncio.sleep(0)
+                        events = len(batch.events)
                     for event in batch.events:
                         for follow in self._follows.get(event.request_id, ()):
                             self._offer(follow, event)

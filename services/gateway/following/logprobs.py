@@ -8,12 +8,16 @@ reported.
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from shared.text.text_fold import ByteStream, TokenBytes
+
+# Of records that are read at once.
+_SLICE_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,19 @@ def read_scores(records: bytes, stride: int) -> list[Scores]:
     ]
 
 
+class PromptScores:
+    """The scores of all tokens of a prompt but the first, as they are stored, and read in slices."""
+
+    def __init__(self, records: bytes, stride: int) -> None:
+        self._records = records
+        self._stride = stride
+
+    def __iter__(self) -> Iterator[Scores]:
+        size = _SLICE_BYTES // self._stride * self._stride or self._stride
+        for start in range(0, len(self._records), size):
+            yield from read_scores(self._records[start : start + size], self._stride)
+
+
 class LogprobFold:
     """Tokens and their scores to those whose text has been given out, in step with a `TextFold`."""
 
@@ -76,20 +93,19 @@ class LogprobFold:
 
 
 def prompt_entries(
-    table: TokenBytes, token_ids: Sequence[int], text: str, scores: Sequence[Scores]
-) -> list[TokenLogprob]:
-    """The tokens of a prompt, the first without a log-probability. Offsets are places in `text`,
+    table: TokenBytes, token_ids: Sequence[int], text: str, scores: Iterable[Scores]
+) -> Iterator[TokenLogprob]:
+    """Yields the tokens of a prompt, the first without a log-probability. Offsets are places in `text`,
     which may lack the token that the tokenizer put in front.
     """
     stream = ByteStream(table, skip_special_tokens=False)
     decode = codecs.getincrementaldecoder("utf-8")(table.utf8_errors).decode
-    entries, offset = [], 0
-    for place, token in enumerate(token_ids):
+    offset = 0
+    first: tuple[float | None, list[tuple[int, float]]] = (None, [])
+    for token, (own, top) in zip(token_ids, chain([first], scores), strict=True):
         data = stream.push(token)
-        if place == 0 and token in table.special_ids and not text.encode().startswith(data):
+        if top is first[1] and token in table.special_ids and not text.encode().startswith(data):
             data = b""
             stream = ByteStream(table, skip_special_tokens=False)
-        own: tuple[float | None, list[tuple[int, float]]] = (None, [])
-        entries.append(TokenLogprob(token, data, offset, *(scores[place - 1] if place else own)))
+        yield TokenLogprob(token, data, offset, own, top)
         offset += len(decode(data))
-    return entries

@@ -1,5 +1,6 @@
 """Log-probabilities over REST and gRPC: what each token is called, its bytes, and that they fit the text."""
 
+import json
 import math
 from typing import Any
 
@@ -206,18 +207,17 @@ async def test_a_prompt_of_one_token_has_nothing_to_wait_for(stage: Stage) -> No
 def test_a_token_that_the_tokenizer_put_in_front_takes_no_room() -> None:
     table = TokenBytes([b"<s>", b" The", b" red"], special_ids=[0], leading_spaces_stripped=1)
     scores: list[Any] = [(-1.0, []), (-2.0, [])]
-    entries = prompt_entries(table, [0, 1, 2], "The red", scores)
+    entries = list(prompt_entries(table, [0, 1, 2], "The red", scores))
     assert [entry.offset for entry in entries] == [0, 0, 3]
     assert [entry.data for entry in entries] == [b"", b"The", b" red"]
-    entries = prompt_entries(table, [0, 1, 2], "<s> The red", scores)
+    entries = list(prompt_entries(table, [0, 1, 2], "<s> The red", scores))
     assert [entry.offset for entry in entries] == [0, 3, 7]
 
 
 def test_numbers_that_json_lacks_are_written_as_vllm_does() -> None:
     table = TokenBytes([b"a", b"b"])
     writer = LogprobsWriter(table, is_chat=True, by_id=False, skip_special_tokens=True)
-    value = writer.value([TokenLogprob(0, b"a", 0, -math.inf, [(1, math.nan), (9, -1.0)])])
-    assert value is not None
-    (entry,) = value["content"]
+    entry = TokenLogprob(0, b"a", 0, -math.inf, [(1, math.nan), (9, -1.0)])
+    (entry,) = json.loads("".join(writer.value([entry])))["content"]
     assert entry["logprob"] == -9999.0
     assert [(t["token"], t["logprob"]) for t in entry["top_logprobs"]] == [("b", None), ("", -1.0)]

@@ -7,14 +7,16 @@ from services.gateway.admission.caller import Caller
 from services.gateway.admission.request import ValidRequest
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
-from services.gateway.api.openai.replies import reply_writers, whole_of_all
+from services.gateway.api.openai.replies import reply_writers
 from services.gateway.api.openai.requests import media_urls, read_chat, read_completions
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
+from services.gateway.api.openai.whole import whole
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import Exchange
-from services.gateway.http.sse import all_pieces, write_stream
+from services.gateway.http.sse import write_stream
 from services.gateway.reading.data_urls import DecodedBody, InlineMedia, decode_with_media
 from services.gateway.reading.decode import decode
+from shared.net import tasks
 
 
 class Completions:
@@ -51,12 +53,9 @@ async def _write(
     exchange: Exchange, answers: Sequence[Answer], stream: bool, with_ids: bool
 ) -> None:
     """One reply, to one prompt or to several."""
-    writers = reply_writers(answers, with_ids)
     if stream:
+        writers = reply_writers(answers, with_ids)
         await write_stream(exchange, answers, writers, with_ids=with_ids)
         return
-    pieces = await all_pieces(answers)
-    several = len(answers) > 1
-    await exchange.respond(
-        200, whole_of_all(answers, pieces) if several else writers[0].whole(pieces[0])
-    )
+    outcomes = await tasks.together(answer.whole() for answer in answers)
+    await exchange.respond_in_pieces(answers[0].slices.joined(whole(answers, outcomes)))

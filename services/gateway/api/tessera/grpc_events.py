@@ -1,6 +1,7 @@
 """The events of the gRPC API."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import islice
 
 from services.gateway.following.answer import Answer, Piece
 from services.gateway.following.event_id import FINISH_SENT, OPEN, TEXT_SENT
@@ -8,6 +9,10 @@ from services.gateway.following.finish import stop_reason
 from services.gateway.following.logprobs import TokenLogprob, prompt_entries
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatEvent, Delta, Finished, PromptLogprobs, Usage
+
+# Log-probabilities in one event about a prompt: of more there are several events. Made at once are fewer.
+_EVENT_VALUES = 100_000
+_SLICE_VALUES = 512
 
 
 async def events(answer: Answer) -> AsyncIterator[ChatEvent]:
@@ -21,7 +26,7 @@ async def events(answer: Answer) -> AsyncIterator[ChatEvent]:
         pieces = await answer.next() if begun or answer.prompt_scores is None else []
         if not begun and answer.prompt_scores is not None:
             begun = True
-            for event in writer.prompt():
+            async for event in writer.prompt():
                 yield event
         for piece in pieces:
             for event in writer.piece(piece):
@@ -39,7 +44,15 @@ class _ChatEvents:
         self._places = answer.progress.places()
         reply = answer.head.reply
         # How many events come before any token, and how many of them the client has.
-        self._head_size = 1 + reply.HasField("prompt_logprobs") + reply.echo * len(self._places)
+        self._head_size = 1
+        if reply.HasField("prompt_logprobs"):
+            self._head_size += _events_of_prompt(answer.prompt_tokens, reply.prompt_logprobs)
+        if reply.echo:
+            sampling = answer.head.sampling
+            each = 1
+            if sampling.HasField("logprobs"):
+                each = _events_of_prompt(answer.prompt_tokens, sampling.logprobs)
+            self._head_size += each * len(self._places)
         had = answer.progress.head_events
         self._had = self._head_size if had is None else min(had, self._head_size)
         self._head_events = 0
@@ -59,20 +72,28 @@ class _ChatEvents:
         )
         yield from self._head_event(ChatEvent(accepted=accepted))
 
-    def prompt(self) -> Iterable[ChatEvent]:
+    async def prompt(self) -> AsyncIterator[ChatEvent]:
         """The events about the prompt, once its scores are known."""
-        reply, sampling = self._answer.head.reply, self._answer.head.sampling
         if self._had == self._head_size:
             return
+        async for event in self._about_prompt():
+            for shown in self._head_event(event):
+                yield shown
+
+    async def _about_prompt(self) -> AsyncIterator[ChatEvent]:
+        reply, sampling = self._answer.head.reply, self._answer.head.sampling
         if reply.HasField("prompt_logprobs"):
-            scored = PromptLogprobs(tokens=self._entries(self._prompt(reply.prompt_logprobs)))
-            yield from self._head_event(ChatEvent(prompt_logprobs=scored))
-        if reply.echo:
-            asked = sampling.HasField("logprobs")
-            logprobs = self._entries(self._prompt(sampling.logprobs)) if asked else None
-            for choice in range(sampling.n):
-                delta = Delta(choice=choice, text=reply.prompt_text, logprobs=logprobs)
-                yield from self._head_event(ChatEvent(delta=delta))
+            async for some in self._slices_of_prompt(reply.prompt_logprobs):
+                yield ChatEvent(prompt_logprobs=PromptLogprobs(tokens=some))
+        for choice in range(sampling.n if reply.echo else 0):
+            delta = Delta(choice=choice, text=reply.prompt_text)
+            if sampling.HasField("logprobs"):
+                async for some in self._slices_of_prompt(sampling.logprobs):
+                    delta.logprobs.extend(some)
+                    yield ChatEvent(delta=delta)
+                    delta = Delta(choice=choice)
+            else:
+                yield ChatEvent(delta=delta)
 
     def _head_event(self, event: ChatEvent) -> Iterable[ChatEvent]:
         """The event with its id, unless the client has it."""
@@ -114,12 +135,26 @@ class _ChatEvents:
         )
         return ChatEvent(event_id=self._place(), usage=usage)
 
-    def _prompt(self, k: int) -> list[TokenLogprob]:
+    def _prompt(self, k: int) -> Iterator[TokenLogprob]:
         answer = self._answer
         assert answer.prompt_scores is not None and answer.prompt_ids is not None
-        scores = [(own, top[:k]) for own, top in answer.prompt_scores]
+        scores = ((own, top[:k]) for own, top in answer.prompt_scores)
         text = answer.head.reply.prompt_text
         return prompt_entries(answer.table, answer.prompt_ids, text, scores)
+
+    async def _slices_of_prompt(self, k: int) -> AsyncIterator[list[chat_pb2.TokenLogprob]]:
+        """The prompt's tokens with `k` top ones each, as many of them as an event has."""
+        tokens = self._prompt(k)
+        for _ in range(_events_of_prompt(self._answer.prompt_tokens, k)):
+            found: list[chat_pb2.TokenLogprob] = []
+            left = _tokens_of_event(k)
+            while left > 0:
+                await self._answer.slices.turn()
+                size = min(left, max(1, _SLICE_VALUES // (1 + k)))
+                some = list(islice(tokens, size))
+                found += self._entries(some)
+                left = left - size if some else 0
+            yield found
 
     def _entries(self, entries: Sequence[TokenLogprob]) -> list[chat_pb2.TokenLogprob]:
         return [
@@ -140,6 +175,14 @@ class _ChatEvents:
 
     def _place(self) -> str:
         return f"{self._rid}/{'.'.join(self._places)}"
+
+
+def _tokens_of_event(k: int) -> int:
+    return max(1, _EVENT_VALUES // (1 + k))
+
+
+def _events_of_prompt(tokens: int, k: int) -> int:
+    return max(1, -(-tokens // _tokens_of_event(k)))
 
 
 def _piece(pieces: Sequence[bytes], token: int) -> bytes:

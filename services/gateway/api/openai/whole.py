@@ -1,0 +1,76 @@
+"""OpenAI's replies that are not streamed: one JSON body for the answers to one prompt or several, made in pieces."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from json.encoder import encode_basestring
+
+from services.gateway.api.openai.logprobs import LogprobsWriter
+from services.gateway.api.openai.replies import (
+    compact,
+    echoed,
+    envelope,
+    id_list,
+    logprobs_writer,
+    scores_of_prompt,
+)
+from services.gateway.api.openai.usage import usage_object
+from services.gateway.following.answer import Answer, Outcome
+from services.gateway.following.finish import FINISH_NAMES, stop_reason
+from tessera.scheduler.v1.queue_pb2 import ReplyKind
+
+
+def whole(answers: Sequence[Answer], outcomes: Sequence[Sequence[Outcome]]) -> Iterator[str]:
+    """The body of a reply to all prompts: choice j of prompt i has the index i * n + j."""
+    head = answers[0].head
+    yield f'{envelope(head, stream=False)},"choices":['
+    index = 0
+    for answer, of_answer in zip(answers, outcomes, strict=True):
+        writer = logprobs_writer(answer)
+        for choice, outcome in enumerate(of_answer):
+            yield f'{"," if index else ""}{{"index":{index},'
+            yield from _choice(answer, choice, outcome, writer)
+            index += 1
+    usage = usage_object(
+        sum(answer.prompt_tokens for answer in answers),
+        sum(outcome.tokens for of_answer in outcomes for outcome in of_answer),
+        sum(answer.cached_tokens for answer in answers),
+    )
+    yield f'],"usage":{compact(usage)}'
+    if head.reply.kind == ReplyKind.REPLY_KIND_CHAT:
+        yield from _of_prompt(answers[0])
+    yield "}"
+
+
+def _choice(
+    answer: Answer, choice: int, outcome: Outcome, writer: LogprobsWriter | None
+) -> Iterator[str]:
+    """A choice behind its index, with the closing brace."""
+    reply = answer.head.reply
+    is_chat = reply.kind == ReplyKind.REPLY_KIND_CHAT
+    if is_chat:
+        text = encode_basestring(outcome.text)
+        yield f'"message":{{"role":"assistant","content":{text},"refusal":null}},"logprobs":'
+    else:
+        yield f'"text":{encode_basestring(reply.prompt_text + outcome.text)},"logprobs":'
+    if writer is None:
+        yield "null"
+    elif is_chat:
+        yield from writer.value(answer.logprobs(choice))
+    else:
+        yield from writer.value(chain(echoed(answer), answer.logprobs(choice)))
+    stop = compact(stop_reason(outcome.ending, answer.silent_ends))
+    yield f',"finish_reason":"{FINISH_NAMES[outcome.ending.reason]}","stop_reason":{stop}'
+    if reply.return_token_ids:
+        yield from id_list("token_ids", answer.token_ids(choice))
+    if not is_chat:
+        yield from _of_prompt(answer)
+    yield "}"
+
+
+def _of_prompt(answer: Answer) -> Iterator[str]:
+    """What is said of the prompt, as in vLLM: in a reply to one chat, but in each choice of completions, which may have
+    several prompts.
+    """
+    yield from scores_of_prompt(answer)
+    if answer.head.reply.return_token_ids:
+        yield from id_list("prompt_token_ids", answer.prompt_ids or ())
