@@ -2,8 +2,7 @@
 
 For containers: HEALTHCHECK runs it beside the service. TARGET is the path of a service's heartbeat (`--heartbeat`),
 which answers for a busy service as well; or the gRPC address of a service (`host:port` or `unix:/path`), or the URL
-of a page that
-answers 200 when all is well. Over https the certificate is not looked at: it names the address that others know, not
+of a page that answers 200 when all is well. Over https the certificate is not looked at: it names the address that others know, not
 the one within the container.
 """
 
@@ -17,7 +16,8 @@ from shared.net.heartbeat import Question
 
 _DEFAULT_TARGET = "127.0.0.1:50051"
 _TIMEOUT_S = 3.0
-_STANDSTILL_S = 5.0
+_IDLE_S = 5.0  # in which the event loop's thread does nothing
+_COMPUTED_S = 50.0  # without another turn of the event loop: it will not end
 
 
 def check(target: str) -> str:
@@ -34,8 +34,10 @@ def _check_heartbeat(path: Path) -> str:
             beat = question.wait(_TIMEOUT_S)
     except OSError as error:  # TimeoutError among them
         return f"no heartbeat at {path}: {error}"
-    if beat.age_s > _STANDSTILL_S:
-        return f"its event loop has stood still for {beat.age_s:.0f} s"
+    if beat.idle_s > _IDLE_S:
+        return f"its event loop has stood still for {beat.idle_s:.0f} s"
+    if beat.computed_s > _COMPUTED_S:
+        return f"its event loop has computed for {beat.computed_s:.0f} s without a turn"
     return "ready" if beat.is_ready else "not ready"
 
 

@@ -1,8 +1,8 @@
 """Whether a process is ready and its event loop still runs, answered by a thread beside the loop.
 
 A process has a unix datagram socket and a thread that answers on it: no backlog of connections delays the question,
-and it needs no free file descriptor. The answer holds for how long the loop has stood still, so that a busy loop is
-distinguished from a blocked one: time in which its thread computed or waited for a core does not count.
+and it needs no free file descriptor. The answer holds for how long the loop has not run, and how much of that its thread
+has computed, so that a busy loop is distinguished from a blocked one. Time in which it waited for a core does not count.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
-# A loop that has stood still for so long answers no calls.
+# A loop that has not run for so long answers no calls.
 LATE_S = 1.0
 
 _EVERY_S = 0.1
@@ -28,12 +28,37 @@ class Beat:
     """The state that a process reports."""
 
     is_ready: bool
-    age_s: float  # for which its event loop has not run, and its thread neither computed nor waited for a core
+    age_s: float  # for which its event loop has not run, and could have
+    computed_s: float  # of these by the loop's thread: it is busy
 
     @property
     def is_late(self) -> bool:
-        """Whether the loop is blocked: a long iteration that computes is none."""
+        """Whether the loop is blocked, or takes so long for an iteration that it seems to be."""
         return self.age_s > LATE_S
+
+    @property
+    def idle_s(self) -> float:
+        """For how long the loop's thread has done nothing though its turn is over."""
+        return self.age_s - self.computed_s
+
+
+class _Clocks(NamedTuple):
+    """Two clocks of a thread, in seconds."""
+
+    could_run_s: float  # stands still while it waits for a core
+    computed_s: float  # goes on while it has one
+
+    @classmethod
+    def of(cls, thread: int) -> "_Clocks":
+        """As they are now."""
+        now = time.monotonic()
+        try:
+            # Nanoseconds on a core, nanoseconds of waiting for one, time slices. Source:
+            # Documentation/scheduler/sched-stats.rst.
+            on_core, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
+        except (OSError, ValueError):  # a kernel that does not count
+            return cls(now, 0.0)
+        return cls(now - int(waited) / 1e9, int(on_core) / 1e9)
 
 
 class Heartbeat:
@@ -46,7 +71,7 @@ class Heartbeat:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._timer: asyncio.TimerHandle | None = None
         self._thread = 0  # the event loop's
-        self._told = (False, 0.0)
+        self._told = (False, _Clocks(0.0, 0.0))
         self._stopped = False
 
     def start(self) -> None:
@@ -62,7 +87,7 @@ class Heartbeat:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self.beat)
-        self._told = (self._is_ready(), _time_asleep(self._thread))
+        self._told = (self._is_ready(), _Clocks.of(self._thread))
 
     def stop(self) -> None:
         """Answers no more."""
@@ -77,24 +102,13 @@ class Heartbeat:
         with self._socket:
             while not self._stopped:
                 _, asker = self._socket.recvfrom(_LONGEST)
-                is_ready, beaten_at = self._told
-                word = _READY if is_ready else _NOT_READY
-                answer = b"%s %.3f" % (word, _time_asleep(self._thread) - beaten_at)
+                is_ready, then = self._told
+                word, now = _READY if is_ready else _NOT_READY, _Clocks.of(self._thread)
+                since = (now.could_run_s - then.could_run_s, now.computed_s - then.computed_s)
+                answer = b"%s %.3f %.3f" % (word, *since)
                 with contextlib.suppress(OSError):  # the asker may be gone
                     if asker:
                         self._socket.sendto(answer, socket.MSG_DONTWAIT, asker)
-
-
-def _time_asleep(thread: int) -> float:
-    """A clock in seconds that stops while a thread computes or waits for a core."""
-    now = time.monotonic()
-    try:
-        # Nanoseconds on a core, nanoseconds of waiting for one, time slices. Source:
-        # Documentation/scheduler/sched-stats.rst.
-        on_core, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
-    except (OSError, ValueError):  # a kernel that does not count
-        return now
-    return now - (int(on_core) + int(waited)) / 1e9
 
 
 class Question:
@@ -128,5 +142,5 @@ class Question:
 
 
 def _read(answer: bytes) -> Beat:
-    word, _, age = answer.partition(b" ")
-    return Beat(word == _READY, float(age))
+    word, age, computed = answer.split()
+    return Beat(word == _READY, float(age), float(computed))

@@ -178,5 +178,6 @@ def test_every_line_is_json_and_none_has_a_key_or_a_prompt() -> None:
     reasons = Counter(line.get("error") for line in lines if line["event"] == "request ended")
     assert reasons["INVALID_API_KEY"] == 4 and reasons["INVALID_JSON"] >= 4
     assert not reasons["INTERNAL"]
-    work = next(line for line in lines if line["event"] == "throughput")
-    assert work["generation_tokens_per_s"] > 0 and work["prompt_tokens_per_s"] > 0
+    work = [line for line in lines if line["event"] == "throughput"]  # each of some seconds
+    for what in ("generation_tokens_per_s", "prompt_tokens_per_s"):
+        assert max(line[what] for line in work) > 0
