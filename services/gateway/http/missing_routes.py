@@ -1,5 +1,6 @@
 """What is said of paths at which there is nothing: of those that other servers have, what to call instead."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from services.gateway.http.errors import NoRoute
@@ -35,7 +36,7 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/reset_prefix_cache",
     ),
     "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
-    "docs/api.md describes the API": ("/openapi.json", "/docs", "/redoc"),
+    "this server describes its API in no form for machines": ("/openapi.json", "/docs", "/redoc"),
     "this server has OpenAI's API, not that of KServe and Triton": ("/v2",),
     "this server has OpenAI's API, not Ollama's": ("/api",),
 }  # fmt: skip
@@ -44,6 +45,7 @@ NOT_OFFERED: Mapping[str, str] = {
     path: instead for instead, paths in _INSTEAD.items() for path in paths
 }
 _ROOT = "/v1"
+_STARS = re.compile(r"\*+")  # in a route: what names something
 
 
 def no_route(path: str, routes: Collection[str]) -> NoRoute:
@@ -66,9 +68,9 @@ def no_route(path: str, routes: Collection[str]) -> NoRoute:
             "NO_SUCH_ROUTE",
             f"there is nothing at {shown}: it is at {doubled}; the base URL of clients ends with {_ROOT} once",
         )
+    listed = ", ".join(sorted(_STARS.sub("{id}", route) for route in routes))
     return NoRoute(
-        "NO_SUCH_ROUTE",
-        f"there is nothing at {shown}: this server has {', '.join(sorted(routes))} (docs/api.md)",
+        "NO_SUCH_ROUTE", f"there is nothing at {shown}: this server has {listed} (docs/api.md)"
     )
 
 

@@ -17,7 +17,10 @@ def check_sizes(parts_of_messages: Sequence[int]) -> None:
     """Checks how many messages there are, and parts in all. Raises InvalidRequest naming the list, or the first part
     that is too many."""
     if not parts_of_messages:
-        raise wrong("messages", "must be a list of at least one message")
+        raise wrong(
+            "messages",
+            "must be a list of at least one message; a prompt without roles goes to completions",
+        )
     at_most("messages", len(parts_of_messages), MOST_MESSAGES)
     left = MOST_PARTS
     for index, count in enumerate(parts_of_messages):

@@ -331,6 +331,7 @@ def test_a_wrong_type_says_what_it_may_be_and_what_it_is() -> None:
         ({"n": "2"}, "n must be a whole number, not a string"),
         ({"temperature": True}, "temperature must be a number, not a boolean"),
         ({"stream": 1}, "stream must be true or false, not a number"),
+        ({"n": 1.5}, "n must be a whole number, not 1.5"),
         ({"user": ["x"]}, "user must be a string, not a list"),
         ({"stop": {}}, "stop must be a string or a list, not an object"),
         ({"stop": ["a", None]}, "stop[1] must be a string, not null"),

@@ -75,7 +75,7 @@ async def test_a_base_url_without_v1_or_with_two_is_told(stage: Stage) -> None:
 
 async def test_an_unknown_path_names_those_that_there_are(stage: Stage) -> None:
     error = (await stage.http.get("/v1/nothing")).json()["error"]
-    for path in ("/v1/chat/completions", "/v1/models", "/tokenize", "/metrics", "docs/api.md"):
+    for path in ("/v1/chat/completions", "/v1/models/{id}", "/tokenize", "/metrics", "docs/api.md"):
         assert path in error["message"]
     error = (await stage.http.get("/" + "x" * 5000)).json()["error"]
     assert len(error["message"]) < 1000

@@ -120,10 +120,15 @@ def _template_kwargs(raw: msgspec.Raw) -> str:
 
 def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
     prompt = body.prompt
+    if prompt is None:
+        raise wrong(
+            "prompt",
+            "is missing: send a text or a list of token ids; conversations go to /v1/chat/completions",
+        )
     if isinstance(prompt, str):
         return [text_prompt(prompt)]
     if not prompt or not isinstance(prompt[0], (str, list)):
-        return [_one_prompt(prompt or [], "prompt", model)]
+        return [_one_prompt(prompt, "prompt", model)]
     if len(prompt) > model.max_prompts:
         raise wrong(
             "prompt",
