@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
+import httptools
 import structlog
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import (
@@ -26,6 +27,7 @@ from services.gateway.http.errors import (
     TooSlow,
     error_response,
 )
+from services.gateway.http.upgrade import head_without_offer
 from shared.errors import ServingError, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -36,6 +38,7 @@ _MOST_PIPELINED = 16
 # How long a connection that is being closed waits for a peer that does not read.
 _LINGER_S = 30.0
 _HTTP_1_0 = "1.0"
+_LINE_BREAK = b"\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class BoundedProtocol(HttpToolsProtocol):
         # A head is awaited from the connection's begin, later from its first byte on.
         self._awaits_head = True
         self._in_message = False
-        # Seconds of waiting: for the head, for the end of a body that is not read, for the peer to read what was sent.
+        # Seconds of waiting: for the head, for the end of a body that is not read, for the peer to read what was sent,
+        # for another request.
         self._waited_s = 0.0
         self._head_bytes = 0
         self._head_fields = 0
@@ -103,12 +107,33 @@ class BoundedProtocol(HttpToolsProtocol):
             self._lingering.received()
         if self._refusal is not None or self._lingering is not None:
             return
-        if not self._in_message and not self._awaits_head:
+        # A line break before a request is allowed, and begins none.
+        if not self._in_message and not self._awaits_head and data.strip(_LINE_BREAK):
             self._awaits_head, self._waited_s = True, 0.0
         self._unparsed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._refusal is None and self._head_bytes + self._unparsed > self.limits.head_bytes:
             self._refuse(self._too_large())
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = self._repeat_without_offer() + data[offer.args[0] :]
+
+    def _repeat_without_offer(self) -> bytes:
+        """The head of the request that was read last, for a new parser."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self._head_bytes = self._head_fields = self._unparsed = 0
+        return head_without_offer(method, self.url, version, self.headers)
 
     def on_message_begin(self) -> None:
         """The first byte of a head, maybe in one piece with requests before it."""
@@ -128,7 +153,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """The head is there. Raises InvalidHttp, which stops the parser."""
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._stop(InvalidHttp("INVALID_HTTP", "CONNECT is not served: this is no proxy"))
+            return  # it is read again, see `_parse`
         self._awaits_head = False
         self._waited_s = 0.0
         self._unparsed = 0
@@ -140,8 +169,8 @@ class BoundedProtocol(HttpToolsProtocol):
                     " these, and send this one and what follows again",
                 )
             )
+        super().on_headers_complete()  # raises what is wrong with the address
         self._in_message = True
-        super().on_headers_complete()
         self.cycle.transport = cast(
             asyncio.Transport, AnswerTransport(self.transport, self._close_behind_answer)
         )
@@ -153,7 +182,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """What comes next is a new head."""
+        if self.parser.should_upgrade():
+            return
         self._in_message = False
+        self._waited_s = 0.0
         self._head_bytes = self._head_fields = self._unparsed = 0
         super().on_message_complete()
 
@@ -165,7 +197,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(InvalidHttp("INVALID_HTTP", "the request ended before its body was whole"))
         if self.transport.is_closing() or not self._owes_answers():
             return None
-        self.cycle.keep_alive = False
+        if self._refusal is None:  # which else closes it, behind the answers
+            self.cycle.keep_alive = False
         if self._half_closed is None:
             answer, version = self._running, self.cycle.scope["http_version"]
             begun = answer is None or answer.response_started
@@ -176,6 +209,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
+        self._unset_keepalive_if_required()
         if self._lingering is not None:
             self._lingering.close()
         if self._running is not None and self._running is not self.cycle:
@@ -216,13 +250,21 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._unsent, self._waited_s = left, 0.0
             elif self._waited_s > _LINGER_S:
                 self.transport.abort()
+        elif self.flow.read_paused:  # what it waits for may have come
+            self._waited_s = 0.0
         elif self._awaits_head:
             if self._waited_s > self.limits.head_s:
                 self._end_late_head()
-        elif not self._in_message or self._owes_answers() or self._lingering is not None:
+        elif self._owes_answers() or self._lingering is not None:
             self._waited_s = 0.0
-        elif self._waited_s > self.limits.head_s:  # the unread rest of a body keeps coming
+        elif self._waited_s > self._idle_limit_s():
             self.transport.close()
+
+    def _idle_limit_s(self) -> float:
+        """How long a connection stays without an answer that is due: while the rest of a body comes that is not read,
+        and for the next request. uvicorn's own timer for that does not begin again once anything has come.
+        """
+        return self.limits.head_s if self._in_message else self.limits.keep_alive_s
 
     def _end_late_head(self) -> None:
         if self._head_bytes or self._unparsed:

@@ -41,21 +41,26 @@ async def connected(
             await writer.wait_closed()
 
 
+async def response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body of the next response that has a length."""
+    status = int((await reader.readline()).split()[1])
+    headers = {}
+    while (field := await reader.readline()).strip():
+        name, _, value = field.partition(b":")
+        headers[name.lower()] = value.strip()
+    if status == 100:
+        return status, b""
+    assert b"transfer-encoding" not in headers
+    return status, await reader.readexactly(int(headers[b"content-length"]))
+
+
 async def answers(reader: asyncio.StreamReader) -> list[tuple[int, bytes]]:
     """Status and body of each response until the connection ends; interim ones are left out."""
     found = []
-    while line := await reader.readline():
-        status = int(line.split()[1])
-        headers = {}
-        while (field := await reader.readline()).strip():
-            name, _, value = field.partition(b":")
-            headers[name.lower()] = value.strip()
-        if status == 100:
-            continue
-        assert b"transfer-encoding" not in headers
-        body = await reader.readexactly(int(headers[b"content-length"]))
-        found.append((status, body))
-    return found
+    with contextlib.suppress(IndexError):  # of the empty line at the end
+        while True:
+            found.append(await response(reader))
+    return [one for one in found if one[0] != 100]
 
 
 def code(body: bytes) -> str:
@@ -175,3 +180,91 @@ async def test_an_error_can_be_read_by_who_is_still_sending(
         reply = await asyncio.to_thread(send_and_read)
     assert reply.startswith(b"HTTP/1.1 413")
     assert code(reply.partition(b"\r\n\r\n")[2]) == "body_too_large"
+
+
+@pytest.mark.parametrize("address", ["http://localhost", "\xff"])
+async def test_an_answer_goes_on_before_a_request_with_an_unreadable_address(
+    stage: Stage, address: str
+) -> None:
+    async def step(rid: str, index: int) -> None:
+        await asyncio.sleep(0.05)
+
+    stage.scheduler.step = step
+    async with connected(stage) as (reader, writer):
+        writer.write(chat(stream=True))
+        assert b"200 OK" in await reader.readline()
+        writer.write(f"GET {address} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode("latin-1"))
+        reply = await reader.read()
+    _, _, last = reply.partition(b"data: [DONE]")
+    assert last.startswith(b"\n\n\r\n0\r\n\r\nHTTP/1.1 400"), reply
+
+
+async def test_half_a_request_behind_a_whole_one_is_told(stage: Stage) -> None:
+    async with connected(stage) as (reader, writer):
+        writer.write(chat() + chat()[:-5])
+        writer.write_eof()
+        (first, body), (second, refusal) = await answers(reader)
+    assert (first, text(body)) == (200, ANSWER)
+    assert (second, code(refusal)) == (400, "invalid_http")
+
+
+async def test_what_waits_for_answers_before_it_is_not_late(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    """Behind a request that waits for the answer to another one, the gateway reads no more."""
+
+    async def step(rid: str, index: int) -> None:
+        await asyncio.sleep(0.2)
+
+    async with open_stage(redis_url, model_folder, tokenizer, request_header_timeout=1.0) as stage:
+        stage.scheduler.step = step
+        async with connected(stage) as (reader, writer):
+            writer.write(chat())
+            await stage.admitted(1)
+            writer.write(LIVE + LIVE[:20])
+            await asyncio.sleep(0.2)
+            writer.write(LIVE[20:])
+            assert [(await response(reader))[0] for _ in range(3)] == [200] * 3
+
+
+@pytest.mark.parametrize("late", [b"\r\n", b"{}"])
+async def test_an_idle_connection_ends_whatever_came_last(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, late: bytes
+) -> None:
+    """The rest of a body that was answered before it came, or a line break behind one."""
+    changes = {"request_header_timeout": 30.0, "keep_alive_timeout": 2, "api_key": "k"}
+    length = 2 * (late == b"{}")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+    async with (
+        open_stage(redis_url, model_folder, tokenizer, **changes) as stage,
+        connected(stage) as (reader, writer),
+    ):
+        writer.write(head.encode())
+        assert (await response(reader))[0] == 401
+        writer.write(late)
+        assert await reader.read() == b""
+
+
+async def test_a_request_that_offers_another_protocol_is_answered_in_this_one(stage: Stage) -> None:
+    """As Java's client does, to every server without TLS."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    head, _, body = chat().partition(b"\r\n\r\n")
+    async with connected(stage) as (reader, writer):
+        for _ in range(2):
+            writer.write(head + b"\r\n" + offer + b"\r\n" + body)
+            status, reply = await response(reader)
+            assert (status, text(reply)) == (200, ANSWER)
+
+
+async def test_who_asks_before_sending_a_body_is_told_to_send_it_or_why_not(stage: Stage) -> None:
+    head, _, body = chat().partition(b"\r\n\r\n")
+    async with connected(stage) as (reader, writer):
+        writer.write(head + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        status, reply = await response(reader)
+        assert (status, text(reply)) == (200, ANSWER)
+        writer.write(
+            b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert (await response(reader))[0] == 404
