@@ -17,7 +17,7 @@ _SILENCE_S = 5.0  # without an answer and without work
 _GRACE_S = 10.0  # after it is ready, in which silence does not count
 _COMPUTED_S = 50.0  # of processor time, by one thread, without an answer: it will not end
 _LONGEST_S = 600.0  # without an answer, whatever its threads do
-_LOOKS = 3  # several, not the clock alone: the launcher itself may have been stopped
+_LOOKS = 2  # and one before them, not the clock alone: the launcher itself may have been stopped
 
 
 class HangDetector:

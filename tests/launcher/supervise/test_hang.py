@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.launcher.supervise import hang
+from services.launcher.supervise import hang, supervised_process
 from services.launcher.supervise.probe import HeartbeatProbe
 from services.launcher.supervise.process import Program
 from services.launcher.supervise.supervised_process import SupervisedProcess
@@ -82,6 +82,8 @@ async def told(record: Record, folder: Path) -> AsyncIterator[Told]:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "_SILENCE_S", 1.5)
+    monkeypatch.setattr(supervised_process, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(supervised_process, "_LATE_ANSWER_S", 0.5)
     monkeypatch.setattr(hang, "_GRACE_S", 0.0)
 
 
@@ -90,7 +92,7 @@ async def test_a_process_that_computes_and_does_not_answer_is_kept_and_a_stopped
 ) -> None:
     with capture_logs() as logs:
         async with told(record, short_tmp) as process:
-            process.do("3")
+            process.do("5")
             await record.said("has computed")
             assert alive(process.pid) and process.pid is not None
             os.kill(process.pid, signal.SIGSTOP)
@@ -122,6 +124,7 @@ async def test_a_process_that_computes_on_its_event_loop_without_end_is_killed(
     assert causes == ["a thread has computed for 3 s and it has not answered"]
 
 
+@pytest.mark.full
 async def test_a_process_that_hangs_again_has_longer_and_starts_later(
     program: ProgramMaker, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
