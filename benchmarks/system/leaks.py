@@ -4,6 +4,9 @@ A whole system with a tiny vision model and small caches, which are full before 
 kind. Each process is measured after `--from` requests and after `--until`, when all has been quiet for as long as the
 end of a request is remembered. It fails where one has grown.
 
+Between the looks a row shows what requests with the longest stop strings take, four answers each: the largest resident
+memory of gateway and scheduler while they are served, beside the one before.
+
 Redis is shown and not judged: it keeps answers for ten minutes, as is promised.
 """
 
@@ -35,6 +38,8 @@ _QUIET_S = 13.0  # ends are remembered for ten seconds
 _SETTLE_S = 2.0
 _NUDGES = 64  # requests after which what was remembered has been let go
 _ANSWER_S = 20.0
+_STOPS_REQUESTS, _STOPS_AT_A_TIME = 64, 8
+_PEAK_S = 0.05
 _TAIL = 4000  # characters of the log that are shown if it fails
 _SMALL = {
     "TESSERA_PREPROCESS_PIXEL_CACHE_BYTES": str(1 << 18),
@@ -113,11 +118,32 @@ async def _measure(
     clients = Clients(system.port, system.grpc_address, "tiny", pictures=told.pictures)
     await clients.run(told.first, told.at_a_time)
     before = await _look(system, folder, clients)
+    await _show_long_stops(system, clients)
     began = time.monotonic()
     await clients.run(told.until - told.first, told.at_a_time)
     seconds = time.monotonic() - began
     after = await _look(system, folder, clients)
     return before, after, dict(clients.counts), seconds
+
+
+async def _show_long_stops(system: System, clients: Clients) -> None:
+    """Prints the row of requests with the longest stop strings."""
+    pids = [(name, pid) for name in ("gateway", "scheduler") for pid in system.pids()[name]]
+    before = [psutil.Process(pid).memory_info().rss for _, pid in pids]
+    most = list(before)
+    sending = asyncio.create_task(clients.run(_STOPS_REQUESTS, _STOPS_AT_A_TIME, only="long_stops"))
+    began = time.monotonic()
+    while not sending.done():
+        now = [psutil.Process(pid).memory_info().rss for _, pid in pids]
+        most = list(map(max, most, now))
+        await asyncio.sleep(_PEAK_S)
+    await sending
+    seconds = time.monotonic() - began
+    print(
+        f"{_STOPS_REQUESTS} requests with the longest stop strings took {seconds:.1f} s; resident"
+    )
+    for (name, pid), one, two in zip(pids, before, most, strict=True):
+        print(f"{name} {pid}: {one / 1e6:.1f} MB before, {two / 1e6:.1f} MB at most")
 
 
 async def _look(system: System, folder: Path, clients: Clients) -> dict[str, Look]:

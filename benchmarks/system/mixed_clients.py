@@ -18,6 +18,7 @@ from tests.support.pictures import data_url, png
 VOCABULARY = 16_384
 _KNOWN = 400  # ids that every tokenizer has
 _PROMPT = range(4, 24)
+_STOPS, _STOP_LENGTH, _EMOJI = 16, 1024, range(0x1F300, 0x1F5FF)  # the longest that are taken
 
 
 class Connection:
@@ -104,14 +105,17 @@ class Clients:
             (self._comes_back, 0.01),
             (self._cancels, 0.01),
             (self._long_lists, 0.01),
+            (self._long_stops, 0.002),
             (self._grpc, 0.06),
         ]
         self._kinds = [kind for kind, _ in usual]
         self._weights = [weight for _, weight in usual]
         self._stub: Any = None
 
-    async def run(self, count: int, at_a_time: int) -> None:
-        """Sends so many requests. Raises RuntimeError if an answer was an internal error."""
+    async def run(self, count: int, at_a_time: int, *, only: str = "") -> None:
+        """Sends so many requests, of all kinds or of `only` one. Raises RuntimeError if one was told of an internal
+        error.
+        """
         last = self._number + count
         async with open_channel(self._grpc_address) as channel:
             self._stub = ChatServiceStub(channel)
@@ -122,6 +126,7 @@ class Clients:
                     self._number += 1
                     rng = random.Random(self._number)
                     (kind,) = rng.choices(self._kinds, self._weights)
+                    kind = getattr(self, f"_{only}") if only else kind
                     status = await kind(connection, rng)
                     self.counts[f"{kind.__name__[1:]} {status}"] += 1
                     if status == 500:  # 503 is what a machine with too much to do may say
@@ -214,6 +219,12 @@ class Clients:
     async def _long_lists(self, connection: Connection, rng: random.Random) -> int:
         name = rng.choice(["bad_token_ids", "allowed_token_ids", "stop_token_ids"])
         body = self._body(rng, **{name: list(range(1, VOCABULARY))})
+        return await connection.ask("POST", "/v1/completions", body)
+
+    async def _long_stops(self, connection: Connection, rng: random.Random) -> int:
+        """Of four answers each is searched for as much text as can be asked for."""
+        stops = ["".join(map(chr, rng.choices(_EMOJI, k=_STOP_LENGTH))) for _ in range(_STOPS)]
+        body = self._body(rng, stop=stops, n=4, max_tokens=8)
         return await connection.ask("POST", "/v1/completions", body)
 
     async def _grpc(self, connection: Connection, rng: random.Random) -> int:

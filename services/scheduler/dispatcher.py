@@ -242,6 +242,7 @@ class Dispatcher:
         """Once a second, looks for what no message announces."""
         while True:
             await asyncio.sleep(_SWEEP_S)
+            self._tracker.forget_ended()
             if not self._recovery.is_settled:
                 continue
             with contextlib.suppress(Unavailable):

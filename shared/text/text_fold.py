@@ -5,9 +5,7 @@ Both see one token at a time and keep no clock and no I/O, so the text after tok
 tokens 0..k alone: any replica that folds the same log writes the same bytes, and a stream is resumed by folding its
 beginning again without sending it.
 
-Stop strings are searched in bytes, not characters: a token may end in the middle of a character,
-and UTF-8 is self-synchronizing, so a match in bytes is a match in text. Only the standard library
-is used here, because the pure core of the scheduler holds a `StopFinder` too.
+Only the standard library is used here, because the pure core of the scheduler holds a `StopFinder` too.
 """
 
 import codecs
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from shared.text.stop_search import StopSearch, StopStrings
 from shared.text.token_decoder import UnsupportedTokenizer, read_decoder
 from shared.text.token_normalizer import normalized
 from shared.text.tokenizer_file import read_tokenizer
@@ -123,62 +122,22 @@ class StopMatch:
     cut_bytes: int
 
 
-class _Search:
-    """Looks for stop strings in a growing output of bytes, keeping only the end that could begin
-    one.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        if any(not stop for stop in stops):
-            raise ValueError("a stop string is empty")
-        self._stops = [(stop, stop.encode("utf-8")) for stop in stops]
-        self._prefixes = {raw[:n] for _, raw in self._stops for n in range(1, len(raw))}
-        self._longest = max((len(raw) for _, raw in self._stops), default=1) - 1
-        self.held = b""
-
-    def push(self, data: bytes) -> tuple[bytes, str | None]:
-        """Returns the bytes that are certainly no part of a stop string, and the stop string that
-        was found.
-
-        With a match, `held` begins with the stop string. The earliest match wins, of two at one
-        place the first in the list.
-        """
-        data = self.held + data
-        start, found = len(data), None
-        for stop, raw in self._stops:
-            at = data.find(raw, 0, start + len(raw) - 1)
-            if 0 <= at < start:
-                start, found = at, stop
-        if found is None:
-            start = len(data) - self._hold(data)
-        self.held = data[start:]
-        return data[:start], found
-
-    def _hold(self, data: bytes) -> int:
-        for n in range(min(self._longest, len(data)), 0, -1):
-            if data[-n:] in self._prefixes:
-                return n
-        return 0
-
-
 class StopFinder:
     """Finds after each token whether the output now contains a stop string."""
 
     def __init__(
         self,
         table: TokenBytes,
-        stops: Sequence[str],
+        stops: StopStrings,
         *,
         skip_special_tokens: bool = True,
         include_stop: bool = False,
     ) -> None:
         """`skip_special_tokens` as in the reply's text; `include_stop` keeps the stop string:
         nothing is cut then.
-
-        Raises ValueError for an empty stop string.
         """
         self._stream = ByteStream(table, skip_special_tokens)
-        self._search = _Search(stops)
+        self._search = StopSearch(stops)
         self._include_stop = include_stop
 
     def push(self, token_id: int) -> StopMatch | None:
@@ -200,25 +159,19 @@ class TextFold:
         self,
         table: TokenBytes,
         skip_special_tokens: bool = True,
-        stops: Sequence[str] = (),
+        stops: StopStrings | None = None,
         include_stop: bool = False,
     ) -> None:
         """With `include_stop` nothing will be cut, so nothing is held back for it."""
         self._stream = ByteStream(table, skip_special_tokens)
-        self._search = _Search(stops) if stops and not include_stop else None
-        self._stopped = False
+        self._search = StopSearch(stops) if stops is not None and not include_stop else None
         self._decode = codecs.getincrementaldecoder("utf-8")(table.utf8_errors).decode
 
     def push(self, token_id: int) -> str:
         """Takes the next token and returns the text that is certain now."""
         data = self._stream.push(token_id)
-        if self._search is None:
-            return self._decode(data)
-        if self._stopped:
-            self._search.held += data
-            return ""
-        data, found = self._search.push(data)
-        self._stopped = found is not None
+        if self._search is not None:
+            data, _ = self._search.push(data)
         return self._decode(data)
 
     @property

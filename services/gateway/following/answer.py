@@ -24,6 +24,7 @@ from shared.queue.log_event import PROMPT
 from shared.queue.token_log import stride
 from shared.telemetry.request_names import names
 from shared.text.reply_cleaning import ReplyCleaner
+from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TextFold, TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
@@ -62,13 +63,16 @@ class AnswerFold:
     alone, however they arrived.
     """
 
-    def __init__(self, table: TokenBytes, head: RequestSpec, choice: int = 0) -> None:
+    def __init__(
+        self, table: TokenBytes, head: RequestSpec, stops: StopStrings | None, choice: int = 0
+    ) -> None:
+        """`stops` are those of `head`, one object for all choices; None where there are none."""
         sampling, reply = head.sampling, head.reply
         self._choice = choice
         self._text = TextFold(
             table,
             reply.skip_special_tokens,
-            list(sampling.stop),
+            stops,
             sampling.include_stop_str_in_output,
         )
         self._cleaner = ReplyCleaner(reply.clean_up) if reply.clean_up else None
@@ -152,7 +156,9 @@ class Answer:
             self.prompt_scores = PromptScores(b"", stride(None))
         self.cached_tokens = 0
         self.progress = progress or Progress.beginning(len(follow.choices))
-        self._folds = [AnswerFold(table, head, choice) for choice in range(len(follow.choices))]
+        stops = StopStrings(head.sampling.stop) if head.sampling.stop else None
+        choices = range(len(follow.choices))
+        self._folds = [AnswerFold(table, head, stops, choice) for choice in choices]
         self._open = len(self._folds)
         # The choices of which the client has more than has been folded here yet.
         self._behind = {
@@ -254,6 +260,7 @@ class Answer:
             return
         self._closed = True
         self._follow.close()
+        error, self._error = self._error, None  # whose traceback refers to this answer
         endings = [choice.ending for choice in self._follow.choices]
         lives_on = None in endings and self._leave()
         if lives_on:
@@ -280,7 +287,7 @@ class Answer:
             timeline,
             endings,
             worst,
-            self._error,
+            error,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.completion_tokens,
             resumed=not self._is_counted,

@@ -170,6 +170,7 @@ class Follow:
     def close(self) -> None:
         """Stops following."""
         self._follower.forget(self)
+        self._failure = None  # its traceback refers to this follow
 
     def _heard(self, log: ChoiceLog) -> None:
         if log.diverged:

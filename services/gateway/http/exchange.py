@@ -286,9 +286,7 @@ class Exchange:
         """
         task = asyncio.current_task()
         assert task is not None
-        loop = asyncio.get_running_loop()
         gone = False
-        timer: asyncio.TimerHandle
 
         def leave() -> None:
             nonlocal gone
@@ -296,16 +294,8 @@ class Exchange:
                 gone = True
                 task.cancel()
 
-        def look() -> None:
-            """Whether the client has not read anything for too long."""
-            nonlocal timer
-            timer = loop.call_later(_CHECK_S, look)
-            if self.blocked_since and loop.time() - self.blocked_since > _BLOCKED_S:
-                leave()
-
-        timer = loop.call_later(_CHECK_S, look)
-        closed = loop.create_task(self._closed())
-        closed.add_done_callback(lambda _: None if closed.cancelled() else leave())
+        closed = asyncio.create_task(self._closed_or_blocked())
+        closed.add_done_callback(lambda done: None if done.cancelled() else leave())
         try:
             yield
         except asyncio.CancelledError:
@@ -314,8 +304,17 @@ class Exchange:
             raise Cancelled("CLIENT_GONE", "the client left") from None
         finally:
             gone = True  # from here on the client's leaving changes nothing
-            timer.cancel()
             closed.cancel()
+
+    async def _closed_or_blocked(self) -> None:
+        """Returns when the client has left, or has not read anything for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_S):
+                    return await self._closed()
+            if self.blocked_since and loop.time() - self.blocked_since > _BLOCKED_S:
+                return
 
     async def _closed(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

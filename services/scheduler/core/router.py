@@ -4,6 +4,7 @@ A router knows the cores of its decoders, in the same process: what waits there 
 Several schedulers do not know of each other; between them the queue decides, by who takes a request.
 """
 
+import itertools
 import random
 from typing import Generic, Protocol, TypeVar
 
@@ -81,8 +82,8 @@ class PrefixIndex(Generic[Holder]):
             holders = young.get(content)
             if holders is None:
                 holders = young[content] = old.get(content, ())
-            if not holders or holders[-1] is not holder:
-                others = [other for other in holders if other is not holder]
+            if not holders or holders[-1] != holder:
+                others = [other for other in holders if other != holder]
                 young[content] = (*others[1 - _MOST_HOLDERS :], holder)
             depth <<= 1
         if len(young) > self.capacity:
@@ -102,14 +103,19 @@ class Router(Generic[Link]):
 
     def __init__(self, seed: int = 0) -> None:
         self._lines: list[_Line[Link]] = []
-        self._index: PrefixIndex[_Line[Link]] = PrefixIndex(capacity=0)
+        self._by_number: dict[int, _Line[Link]] = {}
+        # Of the numbers of lines: an entry outlives the decoder that it names.
+        self._index: PrefixIndex[int] = PrefixIndex(capacity=0)
+        self._numbers = itertools.count()
         self._shortest = 0  # tokens of one sequence that every decoder holds
         self._usual = 1.0  # seconds for each token where nothing is known of a decoder
         self._chance = random.Random(seed).random
 
     def add(self, link: Link) -> None:
         """A decoder came into service."""
-        self._lines.append(_Line(link))
+        line = _Line(link, next(self._numbers))
+        self._lines.append(line)
+        self._by_number[line.number] = line
         self._index.capacity += link.core.state.blocks.num_total // _BLOCKS_PER_ENTRY
         self._look_at_lengths()
 
@@ -117,9 +123,9 @@ class Router(Generic[Link]):
         """A decoder left, its cache with it; nothing if it is not in service."""
         for line in self._lines:
             if line.link is link:
-                line.is_gone = True
+                del self._by_number[line.number]
                 self._index.capacity -= link.core.state.blocks.num_total // _BLOCKS_PER_ENTRY
-        self._lines = [line for line in self._lines if not line.is_gone]
+        self._lines = list(self._by_number.values())
         self._look_at_lengths()
 
     def choose(self, sequence: Sequence) -> Link:
@@ -141,7 +147,7 @@ class Router(Generic[Link]):
                 best, least, most_cached = line, cost, cached
         self._usual = best.token_s or self._usual
         best.join(sequence, most_cached * block_size)
-        self._index.add(hashes, best)
+        self._index.add(hashes, best.number)
         return best.link
 
     def _look_at_lengths(self) -> None:
@@ -157,7 +163,7 @@ class Router(Generic[Link]):
     def _compared(
         self,
         lines: "list[_Line[Link]]",
-        holders: "tuple[_Line[Link], ...]",
+        holders: tuple[int, ...],
         hashes: list[bytes],
         depth: int,
     ) -> "list[tuple[_Line[Link], int]]":
@@ -167,8 +173,8 @@ class Router(Generic[Link]):
             return [(line, line.cached_blocks(hashes, depth)) for line in lines]
         chosen = [
             (line, line.cached_blocks(hashes, depth))
-            for line in holders[-_HOLDERS:]
-            if not line.is_gone and (lines is self._lines or line in lines)
+            for line in map(self._by_number.get, holders[-_HOLDERS:])
+            if line is not None and (lines is self._lines or line in lines)
         ]
         for _ in range(_AT_RANDOM):
             line = lines[int(self._chance() * count)]
@@ -179,9 +185,9 @@ class Router(Generic[Link]):
 class _Line(Generic[Link]):
     """A decoder, and the sequences that were sent there and are not yet computed."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, number: int) -> None:
         self.link = link
-        self.is_gone = False
+        self.number = number  # unique in its router
         self.step_s = 0.0  # time of a step of one token
         self.token_s = 0.0  # and of each further one; both 0 while unknown
         self.blocks = link.core.state.blocks

@@ -70,10 +70,10 @@ class Scheduler:
         refusal = self.capacity.refusal(sequence, 1 + len(siblings))
         if refusal is not None:
             for one in (sequence, *siblings):
-                one.status = SequenceStatus.ENDED
+                one.refuse()
             return Ending(EndReason.ERROR, error=refusal)
         if sequence.num_output_tokens and sequence.is_certainly_last:
-            sequence.status = SequenceStatus.ENDED
+            sequence.refuse()
             return Ending(EndReason.LENGTH)
         if sequence.beams is not None:
             sequence.beams.live = [sequence]

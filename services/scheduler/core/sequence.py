@@ -187,6 +187,11 @@ class Sequence:
             num_cached_tokens=self.num_cached_tokens,
         )
 
+    def refuse(self) -> None:
+        """It ends without having been scheduled."""
+        self.status = SequenceStatus.ENDED
+        self.ended = True
+
     def ending_after(self, token: int) -> Ending | None:
         """Whether the token that was just appended is its last. To be asked once for every token that needs a look."""
         generated = self.num_output_tokens

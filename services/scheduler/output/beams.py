@@ -7,6 +7,7 @@ from services.scheduler.core.sequence import INVALID_ARGUMENT, Ending, EndReason
 from services.scheduler.output.stop_strings import BeamStops, stop_finder
 from shared.queue.beam_search import conflict_with_beams
 from shared.queue.token_log import encode_records, encode_tokens
+from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
@@ -14,10 +15,11 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 _MAX_LOGPROBS = 1024  # that a decoder reports for one sample
 
 
-def search_of(spec: RequestSpec, table: TokenBytes) -> BeamSearch[Sequence]:
-    """The search that a request asks for."""
-    sampling, stops = spec.sampling, list(spec.sampling.stop)
-    skip = spec.reply.skip_special_tokens
+def search_of(
+    spec: RequestSpec, table: TokenBytes, stops: StopStrings | None
+) -> BeamSearch[Sequence]:
+    """The search that a request with these stop strings asks for."""
+    sampling, skip = spec.sampling, spec.reply.skip_special_tokens
     return BeamSearch(
         num_beams=max(sampling.best_of, sampling.n),
         max_tokens=sampling.max_tokens,
@@ -26,7 +28,9 @@ def search_of(spec: RequestSpec, table: TokenBytes) -> BeamSearch[Sequence]:
         length_penalty=sampling.length_penalty,
         early_stopping=sampling.early_stopping,
         exhaustive=sampling.early_stopping_never,
-        completes_stop_string=BeamStops(table, stops, skip_special_tokens=skip) if stops else None,
+        completes_stop_string=BeamStops(table, stops, skip_special_tokens=skip)
+        if stops is not None
+        else None,
         num_kept_top=sampling.logprobs,
     )
 
@@ -50,7 +54,11 @@ def refusal(sampling: SamplingParams, search: BeamSearch[Sequence]) -> Error | N
 
 
 def result_of(
-    search: BeamSearch[Sequence], number: int, spec: RequestSpec, table: TokenBytes
+    search: BeamSearch[Sequence],
+    number: int,
+    spec: RequestSpec,
+    table: TokenBytes,
+    stops: StopStrings | None,
 ) -> tuple[bytes, Ending]:
     """Log records and ending of one of the hypotheses that a search has found, best first."""
     if number >= len(search.finished):
@@ -58,15 +66,22 @@ def result_of(
         return b"", Ending(EndReason.ERROR, error=Error("TOO_FEW_HYPOTHESES", message))
     found = search.finished[number]
     steps = found.steps()
-    return _records(steps, spec.sampling), _ending(found, steps, spec, table)
+    return _records(steps, spec.sampling), _ending(found, steps, spec, table, stops)
 
 
-def _ending(found: Hypothesis, steps: list[Step], spec: RequestSpec, table: TokenBytes) -> Ending:
-    if not found.has_stop_string:
+def _ending(
+    found: Hypothesis,
+    steps: list[Step],
+    spec: RequestSpec,
+    table: TokenBytes,
+    stops: StopStrings | None,
+) -> Ending:
+    if not found.has_stop_string or stops is None:
         reason = EndReason.LENGTH if found.stop_token_id is None else EndReason.STOP
         return Ending(reason, stop_token_id=found.stop_token_id)
-    finder = stop_finder(table, spec, [step.token for step in steps[:-1]])
-    match = finder.push(steps[-1].token) if finder is not None else None
+    match = stop_finder(table, stops, spec, [step.token for step in steps[:-1]]).push(
+        steps[-1].token
+    )
     if match is None:
         raise ValueError("a beam ended with a stop string that is not in its text")
     return Ending(EndReason.STOP, stop=match.stop, cut=match.cut_bytes)

@@ -74,18 +74,25 @@ class LogWriter:
             await self._work.wait()
             self._work.clear()
             while self._batches:
-                count, batch, choices = self._next()
-                self._writing = choices
-                answers = await self._write(batch)
-                self._writing = []
-                if answers is None:
-                    self._batches.appendleft((batch, choices))
-                    self._num_written += count - 1  # they are one batch from now on
+                if not await self._write_next():
                     await self._wait_to_retry()
-                    continue
-                self._num_written += count
-                self._react(choices, answers)
-                self._wake()
+
+    async def _write_next(self) -> bool:
+        """Writes what has come. Returns whether it is written. What it refers to is let go of when it returns: the last
+        requests of a scheduler that has nothing more to do are freed too.
+        """
+        count, batch, choices = self._next()
+        self._writing = choices
+        answers = await self._write(batch)
+        self._writing = []
+        if answers is None:
+            self._batches.appendleft((batch, choices))
+            self._num_written += count - 1  # they are one batch from now on
+            return False
+        self._num_written += count
+        self._react(choices, answers)
+        self._wake()
+        return True
 
     async def _write(self, batch: bytes) -> list[tuple[int, AppendAnswer]] | None:
         """The answers, or None where the same must be written again: what is there already is left out then."""

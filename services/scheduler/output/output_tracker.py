@@ -76,7 +76,7 @@ class OutputTracker:
     @property
     def requests(self) -> list[Request]:
         """All requests, and those that have ended a short while ago."""
-        self._forget_ended()
+        self.forget_ended()
         return [
             *(request for _, request in self._owners.values()),
             *(request for _, request in self._ended),
@@ -115,7 +115,8 @@ class OutputTracker:
         """These unassigned requests have another owner now."""
         for request_id in request_ids:
             if request_id in self._owners and self._owners[request_id][0] is None:
-                del self._owners[request_id]
+                _, request = self._owners.pop(request_id)
+                request.clear()
 
     def move(self, request_id: str, target: DecoderLink) -> Request:
         """Moves a request to another decoder, where it goes on; tokens in flight are computed again there."""
@@ -123,6 +124,7 @@ class OutputTracker:
         if link is not None:
             link.core.cancel(request_id)
         moved = request.again()
+        request.clear()
         self.accept(target, moved)
         return moved
 
@@ -137,6 +139,7 @@ class OutputTracker:
             if ending is not None:
                 progress = StepProgress()
                 for sequence in group:
+                    sequence.refuse()
                     progress.add(sequence, None, ending)
                 self.on_step(progress)
 
@@ -275,11 +278,12 @@ class OutputTracker:
         """It has ended. Returns the link that ran it."""
         link, _ = self._owners.pop(request.request_id, (None, request))
         log.debug("ended", **request.names)
-        self._forget_ended()
+        self.forget_ended()
         self._ended.append((monotonic(), request))
         return link
 
-    def _forget_ended(self) -> None:
+    def forget_ended(self) -> None:
+        """Lets go of requests that have ended so long ago that Redis cannot lose their ends any more."""
         horizon = monotonic() - _KEPT_S
         while self._ended and self._ended[0][0] < horizon:
             _, request = self._ended.popleft()
@@ -316,6 +320,9 @@ class OutputTracker:
     def on_refused(self, request_id: str) -> None:
         """It has another owner."""
         link, request = self._owners.pop(request_id, (None, None))
-        if link is not None and request is not None and link.core.cancel(request_id):
+        if request is None:
+            return
+        if link is not None and link.core.cancel(request_id):
             log.warning("request has another owner", **request.names)
             link.pump()
+        request.clear()

@@ -21,6 +21,7 @@ from shared.queue import TakenRequest
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import encode_records
 from shared.telemetry.request_names import names
+from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
@@ -60,7 +61,10 @@ class Request:
         self.taken_at = 0.0  # by the dispatcher's clock
         self._taken = taken
         self._table = table
-        self._search = beams.search_of(spec, table) if sampling.use_beam_search else None
+        self._stops = StopStrings(sampling.stop) if sampling.stop else None
+        self._search = None
+        if sampling.use_beam_search:
+            self._search = beams.search_of(spec, table, self._stops)
         self.sampling = self._for_decoder(sampling)
         self.ranking = Ranking(sampling.n) if self.collects else None
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
@@ -124,8 +128,9 @@ class Request:
         )
 
     def clear(self) -> None:
-        """It has ended. Breaks the reference cycle with its sequences, which would else keep it until a full garbage
-        collection. Events that are yet to be written can still be written.
+        """It has ended here, or is another scheduler's or another object's. Breaks the reference cycle with its
+        sequences, which would else keep it until a full garbage collection. Events that are yet to be written can
+        still be written.
         """
         for sequence in self._begun:
             sequence.payload = None
@@ -155,7 +160,7 @@ class Request:
 
     def hypothesis(self, search: BeamSearch[Sequence], number: int) -> tuple[bytes, Ending]:
         """Log records and ending of one of the hypotheses that a search has found, best first."""
-        return beams.result_of(search, number, self.spec, self._table)
+        return beams.result_of(search, number, self.spec, self._table, self._stops)
 
     def prompt_records(self, first: int, own: Floats, ids: Ids, values: Floats) -> bytes:
         """The log of prompt tokens from index `first` on."""
@@ -198,6 +203,9 @@ class Request:
         generated = (
             [] if self.collects else self.choice(number).known_tokens(self._taken.logs[number])
         )
+        stop_search = None
+        if self._stops is not None and self._search is None:
+            stop_search = stop_finder(self._table, self._stops, spec, generated[:-1])
         sequence = Sequence(
             request_id=spec.request_id,
             tokens=self._prompt + generated,
@@ -206,7 +214,7 @@ class Request:
             choice=number,
             stop_token_ids=frozenset(sampling.stop_token_ids),
             min_tokens=sampling.min_tokens,
-            stop_search=None if self._search else stop_finder(self._table, spec, generated[:-1]),
+            stop_search=stop_search,
             media=tuple(
                 MediaSpan(item.digest, item.offset, item.length, item.rows, payload=item)
                 for item in spec.media

@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 
 from services.scheduler.core.beams import Step
+from shared.text.stop_search import StopStrings
 from shared.text.text_fold import ByteStream, StopFinder, TokenBytes
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 
 def stop_finder(
-    table: TokenBytes, spec: RequestSpec, generated: Sequence[int]
-) -> StopFinder | None:
-    """Searches the output of one choice, of which these tokens are generated; None without stop strings."""
-    sampling = spec.sampling
-    if not sampling.stop:
-        return None
+    table: TokenBytes, stops: StopStrings, spec: RequestSpec, generated: Sequence[int]
+) -> StopFinder:
+    """Searches the output of one choice, of which these tokens are generated. `stops` are those of the request."""
     finder = StopFinder(
         table,
-        list(sampling.stop),
-        include_stop=sampling.include_stop_str_in_output,
+        stops,
+        include_stop=spec.sampling.include_stop_str_in_output,
         skip_special_tokens=spec.reply.skip_special_tokens,
     )
     for token in generated:
@@ -28,13 +26,11 @@ def stop_finder(
 class BeamStops:
     """Whether the last token of a beam completes a stop string; beams that had one have ended before."""
 
-    def __init__(
-        self, table: TokenBytes, stops: Sequence[str], *, skip_special_tokens: bool
-    ) -> None:
+    def __init__(self, table: TokenBytes, stops: StopStrings, *, skip_special_tokens: bool) -> None:
         self._table = table
         self._skip = skip_special_tokens
         self._pieces = table.shown_pieces if skip_special_tokens else table.pieces
-        self._stops = [stop.encode("utf-8") for stop in stops]
+        self._stops = stops.raw
         self._longest = max(map(len, self._stops))
 
     def __call__(self, step: Step) -> bool:

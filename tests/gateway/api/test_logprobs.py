@@ -8,6 +8,7 @@ import pytest
 
 from services.gateway.api.openai.logprobs import LogprobsWriter
 from services.gateway.following.logprobs import LogprobFold, TokenLogprob, prompt_entries
+from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TextFold, TokenBytes
 from tests.support.gateway.neighbours import score
 from tests.support.gateway.stage import MODEL, Stage
@@ -84,7 +85,7 @@ def test_entries_depend_on_the_tokens_alone() -> None:
     tokens = [0, 26, 28, 24, 1, 27, 25, 2, 23, 24, 25]
     stops = ["xyz", "yzq"]
     told: list[tuple[int, int]] = []
-    fold, text = LogprobFold(table, True), TextFold(table, True, stops)
+    fold, text = LogprobFold(table, True), TextFold(table, True, StopStrings(stops))
     given = ""
     for place, token in enumerate(tokens):
         given += text.push(token)

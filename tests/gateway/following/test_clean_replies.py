@@ -25,7 +25,7 @@ STOP = Ending(reason=FinishReason.FINISH_REASON_STOP)
 
 def fold() -> AnswerFold:
     reply = ReplyFormat(skip_special_tokens=True, clean_up=STEPS)
-    return AnswerFold(TABLE, RequestSpec(reply=reply))
+    return AnswerFold(TABLE, RequestSpec(reply=reply), None)
 
 
 def test_a_reply_is_the_same_however_its_tokens_arrive() -> None:

@@ -19,6 +19,7 @@ from shared.errors import Internal, NotFound
 from shared.queue import Append, Queue, TokenChannel, connect
 from shared.queue.keys import Keys, new_request_id
 from shared.queue.token_log import encode_logprobs, encode_tokens, stride
+from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.common.v1.sampling_pb2 import SamplingParams
@@ -311,7 +312,8 @@ def chunks(start: int, tokens: list[int], sizes: list[int]) -> bytes:
         sampling=SamplingParams(stop=["zz", "xyz"], n=1),
         reply=ReplyFormat(kind=ReplyKind.REPLY_KIND_CHAT, include_usage=True),
     )
-    fold, writer = AnswerFold(LETTERS, head), ReplyWriter(answer_of(head, LETTERS), with_ids=True)
+    fold = AnswerFold(LETTERS, head, StopStrings(head.sampling.stop))
+    writer = ReplyWriter(answer_of(head, LETTERS), with_ids=True)
     fold.push(tokens[:start], None)
     written, at = b"", start
     for size in sizes:
@@ -355,7 +357,7 @@ async def test_two_gateways_give_the_same_bytes(
         follow = other.follower.follow(played.spec.request_id, new=False)
         go.set()
         tokens = await all_of(follow)
-    fold = AnswerFold(stage.gateway.model.table, played.spec)
+    fold = AnswerFold(stage.gateway.model.table, played.spec, StopStrings(["square"]))
     writer = ReplyWriter(answer_of(played.spec, stage.gateway.model.table), with_ids=True)
     written = writer.first()
     for token in tokens[:-1]:

@@ -1,17 +1,9 @@
 """Unexpected failures inside the scheduler: the decoder is bound again, and nothing piles up."""
 
 import asyncio
-import gc
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from services.scheduler.core.sequence import Sequence
-from services.scheduler.output import output_tracker
-from services.scheduler.output.choice import Choice
-from services.scheduler.output.request import Request
 from services.scheduler.requests.deadlines import Deadlines
 from tessera.decoder.v1 import decoder_pb2
 from tests.support.arithmetic.model import generate
@@ -55,25 +47,3 @@ async def test_deadlines_of_ended_requests_are_forgotten() -> None:
     assert len(deadlines) < 1_000
     deadlines.close()
     await asyncio.sleep(0)
-
-
-async def test_ended_requests_do_not_wait_for_the_garbage_collector(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_tracker, "_KEPT_S", 0.0)
-    await bench.decoder()
-    bench.scheduler()
-    await bench.answer(await bench.ask(PROMPT))
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(20):
-            rids = [await bench.ask(PROMPT, max_tokens=3), await bench.ask(PROMPT, n=2)]
-            rids.append(await bench.ask(PROMPT, best_of=3, max_tokens=3, logprobs=1))
-            for rid, n in zip(rids, (1, 2, 1), strict=True):
-                await bench.answers(rid, n, stride=16 if rid == rids[-1] else 4)
-        kinds = (Request, Sequence, Choice)
-        left = Counter(type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds))
-    finally:
-        gc.enable()
-    assert left.total() < 40, left  # of 300 and more

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
+from shared.text.stop_search import StopStrings
 from shared.text.text_fold import StopFinder, StopMatch, TextFold, TokenBytes, UnsupportedTokenizer
 from tests.support.tokenizers import (
     SENTENCES,
@@ -119,7 +120,7 @@ def test_fold_and_cut_equal_truncation_at_the_first_stop(kind: str, data: st.Dat
             max_size=4,
         )
     )
-    fold, finder = TextFold(table, stops=stops), StopFinder(table, stops)
+    fold, finder = TextFold(table, stops=StopStrings(stops)), StopFinder(table, StopStrings(stops))
     out, match, used = "", None, 0
     for used, token in enumerate(ids, 1):  # noqa: B007
         out += fold.push(token)
@@ -145,16 +146,16 @@ def test_resuming_anywhere_gives_the_same_rest(kind: str, text: str, k: int) -> 
     tokenizer, table = KINDS[kind]()
     ids = tokenizer.encode(text + " END").ids
     stops = [" END of", "圆形"]
-    once = TextFold(table, stops=stops)
+    once = TextFold(table, stops=StopStrings(stops))
     all_deltas = [*deltas(once, ids), once.finish()]
-    again = TextFold(table, stops=stops)
+    again = TextFold(table, stops=StopStrings(stops))
     deltas(again, ids[:k])
     assert [*deltas(again, ids[k:]), again.finish()] == all_deltas[min(k, len(ids)) :]
 
 
 def test_text_that_may_begin_a_stop_string_is_held_back_and_released() -> None:
     table = TokenBytes([b"E", b"N", b"D", b"x", b" "])
-    fold = TextFold(table, stops=["END"])
+    fold = TextFold(table, stops=StopStrings(["END"]))
     assert deltas(fold, [3, 0, 1, 3, 0, 0, 1]) == ["x", "", "", "ENx", "", "E", ""]
     assert fold.push(2) == ""
     assert fold.finish(3) == ""
@@ -162,7 +163,10 @@ def test_text_that_may_begin_a_stop_string_is_held_back_and_released() -> None:
 
 def test_a_stop_string_may_begin_and_end_inside_tokens() -> None:
     table = TokenBytes([b"one EN", b"D two"])
-    finder, fold = StopFinder(table, ["END"]), TextFold(table, stops=["END"])
+    finder, fold = (
+        StopFinder(table, StopStrings(["END"])),
+        TextFold(table, stops=StopStrings(["END"])),
+    )
     assert fold.push(0) == "one "
     assert finder.push(0) is None
     assert fold.push(1) == ""
@@ -172,8 +176,8 @@ def test_a_stop_string_may_begin_and_end_inside_tokens() -> None:
 
 def test_a_kept_stop_string_cuts_nothing() -> None:
     table = TokenBytes([b"EN", b"D"])
-    finder = StopFinder(table, ["END"], include_stop=True)
-    fold = TextFold(table, stops=["END"], include_stop=True)
+    finder = StopFinder(table, StopStrings(["END"]), include_stop=True)
+    fold = TextFold(table, stops=StopStrings(["END"]), include_stop=True)
     assert [finder.push(0), finder.push(1)] == [None, StopMatch("END", 0)]
     assert deltas(fold, [0, 1]) == ["EN", "D"]
     assert fold.finish(0) == ""
@@ -181,9 +185,9 @@ def test_a_kept_stop_string_cuts_nothing() -> None:
 
 def test_special_tokens_do_not_interrupt_a_stop_string_unless_shown() -> None:
     table = TokenBytes([b"EN", b"D", b"<s>"], special_ids=[2])
-    hidden = StopFinder(table, ["END"])
+    hidden = StopFinder(table, StopStrings(["END"]))
     assert [hidden.push(t) for t in (0, 2, 1)] == [None, None, StopMatch("END", 3)]
-    shown = StopFinder(table, ["END"], skip_special_tokens=False)
+    shown = StopFinder(table, StopStrings(["END"]), skip_special_tokens=False)
     assert [shown.push(t) for t in (0, 2, 1)] == [None, None, None]
 
 
@@ -191,12 +195,12 @@ def test_the_stripped_leading_space_takes_no_part_in_a_stop_string() -> None:
     tokenizer, table = sentencepiece_like()
     ids = tokenizer.encode("the").ids
     assert table.text(ids) == "the"
-    finder = StopFinder(table, [" the"])
+    finder = StopFinder(table, StopStrings([" the"]))
     assert [finder.push(token) for token in ids] == [None] * len(ids)
 
 
 def test_a_cut_into_delivered_text_is_refused() -> None:
-    fold = TextFold(TokenBytes([b"abc"]), stops=["x"])
+    fold = TextFold(TokenBytes([b"abc"]), stops=StopStrings(["x"]))
     fold.push(0)
     with pytest.raises(ValueError, match="held back"):
         fold.finish(2)
@@ -204,7 +208,7 @@ def test_a_cut_into_delivered_text_is_refused() -> None:
 
 def test_empty_stop_strings_are_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        StopFinder(TokenBytes([b"a"]), [""])
+        StopStrings(["END", ""])
 
 
 @pytest.mark.parametrize("name", ["WordPiece", "regular expression", "none"])

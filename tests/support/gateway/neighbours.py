@@ -21,6 +21,7 @@ from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
 from shared.served_part import ServedPart
+from shared.text.stop_search import StopStrings
 from shared.text.text_fold import StopFinder, TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, Failure, FinishReason
 from tessera.common.v1.media_pb2 import MediaItem
@@ -307,7 +308,7 @@ class SchedulerPlayer:
         sampling = spec.sampling
         finder = StopFinder(
             self._table,
-            list(sampling.stop),
+            StopStrings(sampling.stop),
             skip_special_tokens=spec.reply.skip_special_tokens,
             include_stop=sampling.include_stop_str_in_output,
         )

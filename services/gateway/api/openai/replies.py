@@ -25,6 +25,25 @@ _DONE = b"data: [DONE]\n\n"
 _CHAT = ReplyKind.REPLY_KIND_CHAT
 
 
+class _Total:
+    """What `usage` adds up: the answers of one reply and the tokens of each one's choices. The writers share it and it
+    does not refer to them: nothing of a reply that has ended waits for the garbage collector.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.counts: list[list[int]] = []
+
+    def spent(self) -> tuple[int, int]:
+        """Tokens of the prompts and of the choices."""
+        prompts = sum(answer.prompt_tokens for answer in self.answers)
+        return prompts, sum(map(sum, self.counts))
+
+    def cached(self) -> int:
+        """Tokens of the prompts that were found in a cache."""
+        return sum(answer.cached_tokens for answer in self.answers)
+
+
 class ReplyWriter:
     """The reply to a chat or a completion. Everything but text and counts is written once, in the
     constructor.
@@ -36,16 +55,15 @@ class ReplyWriter:
         with_ids: bool,
         reply_head: RequestSpec | None = None,
         first_index: int = 0,
+        total: _Total | None = None,
     ) -> None:
         """`with_ids`: events have ids. Of several prompts in one reply, `reply_head` is the request
-        that gives the reply its id, and `first_index` the index of the prompt's first choice.
+        that gives the reply its id, `first_index` the index of the prompt's first choice, and `total` one for all.
         """
         self._answer = answer
         self._reply = reply = answer.head.reply
         self._is_chat = reply.kind == _CHAT
         self._first_index = first_index
-        # Whose tokens `usage` adds up.
-        self.of_reply: Sequence[ReplyWriter] = (self,)
         self._id = f"id: {answer.head.request_id}/" if with_ids else ""
         self._head = f"data: {envelope(reply_head or answer.head, stream=True)}"
         self._field = '"delta":{"content":' if self._is_chat else '"text":'
@@ -62,6 +80,9 @@ class ReplyWriter:
         progress = answer.progress
         self._head_events = progress.head_events
         self._counts = list(progress.counts)
+        self._total = total or _Total()
+        self._total.answers.append(answer)
+        self._total.counts.append(self._counts)
         self._places = progress.places()
         self._logprobs = logprobs_writer(answer)
         self._is_plain = not (reply.return_token_ids or reply.continuous_usage or self._logprobs)
@@ -127,16 +148,9 @@ class ReplyWriter:
         """`[DONE]`, and before it, where that was asked for, an event with the usage and empty `choices`."""
         if not self._reply.include_usage:
             return _DONE
-        cached = sum(writer._answer.cached_tokens for writer in self.of_reply)
-        usage = usage_object(*self._spent(), cached)
+        usage = usage_object(*self._total.spent(), self._total.cached())
         event = f'{self._place()}{self._head},"choices":[],"usage":{compact(usage)}}}\n\n'
         return event.encode() + _DONE
-
-    def _spent(self) -> tuple[int, int]:
-        """Tokens of the reply's prompts and choices."""
-        writers = self.of_reply
-        prompt = sum(writer._answer.prompt_tokens for writer in writers)
-        return prompt, sum(sum(writer._counts) for writer in writers)
 
     def _last(self, piece: Piece, ending: Ending) -> bytes:
         text = f"{self._field}{encode_basestring(piece.text)}{self._close_text}"
@@ -167,7 +181,7 @@ class ReplyWriter:
     def _usage(self) -> str:
         if not self._reply.continuous_usage:
             return self._no_usage
-        usage = usage_object(*self._spent())
+        usage = usage_object(*self._total.spent())
         return f',"usage":{compact(usage)}'
 
 
@@ -175,10 +189,8 @@ def reply_writers(answers: Sequence[Answer], with_ids: bool) -> list[ReplyWriter
     """One for each prompt of a reply: choice j of prompt i has the index i * n + j."""
     head = answers[0].head
     n = head.sampling.n
-    writers = [ReplyWriter(answer, with_ids, head, n * i) for i, answer in enumerate(answers)]
-    for writer in writers:
-        writer.of_reply = writers
-    return writers
+    total = _Total()
+    return [ReplyWriter(answer, with_ids, head, n * i, total) for i, answer in enumerate(answers)]
 
 
 def prompt_logprobs(answer: Answer) -> Iterator[str] | None:

@@ -1,6 +1,7 @@
 """The public gRPC API."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -175,13 +176,14 @@ def _part(said: Mapping[str, Any]) -> ModelPart:
 
 
 async def _events(answer: Answer, context: Context) -> AsyncIterator[ChatEvent]:
-    # gRPC may drop this generator between two events without closing it.
-    context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]
-    try:
+    # gRPC may drop this generator between two events without closing it. It keeps the callback until garbage is
+    # collected: that refers to the answer only as long as it is open.
+    open_answer = ExitStack()
+    open_answer.callback(answer.close)
+    context.add_done_callback(lambda _: open_answer.close())  # type: ignore[arg-type]
+    with open_answer:
         async for event in events(answer):
             yield event
-    finally:
-        answer.close()
 
 
 def _metadata(context: Any) -> tuple[str, str]:
