@@ -193,6 +193,7 @@ async def open_gateway(
             api_keys,
             CrossOrigin(settings.web_origins),
             Hosts(settings.host, has_keys=bool(settings.api_keys), allowed=settings.hosts),
+            metrics.http,
             keys.tag,
         )
         grpc_server.add(

@@ -271,7 +271,8 @@ class Answer:
             return
         timeline, worst = self._timeline, _worst(endings)
         timeline.ended = monotonic()
-        queued = [e.queued_us for e in endings if e is not None and e.HasField("queued_us")]
+        known = [ending for ending in endings if ending is not None]
+        queued = [ending.queued_us for ending in known if ending.HasField("queued_us")]
         timeline.queue_s = min(queued) / 1e6 if queued else None
         hidden = self.head.reply.prompt_only
         if self._is_counted:
@@ -279,6 +280,8 @@ class Answer:
                 worst,
                 timeline,
                 prompt_tokens=self.prompt_tokens,
+                cached_tokens=max((ending.cached_tokens for ending in known), default=None),
+                preemptions=max((ending.preemptions for ending in known), default=0),
                 answers=[0 if hidden else len(c.tokens) for c in self._follow.choices],
                 max_tokens=self.head.sampling.max_tokens,
             )
@@ -336,13 +339,17 @@ class Answer:
 
     def _time(self, choice: int, tokens: int) -> None:
         now = monotonic()
+        is_counted = self._is_counted and not self.head.reply.prompt_only
         if self._last_at[choice]:
-            self._metrics.inter_token((now - self._last_at[choice]) / tokens)
-        elif self._is_counted and not self._timeline.first_token:
+            if is_counted:
+                self._metrics.inter_token((now - self._last_at[choice]) / tokens, tokens)
+        elif is_counted and tokens > 1:  # they came with the first
+            self._metrics.inter_token(0.0, tokens - 1)
+        if self._is_counted and not self._timeline.first_token:
             self._timeline.first_token = now
             self._metrics.first_token(now - self._timeline.arrived, self.prompt_tokens)
             log.debug("first token", **names(self.head.request_id, self.head.client_request_id))
-        if self._is_counted and not self.head.reply.prompt_only:
+        if is_counted:
             self._metrics.generated(tokens)
         self._last_at[choice] = self._timeline.last_token = now
 

@@ -15,6 +15,7 @@ from services.gateway.http.exchange import Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.missing_routes import no_route
 from services.gateway.http.routes import RouteTable
+from services.gateway.telemetry.http_metrics import NO_ROUTE, HttpMetrics
 from services.gateway.telemetry.request_log import log_refusal
 from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
@@ -25,6 +26,7 @@ log = structlog.get_logger(__name__)
 
 # How long the error that ends a request at shutdown may take to send: the client may not read.
 _LAST_ERROR_S = 1.0
+_CLIENT_LEFT = 499  # where there was no response
 
 
 class App:
@@ -36,6 +38,7 @@ class App:
         keys: ApiKeys,
         cross_origin: CrossOrigin,
         hosts: Hosts,
+        metrics: HttpMetrics,
         tag: str,
     ) -> None:
         """`tag` is the model's, in the ids of requests."""
@@ -43,6 +46,7 @@ class App:
         self._keys = keys
         self._cross_origin = cross_origin
         self._hosts = hosts
+        self._metrics = metrics
         self._tag = tag
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,10 +56,23 @@ class App:
         exchange = Exchange(scope, receive, send, new_request_id(self._tag))
         request_names.bind(exchange.request_id, exchange.client_request_id)
         exchange.common_headers = self._cross_origin.headers(exchange)
+        began = monotonic()
         try:
             await self._answer(exchange)
         finally:
             exchange.release_body()
+            self._count(exchange, monotonic() - began)
+
+    def _count(self, exchange: Exchange, seconds: float) -> None:
+        declared = exchange.header("content-length")
+        self._metrics.ended(
+            exchange.method,
+            exchange.handler or NO_ROUTE,
+            exchange.status or _CLIENT_LEFT,
+            request_bytes=int(declared) if declared.isdecimal() else 0,
+            response_bytes=exchange.response_bytes,
+            seconds=seconds,
+        )
 
     async def _answer(self, exchange: Exchange) -> None:
         began = monotonic()
@@ -86,6 +103,7 @@ class App:
         if found is None:
             raise no_route(exchange.path, self._routes.patterns)
         exchange.error, exchange.generates = found.error, found.generates
+        exchange.handler = found.pattern
         # A browser's question carries no key.
         if await self._cross_origin.preflight(exchange, found.methods):
             return

@@ -68,6 +68,10 @@ class Exchange:
         self.path: str = scope["path"].rstrip("/") or "/"
         self.request_id = request_id
         self.started = False
+        # The status of the response, once it has begun, and its Content-Length; 0 until then, and of streams.
+        self.status = self.response_bytes = 0
+        # The path of its route, once it is known.
+        self.handler = ""
         # Whether it asks for tokens; whether it was accepted, so that its answer logs its end.
         self.generates = False
         self.accepted = False
@@ -198,6 +202,7 @@ class Exchange:
     ) -> None:
         """A whole response."""
         self.started = self._complete = True
+        self.response_bytes = len(body)
         await self._send(
             self._start(status, kind, [(b"content-length", b"%d" % len(body))], headers)
         )
@@ -327,6 +332,7 @@ class Exchange:
         first: list[tuple[bytes, bytes]],
         more: list[tuple[bytes, bytes]] | None,
     ) -> Message:
+        self.status = status
         headers = [
             (b"content-type", kind),
             (b"x-request-id", (self.client_request_id or self.request_id).encode()),

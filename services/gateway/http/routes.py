@@ -11,6 +11,7 @@ from shared.errors import ServingError
 class Path:
     """What there is at one path."""
 
+    pattern: str
     error: Callable[[ServingError], bytes]
     methods: Mapping[str, Route]
     is_probe: bool
@@ -50,6 +51,7 @@ class RouteTable:
 def _path(endpoint: Endpoint, pattern: str) -> Path:
     routes = [route for route in endpoint.routes if route.path == pattern]
     return Path(
+        pattern,
         endpoint.error,
         {route.method: route for route in routes},
         any(route.is_probe for route in routes),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    GCCollector,
     Histogram,
     Metric,
     PlatformCollector,
@@ -19,6 +20,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from services.gateway.following.finish import FINISH_NAMES
+from services.gateway.telemetry.gap_histogram import GapHistogram
+from services.gateway.telemetry.http_metrics import HttpMetrics
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from services.gateway.telemetry.timeline import Timeline
 from shared.net.supervise import failures
@@ -38,6 +41,8 @@ _REQUEST_S = (
     *(240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 _N = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 _STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 # vLLM says "abort" where a request was cancelled.
@@ -67,10 +72,23 @@ class Metrics:
         self.registry.register(_BackgroundFailures())
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.http = HttpMetrics(self.registry)
         self._labels = (model_name, "0")
         tokens = _one_two_five(max_model_len)
         histogram = self._histogram
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
+        self._prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Tokens of prompts that were computed."
+        )
+        cached = "Of the prompts of requests that ended, the tokens found in the prefix cache."
+        self._cached_tokens = self._counter("vllm:prompt_tokens_cached", cached)
+        by_source = Counter(
+            "vllm:prompt_tokens_by_source",
+            "Tokens of the prompts of requests that ended, by where they came from.",
+            [*_LABELS, "source"],
+            registry=self.registry,
+        )
+        self._by_source = {of: by_source.labels(*self._labels, of) for of in _SOURCES}
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens given out.")
         cache = "Media items that were looked for in the caches of pixel values."
         self._mm_queries = self._counter("vllm:mm_cache_queries", cache)
@@ -85,7 +103,9 @@ class Metrics:
         name = "vllm:time_to_first_token_seconds"
         self._ttft = histogram(name, "From arrival to the first token.", _TTFT_S)
         name = "vllm:inter_token_latency_seconds"
-        self._itl = histogram(name, "Between one token and the next.", _TOKEN_S)
+        text = "Between one token of a choice and the next; tokens that arrive together share the time."
+        itl = GapHistogram(name, text, _LABELS, self._labels, _TOKEN_S)
+        self.registry.register(itl)
         name = "vllm:request_time_per_output_token_seconds"
         self._per_token = histogram(name, "Between tokens, the mean of a request.", _TOKEN_S)
         name = "vllm:e2e_request_latency_seconds"
@@ -102,6 +122,11 @@ class Metrics:
         self._prompt_size = histogram(name, "Tokens of a prompt.", tokens)
         name = "vllm:request_generation_tokens"
         self._answer_size = histogram(name, "Tokens of all answers to a request.", tokens)
+        name = "vllm:request_prefill_kv_computed_tokens"
+        text = "Tokens of a prompt that were not found in the prefix cache."
+        self._computed_size = histogram(name, text, tokens)
+        name = "vllm:request_num_preemptions"
+        self._preemptions = histogram(name, "Preemptions of a request.", _PREEMPTIONS)
         name = "vllm:request_max_num_generation_tokens"
         self._longest = histogram(name, "Tokens of a request's longest answer.", tokens)
         name = "vllm:request_params_max_tokens"
@@ -131,7 +156,7 @@ class Metrics:
             [*_LABELS, "result"],
             registry=self.registry,
         )
-        self.inter_token = self._itl.observe
+        self.inter_token = itl.observe
         self.generated = self._generation_tokens.inc
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
@@ -174,14 +199,23 @@ class Metrics:
         timeline: Timeline,
         *,
         prompt_tokens: int,
+        cached_tokens: int | None,
+        preemptions: int,
         answers: Sequence[int],
         max_tokens: int,
     ) -> None:
-        """An accepted request is over; without an ending the client left. `answers` are the tokens of
-        each choice.
+        """An accepted request is over; without an ending the client left. `cached_tokens` of its prompt is None where
+        no choice ended, `answers` are the tokens of each choice.
         """
         self._success[finish_reason(ending)].inc()
         self._prompt_size.observe(prompt_tokens)
+        if cached_tokens is not None and timeline.first_token:
+            computed = prompt_tokens - cached_tokens
+            self._cached_tokens.inc(cached_tokens)
+            self._by_source["local_cache_hit"].inc(cached_tokens)
+            self._by_source["local_compute"].inc(computed)
+            self._computed_size.observe(computed)
+        self._preemptions.observe(preemptions)
         self._answer_size.observe(sum(answers))
         self._longest.observe(max(answers))
         self._max_tokens.observe(max_tokens)

@@ -51,11 +51,13 @@ class SchedulerLoad(Collector):
             "Sequences being computed.",
             {engine: decoder.running for engine, decoder in engines.items()},
         )
+        waiting = self._waiting(engines)
         yield self._gauges(
             "vllm:num_requests_waiting",
             "Requests that wait for room or for media; the queue's with the first engine.",
-            self._waiting(engines),
+            waiting,
         )
+        yield self._waiting_by_reason(engines, waiting)
         yield self._gauges(
             "vllm:kv_cache_usage_perc",
             "KV blocks in use; 1 is all.",
@@ -89,6 +91,21 @@ class SchedulerLoad(Collector):
             left -= min(left, decoder.waiting)
         waiting[min(engines)] += left
         return waiting
+
+    def _waiting_by_reason(
+        self, engines: Mapping[int, DecoderLoad], waiting: Mapping[int, float]
+    ) -> Metric:
+        """The same requests, by whether they could begin if there was room."""
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Waiting requests: for room (capacity), or for the embeddings of their media (deferred).",
+            labels=[*_LABELS, "reason"],
+        )
+        for engine, count in sorted(waiting.items()):
+            deferred = min(count, engines[engine].waiting_for_media)
+            for reason, value in (("capacity", count - deferred), ("deferred", deferred)):
+                family.add_metric([self._model_name, str(engine), reason], value)
+        return family
 
     def _cache_info(self) -> Metric:
         names = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "enable_prefix_caching")

@@ -131,6 +131,7 @@ class Sequence:
     num_registered: int = 0  # leading blocks that are in the prefix cache
     num_sealed: int = 0  # leading blocks whose content the decoder has been told to keep
     num_media_passed: int = 0  # leading media items that it is computed past
+    num_preemptions: int = 0  # how often it had to wait again
     generation: int = 0  # how often it has lost its blocks: rows planned before say nothing about the present ones
     plain_until: int = 0  # a row of one token that starts below needs no block and is not the last
     watch_from: int = 0  # commits that make it this long, or longer, need a look
@@ -185,6 +186,7 @@ class Sequence:
             payload=self.payload,
             block_hashes=list(self.block_hashes),
             num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
         )
 
     def refuse(self) -> None:

@@ -196,6 +196,7 @@ class DecoderState:
         computed is saved in host memory, else it is computed again.
         """
         self.preemptions += 1
+        sequence.num_preemptions += 1
         self.update_cache(sequence)  # it may find again what it gives up
         if swap:
             self.swaps += 1

@@ -93,7 +93,7 @@ def output_of(plan: StepPlan, result: decoder_pb2.StepResult) -> StepOutput:
 
 
 def ending_message(
-    ending: Ending | None, cached_tokens: int, queue_s: float | None = None
+    ending: Ending | None, cached_tokens: int, queue_s: float | None = None, preemptions: int = 0
 ) -> ending_pb2.Ending | None:
     """An ending, if there is one, as the log has it."""
     if ending is None:
@@ -104,6 +104,7 @@ def ending_message(
         cut=ending.cut,
         cached_tokens=cached_tokens,
         queued_us=None if queue_s is None else round(1e6 * queue_s),
+        preemptions=preemptions,
     )
     if ending.stop_token_id is not None:
         message.stop_token_id = ending.stop_token_id

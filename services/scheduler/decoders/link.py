@@ -269,6 +269,7 @@ class DecoderLink:
             block_size=core.capacity.block_size,
             host_blocks=core.capacity.num_host_blocks,
             step_tokens=self._statistics.tokens(),
+            waiting_for_media=len(state.waiting) - state.num_ready_to_start,
         )
 
     def predict(self, tokens: int) -> float:

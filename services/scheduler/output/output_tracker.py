@@ -40,10 +40,13 @@ class _Batch:
         records: bytes,
         ending: Ending | None = None,
         cached_tokens: int = 0,
-        queue_s: float | None = None,
+        of: Request | None = None,
     ) -> None:
-        """Records of a choice from index `start` on, and its ending."""
-        message = ending_message(ending, cached_tokens, queue_s)
+        """Records of a choice of a request from index `start` on, and its ending."""
+        queue_s, preemptions = None, 0
+        if of is not None and ending is not None:
+            queue_s, preemptions = of.queue_s, of.num_preemptions
+        message = ending_message(ending, cached_tokens, queue_s, preemptions)
         self.events.append(choice.event(start, records, message))
         self.choices.append(choice)
 
@@ -207,7 +210,7 @@ class OutputTracker:
                 record = logprobs.record(sample, token, request.logprobs)
         if request.ranking is None:
             cached = sequence.num_cached_tokens
-            batch.add(sequence.payload, start, record, ending, cached, request.queue_s)
+            batch.add(sequence.payload, start, record, ending, cached, request)
             if ending is not None:
                 self._leave(request, sequence)
             return
@@ -238,7 +241,7 @@ class OutputTracker:
             cached = sequence.num_cached_tokens
             for number, best in enumerate(request.ranking.best()):
                 choice, records = request.choice(number), bytes(best.records)
-                batch.add(choice, 0, records, best.ending, cached, request.queue_s)
+                batch.add(choice, 0, records, best.ending, cached, request)
 
     def _log_beams(self, batch: _Batch, search: BeamSearch[Sequence]) -> None:
         """A search has ended: its best hypotheses are logged at once."""
@@ -248,7 +251,7 @@ class OutputTracker:
         cached = first.num_cached_tokens
         for number in range(request.num_choices):
             records, ending = request.hypothesis(search, number)
-            batch.add(request.choice(number), 0, records, ending, cached, request.queue_s)
+            batch.add(request.choice(number), 0, records, ending, cached, request)
         self._on_end()
 
     def _log_prompts(
@@ -295,7 +298,7 @@ class OutputTracker:
             if choice.sequence is not None:
                 start = choice.sequence.num_output_tokens
                 cached = choice.sequence.num_cached_tokens
-            batch.add(choice, start, b"", ending, cached, request.queue_s)
+            batch.add(choice, start, b"", ending, cached, request)
 
     # Events from outside
 

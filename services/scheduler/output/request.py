@@ -59,6 +59,7 @@ class Request:
         # Seconds from admission to a decoder, once it has been there; None where an earlier owner would have to know.
         self.queue_s: float | None = None
         self.taken_at = 0.0  # by the dispatcher's clock
+        self._preempted_before = 0  # at other decoders
         self._taken = taken
         self._table = table
         self._stops = StopStrings(sampling.stop) if sampling.stop else None
@@ -106,6 +107,15 @@ class Request:
         """Fields of a log line about it."""
         return names(self.request_id, self.spec.client_request_id)
 
+    @property
+    def num_preemptions(self) -> int:
+        """How often its sequences had to wait again, all together; of beams, one from its beginning on."""
+        if self._search is not None:
+            now = max((beam.num_preemptions for beam in self._search.live), default=0)
+        else:
+            now = sum(sequence.num_preemptions for sequence in self._begun)
+        return self._preempted_before + now
+
     def begin(self, now: float) -> None:
         """A decoder has it, for the first time or again."""
         if self.queue_s is None and not any(self._taken.logs):
@@ -143,6 +153,7 @@ class Request:
         """The same request to go on at another decoder, with its logged tokens; ranked outputs and beams begin anew."""
         request = Request(self.taken, self._table)
         request.queue_s, request.taken_at = self.queue_s, self.taken_at
+        request._preempted_before = self.num_preemptions
         return request
 
     def choice(self, number: int) -> Choice:

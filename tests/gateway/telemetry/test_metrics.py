@@ -37,12 +37,18 @@ _HISTOGRAMS = {
     "request_max_num_generation_tokens": _TOKENS,
     "request_params_max_tokens": _TOKENS,
     "request_params_n": "1 2 5 10 20",
+    "request_prefill_kv_computed_tokens": _TOKENS,
+    "request_num_preemptions": "1 2 3 4 5 10 20",
 }
 _COUNTERS = (
     *("prompt_tokens", "generation_tokens", "request_success", "num_preemptions"),
+    *("prompt_tokens_cached", "prompt_tokens_by_source"),
     *("prefix_cache_queries", "prefix_cache_hits", "mm_cache_queries", "mm_cache_hits"),
 )
-_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+_GAUGES = (
+    *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason"),
+    "kv_cache_usage_perc",
+)
 
 
 async def samples_of(client: httpx.AsyncClient) -> list[Sample]:
@@ -119,6 +125,109 @@ async def test_a_request_is_counted_once_and_its_times_add_up(stage: Stage) -> N
     assert measured("request_max_num_generation_tokens") == tokens
     assert measured("request_params_max_tokens") == 77
     assert measured("request_params_n") == 2
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_every_token_of_every_choice_has_its_gap(stage: Stage, size: int) -> None:
+    """Whether tokens come one by one, a few at a time, or all at once."""
+    tokens = len(stage.says(ANSWER, size))
+
+    async def step(rid: str, index: int) -> None:
+        await asyncio.sleep(0.02)
+
+    stage.scheduler.step = step
+    await stage.chat(n=2)
+    await stage.chat(stream=True)
+    found = await samples_of(stage.http)
+    given = total(found, "vllm:generation_tokens_total")
+    assert given == 3 * tokens
+    gaps = "vllm:inter_token_latency_seconds"
+    assert total(found, f"{gaps}_count") == given - 3
+    between = total(found, f"{gaps}_sum")
+    # The two answers to the first request were given at the same time.
+    assert between <= 2 * total(found, "vllm:request_decode_time_seconds_sum")
+    assert (between > 0) == (size < tokens), "those that come with a first token have no time"
+
+
+async def test_gaps_of_an_answer_that_is_gone_on_with_are_counted_once(stage: Stage) -> None:
+    tokens = len(stage.says(ANSWER))
+    first = await stage.chat(stream=True, with_ids=True)
+    places = [line[4:] for line in first.text.splitlines() if line.startswith("id: ")]
+    rid = places[0].partition("/")[0]
+    path = f"/v1/requests/{rid}/stream"
+    again = await stage.http.get(path, headers={"Last-Event-ID": places[3]})
+    assert again.status_code == 200
+    found = await samples_of(stage.http)
+    assert total(found, "vllm:inter_token_latency_seconds_count") == tokens - 1
+
+
+async def test_cached_tokens_and_preemptions_of_requests(stage: Stage) -> None:
+    stage.scheduler.cached_tokens, stage.scheduler.preemptions = 2, 3
+    await stage.chat(n=2)
+    found = await samples_of(stage.http)
+    prompt = total(found, "vllm:prompt_tokens_total")
+    assert total(found, "vllm:prompt_tokens_cached_total") == 2
+    source = "vllm:prompt_tokens_by_source_total"
+    assert total(found, source, source="local_cache_hit") == 2
+    assert total(found, source, source="local_compute") == prompt - 2 > 0
+    assert total(found, source, source="external_kv_transfer") == 0
+    assert total(found, "vllm:request_prefill_kv_computed_tokens_sum") == prompt - 2
+    name = "vllm:request_num_preemptions"
+    assert (total(found, f"{name}_sum"), total(found, f"{name}_count")) == (3, 1)
+
+
+async def test_waiting_requests_are_told_apart(stage: Stage) -> None:
+    loads = [
+        DecoderLoad(decoder_id="one", waiting=5, waiting_for_media=2),
+        DecoderLoad(decoder_id="two", waiting=4, waiting_for_media=4),
+    ]
+    stage.scheduler.load = GetLoadResponse(decoders=loads)
+    async with connect(stage.settings.redis_url) as redis:
+        await redis.hset(Keys(MODEL).live, mapping={f"r{number}": 1 for number in range(12)})
+    waiting = "vllm:num_requests_waiting"
+    found = await samples_of(stage.http)
+    async with asyncio.timeout(10):
+        while total(found, f"{waiting}_by_reason", reason="deferred") != 6:
+            await asyncio.sleep(0.1)
+            found = await samples_of(stage.http)
+    assert total(found, waiting) == 12
+    assert total(found, f"{waiting}_by_reason", reason="capacity") == 6
+    for engine in "01":
+        of_engine = total(found, f"{waiting}_by_reason", engine=engine)
+        assert of_engine == total(found, waiting, engine=engine)
+
+
+async def test_http_requests_are_counted_as_vllm_counts_them(stage: Stage) -> None:
+    sent = await stage.chat()
+    await stage.chat(stream=True)
+    await stage.http.post("/v1/chat/completions", content=b"{")
+    await stage.http.get("/v1/requests/r_unknown_1")
+    await stage.http.get("/nowhere/at/all")
+    await stage.http.get("/health")
+    page = (await stage.http.get("/metrics")).text
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    found = [sample for family in families.values() for sample in family.samples]
+    chat = {"method": "POST", "handler": "/v1/chat/completions"}
+    assert total(found, "http_requests_total", **chat, status="2xx") == 2
+    assert total(found, "http_requests_total", **chat, status="4xx") == 1
+    one = {"method": "GET", "status": "4xx"}
+    assert total(found, "http_requests_total", **one, handler="/v1/requests/*") == 1
+    assert total(found, "http_requests_total", **one, handler="none") == 1
+    assert total(found, "http_requests_total") == 5
+    assert total(found, "http_request_duration_highr_seconds_count") == 5
+    assert total(found, "http_request_duration_seconds_count", **chat) == 3
+    assert total(found, "http_request_size_bytes_count", handler=chat["handler"]) == 3
+    assert total(found, "http_request_size_bytes_sum", handler=chat["handler"]) > 100
+    size = total(found, "http_response_size_bytes_sum", handler=chat["handler"])
+    assert size > len(sent.content)
+    bounds = {
+        "http_request_duration_seconds": "0.1 0.5 1",
+        "http_request_duration_highr_seconds": "0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5"
+        " 5 7.5 10 30 60",
+    }
+    for name, expected in bounds.items():
+        le = [float(s.labels["le"]) for s in families[name].samples if s.name.endswith("_bucket")]
+        assert le[: len(expected.split()) + 1] == [*map(float, expected.split()), float("inf")]
 
 
 async def test_media_are_looked_for_in_a_cache(stage: Stage) -> None:

@@ -168,3 +168,18 @@ async def test_it_answers_health_reflection_and_load(bench: Bench, short_tmp: Pa
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_endings_tell_how_often_their_request_was_preempted(bench: Bench) -> None:
+    await bench.decoder()  # of 800 tokens, for 1,024
+    bench.scheduler()
+    rids = [await bench.ask([number, 2, 3], max_tokens=125, n=2) for number in range(4)]
+    told = []
+    for rid in rids:
+        told.append(max(ending.preemptions for _, ending in await bench.answers(rid, 2)))
+    async with asyncio.timeout(10):
+        while True:
+            decoders = [decoder for load in await bench.queue.loads() for decoder in load.decoders]
+            if sum(decoder.preemptions for decoder in decoders) == sum(told) > 0:
+                break
+            await asyncio.sleep(0.1)

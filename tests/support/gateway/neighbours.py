@@ -189,6 +189,8 @@ class SchedulerPlayer:
         self.failing: set[int] | None = None
         # Seconds in the queue, as endings say; None says nothing.
         self.queued_s: float | None = None
+        # Told with every ending.
+        self.cached_tokens = self.preemptions = 0
         self.load = GetLoadResponse(
             decoders=[
                 DecoderLoad(
@@ -344,6 +346,8 @@ class SchedulerPlayer:
         rid, size = spec.request_id, 4
         if ending is not None and self.queued_s is not None:
             ending.queued_us = round(1e6 * self.queued_s)
+        if ending is not None:
+            ending.cached_tokens, ending.preemptions = self.cached_tokens, self.preemptions
         records = encode_tokens(tokens)
         if spec.sampling.HasField("logprobs"):
             k = spec.sampling.logprobs
