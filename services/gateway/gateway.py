@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.gateway.admission.admission import Admission, QueueLimits
+from services.gateway.admission.answer_limits import AnswerLimits
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.admission.held_requests import HeldRequests
 from services.gateway.admission.model import ServedModel
@@ -175,10 +176,11 @@ async def open_gateway(
         )
 
         body_limits = BodyLimits(settings.max_body_bytes, settings.request_body_timeout, budget)
+        answer_limits = AnswerLimits(settings.max_answer_bytes, settings.max_answer_bytes_in_flight)
         timeouts = Timeouts.of_seconds(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
-        generating = Generating(model, admission, metrics, body_limits, timeouts)
+        generating = Generating(model, admission, metrics, body_limits, answer_limits, timeouts)
         information = Information(health, metrics, reporter, lambda: len(follower))
         parts = ServedParts(queue)
         app = App(

@@ -107,6 +107,16 @@ class GatewaySettings(GatewayOptions, ServiceSettings):
         ge=1024,
         description="Bytes of all bodies that are being read or prepared, at least two of the largest; a 503 above.",
     )
+    max_answer_bytes: int = Field(
+        256 << 20,
+        ge=1024,
+        description="What a whole answer may become by n, max_tokens, top_logprobs and prompt_logprobs; a 400 above.",
+    )
+    max_answer_bytes_in_flight: int = Field(
+        1 << 30,
+        ge=1024,
+        description="What all whole answers under way may become, at least one of the largest; a 503 above.",
+    )
     request_body_timeout: float = Field(
         20.0, gt=0, le=3600, description="Seconds without a byte of a body before a 408."
     )

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
 # Of a slice of a millisecond or two each.
-_AT_ONCE = 4
+_AT_ONCE = 2
 # Characters of JSON, and as how many more each piece counts.
 _SLICE_CHARS = 48 << 10
 _PIECE_CHARS = 256

@@ -226,12 +226,20 @@ class Admission:
             raise
 
     async def _specify(
-        self, request: ValidRequest, caller: Caller, options: RequestOptions, tenant: str
+        self,
+        request: ValidRequest,
+        caller: Caller,
+        options: RequestOptions,
+        tenant: str,
+        *,
+        is_one_of_several: bool = False,
     ) -> RequestSpec:
         request.prepare.request_id = caller.request_id
         request.prepare.client_request_id = caller.client_request_id
         request.prepare.tenant = tenant
         prepared = await self._prepare(request)
+        if is_one_of_several:  # they have been prepared together, and may have long lists
+            await self._follower.slices.turn()
         return make_spec(
             request,
             prepared,
@@ -254,7 +262,7 @@ class Admission:
         tenant: str,
     ) -> RequestSpec:
         try:
-            return await self._specify(request, caller, options, tenant)
+            return await self._specify(request, caller, options, tenant, is_one_of_several=True)
         except InvalidRequest as error:
             named = {**error.metadata, "field": f"prompt[{index}]"}
             message = f"prompt[{index}]: {error.message.removeprefix('prompt: ')}"

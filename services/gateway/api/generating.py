@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from services.gateway.admission.admission import Admission
+from services.gateway.admission.answer_limits import AnswerLimits
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.model import ServedModel
 from services.gateway.admission.request import ValidRequest
@@ -39,6 +40,7 @@ class Generating:
         admission: Admission,
         metrics: Metrics,
         body_limits: BodyLimits,
+        answer_limits: AnswerLimits,
         timeouts: Timeouts,
     ) -> None:
         """`timeouts` are the server's own."""
@@ -46,6 +48,7 @@ class Generating:
         self._admission = admission
         self._metrics = metrics
         self._body_limits = body_limits
+        self._answer_limits = answer_limits
         self._timeouts = timeouts
 
     def read_options(
@@ -59,31 +62,38 @@ class Generating:
             raise InvalidRequest("INVALID_HEADER", f"{name} is for streams", field=name)
         return options
 
-    async def answer(self, exchange: Exchange, caller: Caller, read: Reader, write: Write) -> None:
-        """Answers one body. Raises ServingError for what is not accepted; what was accepted ends when the client leaves
-        or has its whole reply."""
+    async def answer(
+        self, exchange: Exchange, caller: Caller, read: Reader, write: Write, times: int = 1
+    ) -> None:
+        """Answers one body, whose values may be read so many times. Raises ServingError for what is not accepted; what
+        was accepted ends when the client leaves or has its whole reply.
+        """
         try:
             body = await exchange.json_body(self._body_limits)
             # A large body is read in a thread.
-            requests, options = await off_loop(partial(read, exchange), body)
+            requests, options = await off_loop(partial(read, exchange), body, times)
             del body
             exchange.tenant = tenant_of(caller, requests[0].user)
+            stream = requests[0].stream
+            held = 0 if stream else self._answer_limits.take(requests, self.model)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise
-        async with exchange.while_connected():
-            stream = requests[0].stream
-            answers = await self._accept(requests, caller, options)
-            # What was sent is in the queue and at preprocess: the answer may take long.
-            requests.clear()
-            exchange.release_body()
-            exchange.accepted = True
-            exchange.request_id = answers[0].head.request_id
-            try:
-                await write(exchange, answers, stream, options.event_ids)
-            finally:
-                for answer in answers:
-                    answer.close()
+        try:
+            async with exchange.while_connected():
+                answers = await self._accept(requests, caller, options)
+                # What was sent is in the queue and at preprocess: the answer may take long.
+                requests.clear()
+                exchange.release_body()
+                exchange.accepted = True
+                exchange.request_id = answers[0].head.request_id
+                try:
+                    await write(exchange, answers, stream, options.event_ids)
+                finally:
+                    for answer in answers:
+                        answer.close()
+        finally:
+            self._answer_limits.give_back(held)
 
     async def _accept(
         self, requests: Sequence[ValidRequest], caller: Caller, options: RequestOptions

@@ -1,4 +1,4 @@
-"""One budget for the bytes of all request bodies that are being read or prepared, in REST and gRPC together."""
+"""A budget of bytes: one for all request bodies that are being read or prepared, in REST and gRPC together."""
 
 import asyncio
 from collections import deque

@@ -57,9 +57,11 @@ _B = TypeVar("_B", bound=msgspec.Struct)
 _T = TypeVar("_T")
 
 
-async def off_loop(read: Callable[[bytes], _T], body: bytes) -> _T:
-    """Returns `read(body)`: computed at once for a small body, in a thread for a large one."""
-    return await in_thread(partial(read, body)) if is_large(len(body)) else read(body)
+async def off_loop(read: Callable[[bytes], _T], body: bytes, times: int = 1) -> _T:
+    """Returns `read(body)`: computed at once for a small body, in a thread for a large one. `times`: how often the
+    values of a body may be read.
+    """
+    return await in_thread(partial(read, body)) if is_large(times * len(body)) else read(body)
 
 
 def is_large(size: int) -> bool:

@@ -359,7 +359,7 @@ async def test_two_gateways_give_the_same_bytes(
         tokens = await all_of(follow)
     fold = AnswerFold(stage.gateway.model.table, played.spec, StopStrings(["square"]))
     writer = ReplyWriter(answer_of(played.spec, stage.gateway.model.table), with_ids=True)
-    written = writer.first()
+    written = "".join(writer.first()).encode()
     for token in tokens[:-1]:
         written += writer.piece(fold.push([token], None))
     written += writer.piece(fold.push(tokens[-1:], follow.choices[0].ending))

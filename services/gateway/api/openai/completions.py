@@ -18,6 +18,9 @@ from services.gateway.reading.data_urls import DecodedBody, InlineMedia, decode_
 from services.gateway.reading.decode import decode
 from shared.net import tasks
 
+# Each prompt is read with all lists of the body: a small one may have so many that this takes long.
+_READ_TIMES = 16
+
 
 class Completions:
     """The handlers that generate."""
@@ -31,7 +34,7 @@ class Completions:
 
     async def completion(self, exchange: Exchange, caller: Caller) -> None:
         """POST /v1/completions."""
-        await self._generating.answer(exchange, caller, self._read_completions, _write)
+        await self._generating.answer(exchange, caller, self._read_completions, _write, _READ_TIMES)
 
     def _read_chat(
         self, exchange: Exchange, body: bytes

@@ -26,7 +26,7 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
-from services.gateway.reading.list_limits import LONGEST_TEMPLATE_KWARGS
+from services.gateway.reading.list_limits import LONGEST_TEMPLATE_KWARGS, check_copies
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
 from services.gateway.reading.tools import read_tools, refuse_tools
 from services.gateway.reading.unsupported import is_off, unsupported
@@ -55,6 +55,7 @@ def read_completions(body: CompletionRequest, model: ServedModel) -> list[ValidR
     logprobs = completion_logprobs(body.logprobs, body.top_logprobs, model.max_logprobs)
     kind = ReplyKind.REPLY_KIND_COMPLETION
     prompts = [mindie] if (mindie := _mindie(body, model)) else _prompts(body, model)
+    check_copies(body, len(prompts))
     return [read_generation(body, prompt, kind, logprobs, model) for prompt in prompts]
 
 
