@@ -14,6 +14,7 @@ MEASUREMENTS = {
         "compare": "one server's figures over a table of workloads: Tessera, vLLM, llama.cpp",
         "path": "processor time of each process for each token and request, on any checkpoint",
         "gateway_request": "processor time of the gateway alone for each chat request, of several checkouts in turn",
+        "large_requests": "for how long, and with how much memory, the largest requests keep a gateway",
         "leaks": "whether a process grows with the number of requests that it has served",
     },
     "benchmarks.kernels": {
