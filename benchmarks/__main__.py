@@ -27,6 +27,7 @@ MEASUREMENTS = {
     },
     "benchmarks.scheduling": {
         "scheduler": "microseconds of a decision for each sequence and step",
+        "goodput": "answers in time when more is asked than can be done: the whole system in virtual time",
         "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",
     },
     "benchmarks": {

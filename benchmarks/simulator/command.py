@@ -36,6 +36,7 @@ def _run(options: argparse.Namespace, policy: str) -> Outcome:
         decoders=options.decoders,
         capacity=Capacity(options.blocks + 1, 16, options.slots, 16_384, options.batched_tokens),
         timing=Timing(options.step_ms / 1000, options.token_us / 1e6, options.row_us / 1e6),
+        step_target_s=options.step_target_ms / 1000,
         policy=policy,
         encoders=options.encoders,
     )
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--step-ms", type=float, default=1000 * timing.step_s, help="what any step takes")
     add("--token-us", type=float, default=1e6 * timing.token_s, help="and each token in it")
     add("--row-us", type=float, default=1e6 * timing.row_s, help="and each sequence in it")
+    add("--step-target-ms", type=float, default=250.0, help="while sequences decode; 0 is any")
     add("--encoders", type=int, default=4, help="of each process")
     add("--trace", type=Path, help="JSONL file of requests instead of generated ones")
     add("--requests", type=int, default=defaults.requests)

@@ -40,8 +40,10 @@ class Flight:
 class SimulatedDecoder:
     """One decoder with its core, plans one ahead. Whoever drives it calls `send` and `finish` at the right times."""
 
-    def __init__(self, capacity: Capacity, timing: Timing) -> None:
-        self.core = Scheduler(capacity)
+    def __init__(self, capacity: Capacity, timing: Timing, step_target_s: float = 0.0) -> None:
+        """`step_target_s`: that a step may take while sequences decode; 0 is any."""
+        self.core = Scheduler(capacity, step_target=1e6 * step_target_s)
+        self.core.costs.announced(1e6 * timing.step_s, 1e6 * (timing.token_s + timing.row_s))
         self.draining = False
         self.timing = timing
         self.ends_at = 0.0  # of the running step
@@ -71,6 +73,9 @@ class SimulatedDecoder:
     def finish(self, now: float) -> tuple[StepPlan, StepOutput]:
         """The running step is done; the plan behind it, if there is one, begins: then `ends_at` is later than now."""
         plan = self._plans.popleft()
+        if plan.num_tokens:
+            took = self.timing.of(plan.num_tokens, len(plan.row_slot))
+            self.core.costs.learn(plan.num_tokens, plan.num_pairs, 1e6 * took)
         if self._plans:
             self._begin(now)
         return plan, StepOutput([_TOKEN] * len(plan.sample_slot))

@@ -29,6 +29,7 @@ class ShardOptions:
     decoders: int = 10
     capacity: Capacity = field(default_factory=lambda: Capacity(2049, 16, 64, 4096, 1024))
     timing: Timing = field(default_factory=Timing)
+    step_target_s: float = 0.25  # the scheduler's default
     policy: str = "affinity"
     encoders: int = 4
     encoder_cache: int = 2_000
@@ -66,7 +67,8 @@ class Shard:
         self._options = options
         self._policy = POLICIES[options.policy]()
         self._decoders = [
-            SimulatedDecoder(options.capacity, options.timing) for _ in range(options.decoders)
+            SimulatedDecoder(options.capacity, options.timing, options.step_target_s)
+            for _ in range(options.decoders)
         ]
         for decoder in self._decoders:
             self._policy.add(decoder)

@@ -73,10 +73,18 @@ class GatewayOptions(ChatTemplateSettings, ModelLengthSettings):
         20, ge=0, le=1000, description="Most top log-probabilities for each token of one request."
     )
     queue_timeout: float = Field(
-        0.0, ge=0, le=86400, description="Seconds that a request may wait to be taken; 0 is any."
+        0.0,
+        ge=0,
+        le=86400,
+        description="Seconds that a request may wait to be taken; 0 is any. One that probably"
+        " would wait longer is a 429 when it comes.",
     )
     first_token_timeout: float = Field(
-        0.0, ge=0, le=86400, description="Seconds from arrival to the first token; 0 is any."
+        0.0,
+        ge=0,
+        le=86400,
+        description="Seconds from arrival to the first token; 0 is any. A"
+        " request that probably would get it later is a 429 when it comes.",
     )
     request_timeout: float = Field(
         0.0, ge=0, le=86400, description="Seconds from arrival to the end; 0 is any."

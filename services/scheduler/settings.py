@@ -13,8 +13,8 @@ class SchedulerOptions(Settings):
     step_target_ms: float = Field(
         250.0,
         ge=0,
-        description="Milliseconds that a step may take while streams generate: prompts get what these leave of it, and at"
-        " least as much time as these take, so that half of a step is theirs; 0 is any.",
+        description="Milliseconds that a step may take while streams generate: prompts get what these leave of it, and"
+        " at least as much time as these take, so that half of a step is theirs; 0 is any.",
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs",

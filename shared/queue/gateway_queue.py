@@ -37,6 +37,9 @@ class GatewayVerbs(Verbs):
         max_requests: int,
         max_tokens: int,
         tenant: str = "",
+        prio: str = INTERACTIVE,
+        queue_timeout_ms: int = 0,
+        first_token_timeout_ms: int = 0,
         idempotency_key: str = "",
         fingerprint: bytes = b"",
     ) -> str:
@@ -44,7 +47,9 @@ class GatewayVerbs(Verbs):
 
         Returns the id to go on with: this one, or that of the request with the same idempotency key, if it is under
         way or has finished not long ago.
-        Raises Overloaded with `retry_after_s`, or Conflict if the key came with another body.
+        Raises Overloaded with `retry_after_s` where a limit is reached, or where so many wait that it would probably
+        not be begun, or not get its first token, within its own timeouts (0: it has none); Conflict if the key came
+        with another body.
         """
         answer = await self._scripts.call(
             "reserve",
@@ -56,6 +61,10 @@ class GatewayVerbs(Verbs):
             self._idem(tenant, key_digest(idempotency_key)),
             fingerprint,
             self._lifetimes.keep_ended_s,
+            prio,
+            tenant,
+            queue_timeout_ms,
+            first_token_timeout_ms,
         )
         match answer:
             case [b"OK"]:
@@ -72,6 +81,16 @@ class GatewayVerbs(Verbs):
                 raise Overloaded(
                     "QUEUE_FULL",
                     f"the queue is full ({which.decode()}: limit {limit}); retry after {int(seconds)} s",
+                    retry_after_s=str(int(seconds)),
+                )
+            case [b"LATE", timeout, takes, seconds]:
+                name = timeout.decode()
+                allowed = queue_timeout_ms if name == "queue_timeout" else first_token_timeout_ms
+                what = "be begun" if name == "queue_timeout" else "get its first token"
+                raise Overloaded(
+                    "QUEUE_TOO_LONG",
+                    f"so many requests wait that this one may {what} only after {int(takes)} s, and its {name} is "
+                    f"{allowed / 1000:g} s; retry after {int(seconds)} s, or allow more time",
                     retry_after_s=str(int(seconds)),
                 )
         raise AssertionError(answer)

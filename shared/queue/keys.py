@@ -3,10 +3,13 @@
     t:{m}                         (never stored) the prefix handed to scripts as KEYS[1]
     t:{m}:meta                    hash    run_id seen, recovered_run (the run_id that the last recovery was for),
                                           live_tokens, tokens_per_s, mean_output (tokens of a request), takes,
+                                          turn_ms (mean from one request's first token to the next one's while
+                                          others waited), turn_since_ms (the last one's, if it left others waiting),
                                           floor:<prio> (virtual time of the tenant served last), checked_ms and
                                           up_since_ms (since when Redis has been up without a break)
     t:{m}:recovery                str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
     t:{m}:live                    hash    rid -> cost in tokens, for every request reserved, waiting or running
+    t:{m}:begun                   set     rids of them that have a first token
     t:{m}:resv                    zset    rid -> deadline (ms): reserved, in preprocessing, not yet admitted
     t:{m}:tenants:<prio>          zset    tenant -> virtual time, only tenants with waiting work
     t:{m}:idle:<prio>             zset    the same for tenants that had waiting work not long ago

@@ -108,7 +108,9 @@ def leftovers(world: "World") -> list[str]:
     found = []
     for key, value in world.redis.model.data.items():
         part = key.removeprefix(prefix)
-        if part.startswith((b":own:", b":w:", b":tenants:", b":resv", b":live", b":due")):
+        if part.startswith(
+            (b":own:", b":w:", b":tenants:", b":resv", b":live", b":begun", b":due")
+        ):
             found.append(f"{key!r}: {value!r}")
         elif part.startswith(b":r:") and isinstance(value, Hash) and value[b"state"] != b"ended":
             found.append(f"{key!r} is {value[b'state']!r}")

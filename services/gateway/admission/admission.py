@@ -194,6 +194,9 @@ class Admission:
             max_requests=self._limits.max_requests,
             max_tokens=self._limits.max_tokens,
             tenant=tenant,
+            prio=options.prio,
+            queue_timeout_ms=options.timeouts.queue_ms,
+            first_token_timeout_ms=options.timeouts.first_token_ms,
             idempotency_key=options.idempotency_key,
             fingerprint=options.fingerprint,
         )

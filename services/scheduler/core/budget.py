@@ -212,10 +212,10 @@ class StepBudget:
     """How many prompt tokens still fit into one plan while it is filled.
 
     A step is bounded in tokens and, while sequences decode in it, in time, as the costs predict it. Prompts get what
-    those sequences leave of `target` microseconds (0 is no bound), in whole blocks, but at least as much time as these take
-    themselves, and at least a block. So prompts have half of each step however little the target is, and a step that
-    exceeds the target takes twice what those that decode take alone. A part that may not be divided is exempt from both
-    bounds: it raises them, as far as the decoder can go, once there is something left for prompts.
+    those sequences leave of `target` microseconds (0 is no bound), in whole blocks, but at least as much time as these
+    take themselves, and at least a block. So prompts have half of each step however little the target is, and a step
+    that exceeds the target takes twice what those that decode take alone. A part that may not be divided is exempt from
+    both bounds: it raises them, as far as the decoder can go, once there is something left for prompts.
     """
 
     def __init__(self, plan: StepPlan, capacity: Capacity, costs: Costs, target: float) -> None:
@@ -257,7 +257,7 @@ class StepBudget:
         return min(tokens, max(in_target, half, block - given))
 
     def _in_time(self, start: int, step: float) -> int:
-        """The most tokens with which a step takes `step` microseconds: token k of them attends to `start + k` tokens."""
+        """The most tokens with which a step takes `step` microseconds: token k of them attends to `start + k`."""
         costs, plan = self._costs, self._plan
         left = step - costs.predict(plan.num_tokens, plan.num_pairs)
         if left <= 0:

@@ -16,8 +16,8 @@ from shared.net.redis_connection import ErrorReply, connection_of
 _FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.lua")}
 
 
-# Scripts that move requests in and out of the queue get `waiting.lua` as well; the others, `append` above all, stay
-# small without it.
+# Scripts that move requests in and out of the queue get `waiting.lua` as well, and the one that refuses what would wait
+# too long `wait_estimate.lua`; the others, `append` above all, stay small without them.
 _MOVES = frozenset(
     [
         "admit",
@@ -33,12 +33,14 @@ _MOVES = frozenset(
         "take",
     ]
 )
+_ESTIMATES = frozenset(["reserve"])
 
 
 @cache
 def source(name: str) -> str:
     """The text of one script, behind the functions that it shares with others."""
-    parts = ["prelude", "waiting", name] if name in _MOVES else ["prelude", name]
+    shared = (("prelude", True), ("waiting", name in _MOVES), ("wait_estimate", name in _ESTIMATES))
+    parts = [part for part, is_needed in shared if is_needed] + [name]
     return "\n".join(_FILES[part].read_text(encoding="utf-8") for part in parts)
 
 

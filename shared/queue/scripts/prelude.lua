@@ -33,6 +33,7 @@ local function forget_live(rid)
   if cost then
     redis.call('HDEL', P .. ':live', rid)
     redis.call('HINCRBY', P .. ':meta', 'live_tokens', -tonumber(cost))
+    redis.call('SREM', P .. ':begun', rid)
   end
 end
 

@@ -30,6 +30,7 @@ local function extend()
   for c, known in pairs(logs) do
     local length = redis.call('STRLEN', log_of(rid, c))
     if #known > length then redis.call('APPEND', log_of(rid, c), string.sub(known, length + 1)) end
+    if c ~= 'p' and #known > 0 then redis.call('SADD', P .. ':begun', rid) end
   end
   for c = 0, q.n - 1 do
     local ending = ARGV[LOGS + 2 * c + 1]

@@ -117,7 +117,10 @@ class Draw:
         rng = self._rng
         limits = [str(rng.choice([2, 10])), str(rng.choice([60, 1000]))]
         words = [self._rid(), str(rng.randint(5, 40)), *limits, "15000", self._idem()]
-        return "reserve", [*words, rng.choice(["f", "f", "g"]), _KEEP_S]
+        words += [rng.choice(["f", "f", "g"]), _KEEP_S]
+        whose = [rng.choice(["interactive", "batch"]), rng.choice(["", "x", "y"])]
+        timeouts = [rng.choice(["0", "1", "5000"]) for _ in range(2)]
+        return "reserve", [*words, *whose, *timeouts]
 
     def _admit(self) -> Call:
         advance = self._rng.choice(["0", "0", "-3600000000"])

@@ -276,7 +276,13 @@ class RedisModel:
     def _smembers(self, key: bytes) -> list[bytes]:
         return list(self._find(key, Set) or ())
 
+    def _scard(self, key: bytes) -> int:
+        return len(self._find(key, Set) or ())
+
     # Sorted sets
+
+    def _zcard(self, key: bytes) -> int:
+        return len(self._find(key, ZSet) or ())
 
     def _zadd(self, key: bytes, *words: bytes) -> int | bytes | None:
         options = []

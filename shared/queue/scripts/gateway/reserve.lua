@@ -1,6 +1,8 @@
 -- Reserves a request's cost before any media work, or refuses.
--- ARGV: rid, cost (upper bound in tokens), max requests, max tokens, reservation ms, idem key or '', fingerprint, keep s
--- Returns {'OK'} | {'FULL', which, retry after s} | {'EXISTS', rid} | {'CONFLICT', rid}
+-- ARGV: rid, cost (upper bound in tokens), max requests, max tokens, reservation ms, idem key or '', fingerprint, keep s,
+--   prio, tenant, queue timeout ms, first token timeout ms
+-- Returns {'OK'} | {'FULL', which, retry after s} | {'LATE', which timeout, s that it may take, retry after s} | {'EXISTS', rid}
+--   | {'CONFLICT', rid}
 local rid, cost, idem = ARGV[1], tonumber(ARGV[2]), ARGV[6]
 local now_ms = math.floor(now_us() / 1000)
 free_late_reservations(now_ms)
@@ -21,6 +23,11 @@ end
 local over = tokens + cost - tonumber(ARGV[4])
 -- A request larger than the whole limit may still run alone.
 if over > 0 and tokens > 0 then return {'FULL', 'tokens', math.max(1, math.ceil(over / rate))} end
+local late, takes, excess = too_late(ARGV[9], ARGV[10], tonumber(ARGV[11]), tonumber(ARGV[12]))
+if late then
+  return {'LATE', late, math.ceil(takes / 1000), math.max(1, math.ceil(excess / 1000))}
+end
+begin_turn(now_ms)
 set_live(rid, cost)
 redis.call('ZADD', P .. ':resv', now_ms + tonumber(ARGV[5]), rid)
 if idem ~= '' then

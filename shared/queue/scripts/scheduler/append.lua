@@ -4,6 +4,7 @@
 -- before, 1 refused, 2 ok but cancelled, 3 gap), records in the log now
 local sid, keep_s, batch = ARGV[1], ARGV[2], ARGV[3]
 local answers = {}
+local first_tokens = 0  -- requests that get theirs now
 
 -- The fields of the LogEvent between two indices, by number.
 local function read_event(at, stop)
@@ -35,6 +36,29 @@ local function read_token(at, stop)
   return string.sub(batch, at + 2, middle - 1), start, string.sub(batch, middle + 7, stop - 1)
 end
 
+local function note_first_token(rid)
+  redis.call('HSETNX', request(rid), 'first_token_ms', int(math.floor(now_us() / 1000)))
+  first_tokens = first_tokens + redis.call('SADD', P .. ':begun', rid)
+end
+
+-- Keeps the mean time from one request's first token to the next one's while others were waiting for theirs: the pace
+-- at which `reserve` expects those that wait to be served. Neither decoders nor lengths of prompts need to be known for it.
+local function learn_turn()
+  local now_ms = math.floor(now_us() / 1000)
+  local f = redis.call('HMGET', P .. ':meta', 'turn_ms', 'turn_since_ms')
+  if f[2] then
+    local turn = math.max(1, (now_ms - f[2]) / first_tokens)
+    -- A pause, of a decoder that starts anew, is not the pace: one turn counts as no more than eight usual ones.
+    if f[1] then turn = f[1] + (math.min(turn, 8 * f[1]) - f[1]) * math.min(1, first_tokens / 16) end
+    redis.call('HSET', P .. ':meta', 'turn_ms', string.format('%.3f', turn))
+  end
+  if redis.call('HLEN', P .. ':live') > redis.call('SCARD', P .. ':begun') then
+    redis.call('HSET', P .. ':meta', 'turn_since_ms', int(now_ms))
+  else
+    redis.call('HDEL', P .. ':meta', 'turn_since_ms')
+  end
+end
+
 -- Returns the code, the length of the log, whether followers are notified, and whether the event was simply appended.
 local function write(rid, choice, start, records, ending, stride)
   if stride == 0 then stride = 4 end
@@ -50,9 +74,7 @@ local function write(rid, choice, start, records, ending, stride)
   local fresh = records
   if start < length then fresh = string.sub(records, (length - start) * stride + 1) end
   if #fresh > 0 then
-    if length == 0 and choice ~= 'p' then
-      redis.call('HSETNX', r, 'first_token_ms', int(math.floor(now_us() / 1000)))
-    end
+    if length == 0 and choice ~= 'p' then note_first_token(rid) end
     length = redis.call('APPEND', log, fresh) / stride
   end
   if ending ~= '' then
@@ -85,6 +107,7 @@ while at <= #batch do
   if is_new and published then published[#published + 1] = string.sub(batch, begin, at - 1) end
   index = index + 1
 end
+if first_tokens > 0 then learn_turn() end
 if published then batch = table.concat(published) end
 if batch ~= '' then redis.call('PUBLISH', P .. ':tok', batch) end
 return answers
