@@ -65,6 +65,11 @@ class Family:
         return bool(self.encoder)
 
     @property
+    def takes_all_rows(self) -> bool:
+        """Whether each of a picture's tokens takes an embedding row, separators too."""
+        return self.overrides.get("rows") == "all"
+
+    @property
     def is_known_by_keys(self) -> bool:
         """Whether checkpoints are recognised whatever the name of their architecture."""
         return not self.architectures and bool(self.config_keys)

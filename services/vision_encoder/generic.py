@@ -25,6 +25,7 @@ from shared.checkpoint.model_half import (
     untied,
 )
 from shared.checkpoint.processor import (
+    SPAN_IDS,
     build_processor,
     picture_tensors,
     placeholder_ids,
@@ -55,6 +56,7 @@ class GenericEncoder:
         self._device = device
         family = registry.find(checkpoint)
         self._processor = build_processor(checkpoint, family.processor_config(checkpoint))
+        self._takes_all = family.takes_all_rows
         overrides = family.overrides
         features = overrides.get("features")
         self._features = load_part(features) if features else image_features
@@ -95,7 +97,8 @@ class GenericEncoder:
             rows = self._rows(tensors)
         except Exception as error:  # whatever the code of some model raises
             raise unsupported(checkpoint, f"its encoder fails on a picture: {error!r}") from error
-        count = int(np.isin(ids, self._row_ids(checkpoint)).sum())
+        known = ids if self._takes_all else placeholder_ids(checkpoint)
+        count = int(np.isin(ids, known).sum())
         if rows.shape[1] % width or len(rows) != count:
             raise unsupported(
                 checkpoint,
@@ -104,15 +107,12 @@ class GenericEncoder:
             )
         return rows.shape[1]
 
-    def _row_ids(self, checkpoint: Checkpoint) -> Sequence[int]:
-        """The ids of a picture's tokens that take a row."""
-        return placeholder_ids(checkpoint)
-
     def _make(self, size: ItemSize) -> tuple[PixelArray, Mapping[str, PixelArray]]:
         """The ids and tensors of a black image."""
         picture = PIL.Image.new("RGB", (size.width, size.height))
         made = run_processor(self._processor, [picture], self._processor.image_token)
-        return np.asarray(made["input_ids"]), picture_tensors(made)
+        ids, tensors = np.asarray(made["input_ids"])[0], picture_tensors(made)
+        return ids, {**tensors, SPAN_IDS: ids} if self._takes_all else tensors
 
     @torch.inference_mode()
     def _rows(self, tensors: Mapping[str, PixelArray]) -> Tensor:

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     import PIL.Image
 
 OFFSETS = "text_replacement_offsets"
-# What a processor makes of the text, and not of the pictures.
-_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", OFFSETS)
+# Beside the tensors of a picture whose tokens all take rows: their ids [n].
+SPAN_IDS = "span_ids"
+# What a processor makes of the text, and not of the pictures; token types of any kind are too.
+_TEXT = ("input_ids", "attention_mask", OFFSETS)
+_TYPES = "token_type_ids"
 _PLACEHOLDERS = ("image_token_id", "image_token_index")
 # Names in released checkpoints that transformers no longer has.
 _RENAMED = {"Qwen2_5_VLImageProcessor": "Qwen2VLImageProcessor"}
@@ -72,7 +75,11 @@ def run_processor(
 
 def picture_tensors(made: Any) -> dict[str, npt.NDArray[Any]]:
     """Those of a processor's tensors that are made of pictures, float64 as float32."""
-    found = {name: np.asarray(made[name]) for name in made if name not in _TEXT}
+    found = {
+        name: np.asarray(made[name])
+        for name in made
+        if name not in _TEXT and not name.endswith(_TYPES)
+    }
     wide = {name for name, values in found.items() if values.dtype == np.float64}
     return {name: v.astype(np.float32) if name in wide else v for name, v in found.items()}
 

@@ -103,6 +103,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma3-transformers": {"family": "gemma3"},
     "chameleon-transformers": {"family": "chameleon"},
     "molmo2-transformers": {"family": "molmo2"},
+    "ovis2-transformers-qwen2": {"family": "ovis2"},
+    "ernie4.5-vl-moe-transformers": {"family": "ernie4_5_vl_moe"},
     "blip2-transformers-opt": {"family": "blip2", "template": WORDS_ALONE},
     "fuyu-transformers-persimmon": {"family": "fuyu", "template": WORDS_ALONE},
 }
@@ -112,6 +114,8 @@ BY_DEFAULT = {
     "llava-clip-llama-old-names",
     "qwen2.5-vl-tied-sharded-new-names",
     "idefics3-transformers-llama",
+    "ovis2-transformers-qwen2",
+    "ernie4.5-vl-moe-transformers",
 }
 
 

@@ -1,28 +1,18 @@
-"""Molmo2's encoder: `get_image_features` of its class, and zeros for what stands between and around its rows."""
+"""Molmo2's rows: those of its class, and zeros for what stands between and around them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from services.vision_encoder.generic import GenericEncoder
-from services.vision_encoder.towers.encoder import PixelArray
-from shared.checkpoint.folder import Checkpoint
+from services.vision_encoder.generic import image_features
+from shared.checkpoint.processor import SPAN_IDS
 
 
-class Molmo2Encoder(GenericEncoder):
-    """Tower, pooling and projection of one checkpoint. Rows are added to the embeddings of a picture's tokens, so that
-    zeros leave its marks and separators as they are."""
-
-    def _row_ids(self, checkpoint: Checkpoint) -> Sequence[int]:
-        return list(self._processor.image_token_ids)
-
-    def _rows(self, tensors: Mapping[str, PixelArray]) -> Tensor:
-        rows = super()._rows(tensors)
-        grids = {"image_grids": tensors["image_grids"].tolist()}
-        text = self._processor.replace_image_token(grids, image_idx=0)
-        tokenizer = self._processor.tokenizer
-        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
-        placeholder = tokenizer.convert_tokens_to_ids("<im_patch>")
-        [places] = self._device.upload(torch.nonzero(ids == placeholder)[:, 0])
-        return rows.new_zeros((len(ids), rows.shape[1])).index_copy_(0, places, rows)
+def features(model: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+    """See "features" of `Family.overrides`. Rows are added to the embeddings of a picture's tokens, so that zeros leave
+    its marks and separators as they are."""
+    rows, ids = image_features(model, tensors), tensors[SPAN_IDS]
+    found = rows.new_zeros((len(ids), rows.shape[1]))
+    found[ids == model.config.image_patch_id] = rows
+    return found

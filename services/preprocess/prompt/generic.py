@@ -32,13 +32,14 @@ class GenericRule(PromptRule):
 
     def __init__(self, checkpoint: Checkpoint, processing: ImageProcessing) -> None:
         settings = processing.settings
-        overrides = registry.find(checkpoint).overrides
+        record = registry.find(checkpoint)
+        overrides = record.overrides
         finish = overrides.get("finish")
         self._finish: Callable[[Ids, Checkpoint], Ids] | None = (
             load_part(finish) if finish else None
         )
         self._checkpoint = checkpoint
-        self._takes_all = overrides.get("rows") == "all"
+        self._takes_all = record.takes_all_rows
         most = overrides.get("most_images")
         most_images = int(most) if most else settings["most_images"]
         log.info(

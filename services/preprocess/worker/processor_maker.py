@@ -16,6 +16,7 @@ from shared.artifacts.pixel_scaling import PixelScaling
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import (
     OFFSETS,
+    SPAN_IDS,
     build_processor,
     picture_tensors,
     placeholder_ids,
@@ -43,9 +44,9 @@ class ProcessorMaker:
         import transformers
 
         checkpoint = Checkpoint(folder, family)
-        self._processor = build_processor(
-            checkpoint, registry.find(checkpoint).processor_config(checkpoint)
-        )
+        record = registry.find(checkpoint)
+        self._takes_all = record.takes_all_rows
+        self._processor = build_processor(checkpoint, record.processor_config(checkpoint))
         self._name = type(self._processor).__name__
         self._marker = self._find_marker()
         self._special = self._special_tokens()
@@ -93,6 +94,8 @@ class ProcessorMaker:
             for name, found in small.items()
         }
         ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if self._takes_all:
+            tensors[SPAN_IDS] = np.array(ids, np.int64)
         return bundle.pack(tensors), {"ids": ids, "fields": fields}
 
     def video_bytes(self, limits: ImageLimits) -> int:

@@ -116,14 +116,7 @@ def gemma3(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
         "eoi_token": "<end_of_image>",
     }
     _add(words, list(own.values()), "<start_of_image>")
-    words = PreTrainedTokenizerFast(
-        tokenizer_object=words.backend_tokenizer,
-        bos_token=words.bos_token,
-        eos_token=words.eos_token,
-        pad_token=words.pad_token,
-        chat_template=words.chat_template,
-        extra_special_tokens=own,
-    )
+    words = _named(words, own)
     text = {
         "sliding_window": 20,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -264,6 +257,72 @@ def molmo2(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
     return hf.Molmo2ForConditionalGeneration(config), Parts("Molmo2Processor", images, words)
 
 
+def ovis2(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """A square of 28 pixels and up to four tiles, four rows each, between indicator tokens; a Qwen2."""
+    own = ["<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]
+    _add(words, own, "<image>")
+    atom, *indicators = words.convert_tokens_to_ids(own)
+    text = text_config("qwen2", chosen, words)
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 7,
+        "hidden_stride": 2,
+        "vocab_size": 40,
+    }
+    config = hf.Ovis2Config(
+        text_config=text,
+        vision_config={**vision, **chosen.vision},
+        image_token_id=atom,
+        visual_indicator_token_ids=indicators,
+        vocab_size=len(words),
+        hidden_size=text["hidden_size"] if isinstance(text, dict) else text.hidden_size,
+        **{"tie_word_embeddings": False, **chosen.config},
+    )
+    images = hf.Ovis2ImageProcessorPil(
+        size={"height": 28, "width": 28}, crop_to_patches=True, max_patches=4, **chosen.images
+    )
+    return hf.Ovis2ForConditionalGeneration(config), Parts(
+        "Ovis2Processor", images, words, image_seq_length=4
+    )
+
+
+def ernie4_5_vl_moe(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """Patches of 14 pixels, at most 24 rows an image; experts of their own for the tokens of pictures."""
+    own = {
+        f"{kind}{part}_token": f"<|{kind.upper()}{part.upper()}|>"
+        for kind in ("image", "video")
+        for part in ("", "_start", "_end")
+    }
+    marker = "".join(own[f"image{part}_token"] for part in ("_start", "", "_end"))
+    _add(words, list(own.values()), f"Picture:{marker}")
+    words = _named(words, own)
+    ids = {f"{name}_id": words.convert_tokens_to_ids(text) for name, text in own.items()}
+    rope = {"rope_type": "default", "mrope_section": [3, 3, 2], "rope_theta": 10_000.0}
+    text = {
+        **text_sizes(chosen, words),
+        "rope_parameters": rope,
+        "moe_intermediate_size": [32, 16],
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+        **chosen.text,
+    }
+    vision = {"depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 32}
+    config = hf.Ernie4_5_VLMoeConfig(
+        text_config=text, vision_config={**vision, **chosen.vision}, **ids, **chosen.config
+    )
+    images = hf.Ernie4_5_VLMoeImageProcessorPil(
+        size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 24}, **chosen.images
+    )
+    return hf.Ernie4_5_VLMoeForConditionalGeneration(config), Parts(
+        "Ernie4_5_VLMoeProcessor", images, words
+    )
+
+
 BUILDERS: dict[str, Callable[[CheckpointOptions, PreTrainedTokenizerFast], Built]] = {
     "idefics3": idefics3,
     "llava_onevision": llava_onevision,
@@ -271,6 +330,8 @@ BUILDERS: dict[str, Callable[[CheckpointOptions, PreTrainedTokenizerFast], Built
     "qwen3_vl": qwen3_vl,
     "chameleon": chameleon,
     "molmo2": molmo2,
+    "ovis2": ovis2,
+    "ernie4_5_vl_moe": ernie4_5_vl_moe,
 }
 # How many pictures a prompt may have, where not any number.
 MOST_IMAGES = {"molmo2": 1}
@@ -316,6 +377,18 @@ def doubled_features(model: Any, tensors: dict[str, torch.Tensor]) -> torch.Tens
 def one_more(ids: Ids, checkpoint: Checkpoint) -> Ids:
     """As an override of "finish"."""
     return np.append(ids, np.int32(checkpoint.config["image_token_id"] + 1))
+
+
+def _named(words: PreTrainedTokenizerFast, own: dict[str, str]) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows some of its tokens by names."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words.backend_tokenizer,
+        bos_token=words.bos_token,
+        eos_token=words.eos_token,
+        pad_token=words.pad_token,
+        chat_template=words.chat_template,
+        extra_special_tokens=own,
+    )
 
 
 def _add(words: PreTrainedTokenizerFast, tokens: list[str], marker: str) -> None:

@@ -1,9 +1,10 @@
 """A decoder of any transformers class whose layers attend through its attention interface."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import structlog
@@ -43,6 +44,7 @@ from services.decoder.models.layer_spec import Paged
 from services.decoder.models.needs import Needs
 from services.decoder.models.step import Step
 from services.families import registry
+from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import read_config
 from shared.checkpoint.refusal import unsupported
@@ -69,6 +71,8 @@ class GenericDecoder(DecoderModel):
         self._ops = ops
         self._counts_cache = False
         self._adds_rows = False  # of media, to the embeddings of their placeholders
+        # What the layers take beside, of the ids [T] of a step: tensors [T].
+        self._layer_inputs: Callable[[Tensor], Mapping[str, Tensor]] = lambda ids: {}
         self._base = language_layers(model)
         self._embedding = model.get_input_embeddings()
         _require_interface(model, self._base)
@@ -147,6 +151,8 @@ class GenericDecoder(DecoderModel):
                 seen = attention_kind(decoder, decoder._base, ops, marked, most)
                 decoder.needs = replace(decoder.needs, attention=seen)
                 decoder._adds_rows = overrides.get("merge") == "add"
+                if name := overrides.get("layer_inputs"):
+                    decoder._layer_inputs = partial(load_part(name), model.config)
                 return decoder
         except NotServed as error:
             raise unsupported(checkpoint, str(error)) from None
@@ -222,6 +228,7 @@ class GenericDecoder(DecoderModel):
             "position_ids": positions if len(positions) == 1 else positions[:, None],
             "use_cache": False,
         }
+        inputs |= {name: values[None] for name, values in self._layer_inputs(ids).items()}
         takes_row = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         if media is not None:
             takes_row[media] = True

@@ -2,7 +2,7 @@
 
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class RopeIndex:
         """
         items = sorted(media, key=lambda item: item.offset)
         try:
-            given = {**_fields(items), **_tokens(prompt, items)}
+            given = {**_fields(items, self._known.keys()), **_tokens(prompt, items)}
             found, delta = self._get(**{name: given[name] for name in self._known if name in given})
         except (TypeError, ValueError, IndexError, RuntimeError, StopIteration) as error:
             raise InvalidRequest(
@@ -65,10 +65,11 @@ def _tokens(prompt: Ids, items: Sequence[MediaItem]) -> dict[str, Tensor]:
     }
 
 
-def _fields(items: Sequence[MediaItem]) -> dict[str, Tensor]:
+def _fields(items: Sequence[MediaItem], known: Set[str]) -> dict[str, Tensor]:
+    """Those that are known: others need not fit each other."""
     found: defaultdict[str, list[Tensor]] = defaultdict(list)
     for item in items:
-        for name in item.fields:
+        for name in known & item.fields.keys():
             found[name].append(torch.from_numpy(array_of(item.fields[name])))
         if item.grid_h and not item.fields:  # of a prompt rule of ours
             kind = "video" if item.modality == Modality.MODALITY_VIDEO else "image"
