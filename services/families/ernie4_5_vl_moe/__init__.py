@@ -8,5 +8,5 @@ FAMILY = Family(
     encoder=GENERIC_ENCODER,
     encoder_tensors=("vision_tower", "resampler_model"),
     sizes="services.families.generic_media:largest",
-    overrides={"layer_inputs": "services.families.ernie4_5_vl_moe.generic:token_types"},
+    overrides={"prompt_marks": "services.families.ernie4_5_vl_moe.generic:prompt_marks"},
 )

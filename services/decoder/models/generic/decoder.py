@@ -1,7 +1,7 @@
 """A decoder of any transformers class whose layers attend through its attention interface."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from services.decoder.models.generic.loading import (
 )
 from services.decoder.models.generic.norm import replace_norms
 from services.decoder.models.generic.parameters import guard_parameters
+from services.decoder.models.generic.prompt_marks import PromptMarks
 from services.decoder.models.generic.rope_index import Ids, Positions, RopeIndex
 from services.decoder.models.generic.rotation import fix_rotations
 from services.decoder.models.generic.stacked_linear import Calls, stack_linears
@@ -71,8 +72,7 @@ class GenericDecoder(DecoderModel):
         self._ops = ops
         self._counts_cache = False
         self._adds_rows = False  # of media, to the embeddings of their placeholders
-        # What the layers take beside, of the ids [T] of a step: tensors [T].
-        self._layer_inputs: Callable[[Tensor], Mapping[str, Tensor]] = lambda ids: {}
+        self._marks: PromptMarks | None = None
         self._base = language_layers(model)
         self._embedding = model.get_input_embeddings()
         _require_interface(model, self._base)
@@ -151,8 +151,8 @@ class GenericDecoder(DecoderModel):
                 seen = attention_kind(decoder, decoder._base, ops, marked, most)
                 decoder.needs = replace(decoder.needs, attention=seen)
                 decoder._adds_rows = overrides.get("merge") == "add"
-                if name := overrides.get("layer_inputs"):
-                    decoder._layer_inputs = partial(load_part(name), model.config)
+                if name := overrides.get("prompt_marks"):
+                    decoder._set_marks(PromptMarks(partial(load_part(name), model.config)))
                 return decoder
         except NotServed as error:
             raise unsupported(checkpoint, str(error)) from None
@@ -202,9 +202,14 @@ class GenericDecoder(DecoderModel):
             hidden[first : first + count] += rows
         return hidden
 
+    def _set_marks(self, marks: PromptMarks) -> None:
+        self._marks = marks
+        self.rotary_axes = max(1, self.rotary_axes) + len(marks.names)
+
     def positions(self, prompt: Ids, media: Sequence[MediaItem]) -> tuple[Positions, int]:
         """See `DecoderModel.positions`. Raises InvalidRequest for media whose fields do not fit the prompt."""
-        return self._rope(prompt, media) if self._rope else super().positions(prompt, media)
+        found, delta = self._rope(prompt, media) if self._rope else super().positions(prompt, media)
+        return self._marks.beside(found, prompt) if self._marks else found, delta
 
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
         """See `DecoderModel.forward`."""
@@ -223,12 +228,15 @@ class GenericDecoder(DecoderModel):
         levels: Sequence[Tensor] = (),
     ) -> Tensor:
         """Last hidden rows [T, H] of [T, H] at positions [axes, T]; the others as in `Step`."""
+        marks: dict[str, Tensor] = {}
+        if self._marks:
+            positions, marks = self._marks.split(positions)
         inputs: dict[str, Any] = {
+            **marks,
             "inputs_embeds": hidden[None],
             "position_ids": positions if len(positions) == 1 else positions[:, None],
             "use_cache": False,
         }
-        inputs |= {name: values[None] for name, values in self._layer_inputs(ids).items()}
         takes_row = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
         if media is not None:
             takes_row[media] = True
