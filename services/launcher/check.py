@@ -1,4 +1,6 @@
-"""`tessera check FOLDER`: whether a model can be served and by whose code, from its files, without reading weights."""
+"""`tessera check FOLDER`: whether a model can be served and by whose code, from its files, without reading weights.
+
+What the code of transformers runs is compared with its class in a small random model, which takes seconds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +8,7 @@ from pathlib import Path
 from services.families import registry
 from services.families.chat_format import find_template, stop_ids
 from services.families.check import require_servable
+from services.families.comparison import Comparison, compares_pictures, has_comparison
 from services.families.family import load_part
 from services.families.report import REFUSED, TRANSFORMERS, PartReport, parts_of
 from services.launcher.settings import CheckSettings
@@ -40,10 +43,24 @@ def main(arguments: list[str]) -> int:
         require_servable(folder, family=settings.family, **settings.computation)
         for what, said in _facts(checkpoint, parts, settings.model_backend):
             print(f"{what:<8} {said}")
+        if has_comparison(checkpoint, settings.model_backend):
+            _compare(checkpoint, settings)
     except ServingError as error:
         print(f"{'refused':<8} {error.message}")
         return 1
     return 0
+
+
+def _compare(checkpoint: Checkpoint, settings: CheckSettings) -> None:
+    """Raises InvalidRequest where `tessera serve` would at its start."""
+    if settings.skip_model_check:
+        print(f"{'compared':<8} not at all (--skip-model-check)")
+        return
+    trusted = settings.trust_remote_code
+    with Comparison(checkpoint, settings.model_backend, trusted) as comparison:
+        comparison.require_equal()
+    what = "prompts with pictures" if compares_pictures(checkpoint) else "text"
+    print(f"{'compared':<8} {what}: as the class's own forward, in a small random model")
 
 
 def _folder(settings: CheckSettings) -> Path:

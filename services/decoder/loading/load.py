@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -35,6 +36,7 @@ from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.plan import Limits
 from services.decoder.worker.worker import Worker
 from services.families import registry
+from services.families.comparison import Comparison, compares_pictures
 from services.families.family import is_generic, load_part
 from services.families.generic import require_length
 from shared.artifacts.store import ArtifactReader
@@ -64,10 +66,11 @@ def load(settings: DecoderSettings, leader: Leader | None = None) -> Loaded:
     """Loads and warms up; takes seconds to minutes. Of several ranks this process becomes the first; `leader` has
     started the others, if that was done before. Raises ServingError for what cannot be served."""
     began = time.perf_counter()
-    if settings.tensor_parallel_size > 1:
-        loaded = _lead(settings, leader or Leader.start(settings))
-    else:
-        loaded = load_rank(Place(settings))
+    with _compared(settings):
+        if settings.tensor_parallel_size > 1:
+            loaded = _lead(settings, leader or Leader.start(settings))
+        else:
+            loaded = load_rank(Place(settings))
     warm_up(loaded.worker)
     log.info(
         "warmed up",
@@ -76,6 +79,21 @@ def load(settings: DecoderSettings, leader: Leader | None = None) -> Loaded:
         token_ms=round(loaded.profile.token_us / 1000, 3),
     )
     return loaded
+
+
+@contextmanager
+def _compared(settings: DecoderSettings) -> Iterator[None]:
+    """While the model is loaded, another process compares prompts with pictures, whose encoder and prompt are other
+    services', where they are the code of transformers. Raises InvalidRequest at the end for one that differs."""
+    checkpoint = Checkpoint(settings.model, settings.family)
+    if settings.skip_model_check or not compares_pictures(checkpoint):
+        yield
+        return
+    trusted = settings.trust_remote_code
+    with Comparison(checkpoint, settings.model_backend, trusted) as comparison:
+        yield
+        comparison.require_equal()
+    log.info("prompts with pictures compared with the model's own forward")
 
 
 def _lead(settings: DecoderSettings, leader: Leader) -> Loaded:

@@ -96,8 +96,8 @@ class PromptBuilder:
         self._adds_special_tokens = processor_adds_special_tokens
         self._trusts = trust_request_template
         self._content_format = content_format  # of templates that come with requests
-        if rule.example is not None:
-            self._require(rule.example)
+        for example in rule.examples:
+            self.write(example)
 
     @property
     def limits(self) -> Mapping[Modality.ValueType, int | None]:
@@ -257,16 +257,19 @@ class PromptBuilder:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: the prompt has no tokens", field=field)
         return Draft(self._rule.finish(ids), text.replace(GUARD, ""), field)
 
-    def _require(self, example: Example) -> None:
-        """Raises InvalidRequest if the example does not come out as the checkpoint's own processor writes it."""
+    def write(self, example: Example) -> Prompt:
+        """The example's prompt. Raises InvalidRequest if it does not come out as the checkpoint's own processor writes
+        it."""
         draft = self._encoded(example.text, "prompt", True, 0)
-        if self.expand(draft, [example.item]).ids.tolist() != list(example.ids):
+        prompt = self.expand(draft, example.items)
+        if prompt.ids.tolist() != list(example.ids):
             raise InvalidRequest(
                 "UNSUPPORTED_MODEL",
                 "the model's processor does more to a prompt than to put tokens in the places of images:"
                 " it needs a prompt rule of its own",
                 field="model",
             )
+        return prompt
 
     def _token_ids(self, data: bytes) -> Draft:
         field = "prompt"

@@ -56,8 +56,10 @@ class GenericRule(PromptRule):
         self.limits: Mapping[Modality.ValueType, int | None] = {
             Modality.MODALITY_IMAGE: most_images
         }
-        found = settings["example"]
-        self.example = Example(found["text"], MadeItem(0, 0, ids=found["span"]), found["ids"])
+        self.examples = [
+            Example(found["text"], [_made(item) for item in found["items"]], found["ids"])
+            for found in settings["examples"]
+        ]
 
     def updates(self) -> Sequence[Update]:
         """See `PromptRule.updates`."""
@@ -79,6 +81,10 @@ class GenericRule(PromptRule):
     def finish(self, ids: Ids) -> Ids:
         """See `PromptRule.finish`."""
         return self._finish(ids, self._checkpoint) if self._finish else ids
+
+
+def _made(item: Mapping[str, Any]) -> MadeItem:
+    return MadeItem(0, 0, ids=item["ids"], fields=item["fields"])
 
 
 def _tensor(

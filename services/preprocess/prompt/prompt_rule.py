@@ -80,10 +80,10 @@ class Update:
 
 @dataclass(frozen=True)
 class Example:
-    """A text with one image, and the ids that the checkpoint's own processor makes of the two."""
+    """A text with images, and the ids that the checkpoint's own processor makes of them together."""
 
     text: str
-    item: MadeItem
+    items: Sequence[MadeItem]
     ids: Sequence[int]
 
 
@@ -115,8 +115,8 @@ class PromptRule:
     # Ids before each part of a text behind an item, unless it is empty: parts are then encoded as texts by themselves.
     part_beginning: tuple[int, ...] = ()
 
-    # A prompt that has to come out so, else the model is refused at start.
-    example: Example | None = None
+    # Prompts that have to come out so, else the model is refused at start.
+    examples: Sequence[Example] = ()
 
     # How MindIE-LLM writes a picture among token ids, where that is known. `span` is then also asked for items whose
     # `tokens` are set.

@@ -34,7 +34,8 @@ class ProcessorMaker:
 
     `settings` hold, for the prompt rule: `marker`, the id of the token that the template writes for an image; `around`,
     the text that the processor puts before and behind it; `placeholders`, the ids that take embedding rows;
-    `most_images` of a prompt, None for any number; `example`, a text with its ids.
+    `most_images` of a prompt, None for any number; `examples`, texts with one picture and, where that many may be,
+    with two of different sizes, each with its ids and those of its pictures.
     """
 
     scaling: PixelScaling | None = None  # the processor itself does everything to the pixels
@@ -57,7 +58,7 @@ class ProcessorMaker:
             self._around = self._cut(self._replaced(pictures[:1])[0])[::2]
             spans = [self.make(picture)[1]["ids"] for picture in pictures]
             most = None if self._takes_several(pictures) else 1
-            example = self._example(pictures[0])
+            examples = [self._example(text, found) for text, found in example_prompts(most)]
         except ImportError as error:
             raise InvalidRequest(
                 "MISSING_PACKAGE", f"{self._name} cannot run here: {error}", field="model"
@@ -74,7 +75,7 @@ class ProcessorMaker:
             "around": self._around,
             "placeholders": placeholders,
             "most_images": most,
-            "example": example,
+            "examples": examples,
         }
 
     def make(self, image: PIL.Image.Image) -> tuple[Pixels, Answer]:
@@ -146,17 +147,34 @@ class ProcessorMaker:
             return False
         return together == [self._replaced([picture])[0] for picture in pictures]
 
-    def _example(self, picture: PIL.Image.Image) -> dict[str, Any]:
-        """A text with a picture in it: its ids, and the picture's."""
-        text = f"See\n{self._marker}\nand say: what is it?"
-        made = run_processor(self._processor, [picture], text, add_special_tokens=True)
+    def inputs(self, text: str, pictures: Sequence[PIL.Image.Image]) -> Any:
+        """All that the checkpoint's own processor makes of a prompt, as numpy arrays. `text` has a {} for each of the
+        pictures."""
+        written = text.format(*[self._marker] * len(pictures))
+        made = run_processor(self._processor, pictures, written, add_special_tokens=True)
+        return {"text": written, **{name: made[name] for name in made if name != OFFSETS}}
+
+    def _example(self, text: str, pictures: Sequence[PIL.Image.Image]) -> dict[str, Any]:
+        made = self.inputs(text, pictures)
         ids = np.asarray(made["input_ids"])[0].tolist()
-        return {"text": text, "ids": ids, "span": self.make(picture)[1]["ids"]}
+        items = [dict(self.make(picture)[1]) for picture in pictures]
+        return {"text": made["text"], "ids": ids, "items": items}
 
     def _unsupported(self, why: str) -> InvalidRequest:
         return InvalidRequest(
             "UNSUPPORTED_MODEL", f"{self._name} cannot be used: {why}", field="model"
         )
+
+
+def example_prompts(most_images: int | None) -> list[tuple[str, list[PIL.Image.Image]]]:
+    """Texts with a {} for each picture, and their pictures: noise, in which a wrong place is seen."""
+    first, second = (
+        PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (h, w, 3)).astype(np.uint8))
+        for w, h in _SAMPLES[:2]
+    )
+    one: tuple[str, list[PIL.Image.Image]] = ("See\n{}\nand say: what is it?", [first])
+    two = ("{} is one,\nthe other is {}, say: are they alike?", [first, second])
+    return [one] if most_images == 1 else [one, two]
 
 
 # Whatever the code of some processor raises on a picture.

@@ -133,6 +133,13 @@ def agree(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
     return _measure([ours], [theirs]).agrees(dtype)
 
 
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """The largest of any logit [n, vocabulary], in standard deviations of all; infinite where other tokens are
+    excluded."""
+    measured = _measure([ours], [theirs])
+    return measured.difference if measured.same_excluded else math.inf
+
+
 @dataclass(frozen=True)
 class _Measure:
     """`difference`: the largest, in standard deviations of all; `cosines` [n]: of each row with its own."""

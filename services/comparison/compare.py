@@ -1,0 +1,119 @@
+"""A checkpoint's class against our prompt, encoder and decoder, in a small random model of its configuration."""
+
+import inspect
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.comparison import prepared, small_checkpoint
+from services.comparison.ours import Whole, encode, load_decoder
+from services.comparison.prepared import Prepared
+from services.comparison.small_checkpoint import CannotBeMade
+from services.decoder.devices.cpu.device import CpuDevice
+from services.decoder.models.generic.comparison import difference
+from services.decoder.models.generic.loading import find_class, require_served
+from services.families import registry
+from services.families.family import GENERIC_PROMPT
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.model_half import read_config
+from shared.checkpoint.refusal import unsupported
+from shared.errors import InvalidRequest
+from shared.model_backends import ModelBackend
+
+_TOLERANCE = 1e-3  # in standard deviations of all logits
+_LONGEST = 8192  # tokens that rotary tables have at least
+
+
+def compare(checkpoint: Checkpoint, backend: ModelBackend, trust_remote_code: bool) -> None:
+    """Raises InvalidRequest with the reason for a checkpoint whose prompt, rows or logits differ from those of its own
+    class, and for one of which this cannot be said."""
+    with tempfile.TemporaryDirectory(prefix="tessera-comparison-") as folder:
+        prompts = []
+        if registry.find(checkpoint).prompt == GENERIC_PROMPT:
+            prompts = _prepare(checkpoint, Path(folder) / "prompts.npz")
+        small, expected = _expect(checkpoint, prompts, trust_remote_code, Path(folder) / "model")
+        _compare(small, prompts, expected, backend, trust_remote_code)
+
+
+def _prepare(checkpoint: Checkpoint, file: Path) -> list[Prepared]:
+    command = [sys.executable, "-m", "services.comparison.prompts"]
+    made = subprocess.run(
+        [*command, str(checkpoint.folder), checkpoint.family, str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if said := made.stdout.strip():
+        refusal = json.loads(said)
+        raise InvalidRequest(refusal["reason"], refusal["message"], field="model")
+    if made.returncode:
+        raise unsupported(checkpoint, f"its processor ended its process ({made.returncode})")
+    return prepared.read(file)
+
+
+def _expect(
+    checkpoint: Checkpoint, prompts: list[Prepared], trust_remote_code: bool, folder: Path
+) -> tuple[Checkpoint, list[Tensor]]:
+    """A small checkpoint, and the logits [tokens, vocabulary] of its class."""
+    kind = find_class(checkpoint, trust_remote_code)
+    config = read_config(checkpoint, trust_remote_code)
+    require_served(checkpoint, kind, config)
+    failure: Exception | None = None
+    try:
+        for model in small_checkpoint.small_models(kind, config):
+            try:
+                expected = [_run(model, prompt.inputs) for prompt in prompts]
+            except Exception as error:  # sizes that the class takes and its forward does not
+                failure = error
+                continue
+            return small_checkpoint.save(model, checkpoint, folder), expected
+    except CannotBeMade as error:
+        said = f"{type(failure).__name__}: {failure}" if failure else str(error)
+        raise unsupported(
+            checkpoint,
+            f"it cannot be compared with its own class, which fails in a small model: {said}."
+            " --skip-model-check serves it without that",
+        ) from error
+    raise AssertionError("small_models raises at its end")
+
+
+@torch.inference_mode()
+def _run(model: Any, inputs: Mapping[str, Any]) -> Tensor:
+    """By the class's own forward."""
+    takes = inspect.signature(model.forward).parameters
+    given = {name: torch.from_numpy(inputs[name]) for name in inputs if name in takes}
+    given = {n: v.float() if v.is_floating_point() else v for n, v in given.items()}
+    logits: Tensor = model(**given, use_cache=False).logits[0]
+    return logits
+
+
+def _compare(
+    small: Checkpoint,
+    prompts: list[Prepared],
+    expected: list[Tensor],
+    backend: ModelBackend,
+    trust_remote_code: bool,
+) -> None:
+    longest = max([_LONGEST, *(len(prompt.ids) for prompt in prompts)])
+    decoder = load_decoder(small, backend, trust_remote_code, longest)
+    if not prompts:
+        return
+    whole = Whole(decoder, CpuDevice(torch.float32, threads=1))
+    for prompt, rows, theirs in zip(prompts, encode(small, prompts), expected, strict=True):
+        ours = whole.logits(prompt, rows)
+        columns = min(ours.shape[1], theirs.shape[1])
+        found = difference(ours[:, :columns], theirs[:, :columns])
+        if not found <= _TOLERANCE:
+            count = len(prompt.items)
+            pictures = "a picture" if count == 1 else f"{count} pictures of different sizes"
+            raise unsupported(
+                small,
+                f"a prompt with {pictures} differs from its class's own forward by {found:.1e} standard deviations",
+            )
