@@ -5,10 +5,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from services.comparison.small_checkpoint import CannotBeMade
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.generic.comparison import difference
 from services.decoder.models.generic.loading import find_class, require_served
+from services.decoder.worker.media.media_spans import embed_positions, read_spans
 from services.families import registry
 from services.families.family import GENERIC_PROMPT
 from shared.checkpoint.folder import Checkpoint
@@ -69,7 +70,7 @@ def _expect(
     try:
         for model in small_checkpoint.small_models(kind, config):
             try:
-                expected = [_run(model, prompt.inputs) for prompt in prompts]
+                expected = [_run(model, prompt) for prompt in prompts]
             except Exception as error:  # sizes that the class takes and its forward does not
                 failure = error
                 continue
@@ -85,8 +86,12 @@ def _expect(
 
 
 @torch.inference_mode()
-def _run(model: Any, inputs: Mapping[str, Any]) -> Tensor:
+def _run(model: Any, prompt: Prepared) -> Tensor:
     """By the class's own forward."""
+    types = np.zeros((1, len(prompt.ids)), np.int64)
+    types[0, embed_positions(read_spans(prompt.items, len(prompt.ids)))] = 1
+    # Of some classes the processor gives the types of tokens where it is asked to alone.
+    inputs = {"mm_token_type_ids": types, **prompt.inputs}
     takes = inspect.signature(model.forward).parameters
     given = {name: torch.from_numpy(inputs[name]) for name in inputs if name in takes}
     given = {n: v.float() if v.is_floating_point() else v for n, v in given.items()}

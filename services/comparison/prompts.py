@@ -8,24 +8,25 @@ import sys
 from pathlib import Path
 
 # What needs torch fails here as it does in an image worker.
-sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+if __name__ == "__main__":
+    sys.modules["torch"] = None  # type: ignore[assignment]
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from services.comparison.answer import say_refusal  # noqa: E402
-from services.comparison.prepared import Prepared, write  # noqa: E402
-from services.families import registry  # noqa: E402
-from services.families.family import load_part  # noqa: E402
-from services.preprocess.prompt.builder import Prompt, PromptBuilder  # noqa: E402
-from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule  # noqa: E402
-from services.preprocess.prompt.tokenizer import PromptTokenizer  # noqa: E402
-from services.preprocess.worker.processor_maker import (  # noqa: E402
+from services.comparison.answer import say_refusal
+from services.comparison.prepared import Prepared, write
+from services.families import registry
+from services.families.family import load_part
+from services.preprocess.prompt.builder import Prompt, PromptBuilder
+from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
+from services.preprocess.prompt.tokenizer import PromptTokenizer
+from services.preprocess.worker.processor_maker import (
     ProcessorMaker,
     example_prompts,
 )
-from shared.artifacts.small_tensor import small_tensor  # noqa: E402
-from shared.checkpoint.folder import Checkpoint  # noqa: E402
-from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality  # noqa: E402
+from shared.artifacts.small_tensor import small_tensor
+from shared.checkpoint.folder import Checkpoint
+from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 
 _LONGEST = 1 << 20  # tokens; the model's own length is no matter here
 

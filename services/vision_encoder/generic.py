@@ -10,6 +10,7 @@ import structlog
 import torch
 import transformers
 from torch import Tensor
+from transformers.utils import ModelOutput
 
 from services.families import registry
 from services.families.family import ItemSize, load_part
@@ -37,6 +38,10 @@ log = structlog.get_logger(__name__)
 
 _SAMPLE = ItemSize(64, 48)
 _PATCH_VALUES = 3 * 14 * 14
+
+
+class NoRows(ValueError):
+    """A class does not put the rows of a picture in the places of tokens."""
 
 
 class GenericEncoder:
@@ -95,6 +100,8 @@ class GenericEncoder:
         try:
             ids, tensors = self._make(_SAMPLE)
             rows = self._rows(tensors)
+        except NoRows as error:
+            raise unsupported(checkpoint, str(error)) from error
         except Exception as error:  # whatever the code of some model raises
             raise unsupported(checkpoint, f"its encoder fails on a picture: {error!r}") from error
         known = ids if self._takes_all else placeholder_ids(checkpoint)
@@ -139,7 +146,10 @@ def image_features(model: Any, tensors: Mapping[str, Tensor]) -> Tensor:
     known = inspect.signature(owner.get_image_features).parameters
     made = owner.get_image_features(**{name: tensors[name] for name in tensors if name in known})
     levels = getattr(made, "deepstack_features", None) or ()
-    return torch.cat([_flat(part) for part in (getattr(made, "pooler_output", made), *levels)], -1)
+    first = made.get("pooler_output") if isinstance(made, ModelOutput) else made
+    if first is None:
+        raise NoRows("it gives no embedding rows for a picture, only rows for layers of its choice")
+    return torch.cat([_flat(part) for part in (first, *levels)], -1)
 
 
 def _flat(rows: Tensor | Sequence[Tensor]) -> Tensor:

@@ -120,6 +120,16 @@ def image_processor_class(name: str) -> Any:
         raise InvalidRequest(
             "UNSUPPORTED_MODEL", f"transformers has no image processor {name}", field="model"
         )
+    needs = getattr(
+        found, "_backends", ()
+    )  # of a class that stands in for one that cannot be imported
+    if needs:
+        raise InvalidRequest(
+            "UNSUPPORTED_MODEL",
+            f"transformers has the image processor {name} for {' and '.join(needs)} alone, not for Pillow: pictures are"
+            " processed without them here, whether they are installed or not",
+            field="model",
+        )
     return found
 
 

@@ -29,6 +29,10 @@ _MOST_FIELD_VALUES = 64
 _SAMPLES = ((64, 48), (48, 640), (900, 700))
 
 
+class OtherSurroundings(ValueError):
+    """A processor writes text around a picture that depends on its size."""
+
+
 class ProcessorMaker:
     """An instance of the processor class that the checkpoint names, in this process. It takes images.
 
@@ -63,6 +67,8 @@ class ProcessorMaker:
             raise InvalidRequest(
                 "MISSING_PACKAGE", f"{self._name} cannot run here: {error}", field="model"
             ) from error
+        except OtherSurroundings as error:
+            raise self._unsupported(str(error)) from error
         except (UnreadableImage, *_FAILURES) as error:
             raise self._unsupported(f"it fails on a picture: {error!r}") from error
         if not set(placeholders) & set(spans[0]):
@@ -83,7 +89,11 @@ class ProcessorMaker:
         made = run_processor(self._processor, [image], self._marker)
         before, text, after = self._cut(made[OFFSETS][0][0]["replacement"])
         if (before, after) != self._around:
-            raise ValueError(f"its processor writes {before!r} and {after!r} around this picture")
+            raise OtherSurroundings(
+                f"it writes {before!r} and {after!r} around a picture of {image.width} x {image.height} pixels, and"
+                f" {self._around[0]!r} and {self._around[1]!r} around others: such text is tokenized before pictures"
+                " are seen"
+            )
         tensors = picture_tensors(made)
         small = {name: found for name, found in tensors.items() if found.size <= _MOST_FIELD_VALUES}
         fields = {
