@@ -1,4 +1,4 @@
-"""The first half of a comparison: prompts with pictures as preprocess makes them, and as the checkpoint's processor does.
+"""The first half of a comparison: prompts with pictures as preprocess makes them, and as the model's processor does.
 
 A program of its own, without torch, as the image workers are: `python -m services.comparison.prompts FOLDER FAMILY
 FILE`. It writes the prompts to FILE, or prints why there are none, as JSON.

@@ -83,9 +83,9 @@ def _thin(part: Any) -> None:
     for name, value in part.to_dict().items():
         if _INNER.search(name) and type(value) is int and value > _INNER_SIZE:
             setattr(part, name, _INNER_SIZE)
-        if _INNER.search(name) and isinstance(value, list) and value:
-            if all(type(one) is int for one in value):
-                setattr(part, name, [min(one, _INNER_SIZE) for one in value])
+        if _INNER.search(name) and isinstance(value, list):
+            cut = [min(one, _INNER_SIZE) if type(one) is int else one for one in value]
+            setattr(part, name, cut)
     experts, groups = _first(part, _EXPERTS), getattr(part, "n_group", None) or 1
     least = max(_FEW_EXPERTS, 2 * (_first(part, _CHOSEN) or 1))
     if experts and experts > least and groups == 1:

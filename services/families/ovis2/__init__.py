@@ -1,4 +1,4 @@
-"""Ovis2 (AIDC, 2025): pictures as mixtures of rows of a table, between tokens of that table. The code is transformers'."""
+"""Ovis2 (AIDC, 2025): pictures as mixtures of a table's rows, between tokens of that table, by transformers' code."""
 
 from services.families.family import GENERIC_ENCODER, GENERIC_PROMPT, Family
 

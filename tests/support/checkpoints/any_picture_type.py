@@ -91,7 +91,7 @@ def _tokenizer(source: str) -> PreTrainedTokenizerFast:
         **{k: v for k, v in _USUAL.items() if k != "unk_token"},
         extra_special_tokens=named,
     )
-    words.add_tokens([text for text in (*SPECIAL, *texts)], special_tokens=True)
+    words.add_tokens([*SPECIAL, *texts], special_tokens=True)
     return words
 
 
@@ -100,9 +100,10 @@ def _config(kind: str, model_class: Any, words: PreTrainedTokenizerFast) -> PreT
     config = smaller(whole, widths=True, layers=True)
     for part in _parts(config):
         for name, value in part.to_dict().items():
-            if re.fullmatch(r"(depth|num_hidden_layers|num_layers)", name) and type(value) is int:
-                if part is not config.get_text_config(decoder=True) and not _indexed(part, config):
-                    setattr(part, name, min(value, 3))
+            counts_layers = re.fullmatch(r"(depth|num_hidden_layers|num_layers)", name)
+            tower = part is not config.get_text_config(decoder=True) and not _indexed(part, config)
+            if counts_layers and type(value) is int and tower:
+                setattr(part, name, min(value, 3))
             if name == "vocab_size" and isinstance(value, int) and value > 20_000:
                 setattr(part, name, len(words))
             if name == "max_position_embeddings" and isinstance(value, int):
