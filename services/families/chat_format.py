@@ -6,9 +6,15 @@ from typing import Any
 
 from services.families import registry
 from services.families.family import load_part
+from shared.checkpoint.bounded_file import read_text
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.text.template_environment import environment, read_template, read_tool_template
+from shared.text.template_environment import (
+    TEMPLATE,
+    environment,
+    read_template,
+    read_tool_template,
+)
 from shared.text.tokenizer_file import TokenizerFile
 from shared.time_limit import TimeIsUp, at_most
 
@@ -26,8 +32,8 @@ def find_template(checkpoint: Checkpoint, chosen: Path | None = None) -> str | N
     """
     if chosen is not None:
         try:
-            return chosen.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_text(chosen, TEMPLATE)
+        except (OSError, ValueError) as error:
             raise InvalidRequest("CHAT_TEMPLATE", f"--chat-template {chosen}: {error}") from error
     family = registry.find(checkpoint)
     source = read_template(checkpoint.folder)

@@ -6,6 +6,7 @@ from enum import Flag, auto
 from pathlib import Path
 
 from services.families import generic, registry
+from shared.checkpoint.bounded_file import OutOfBounds, require_bounded
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_computable
 from shared.errors import InvalidRequest
@@ -54,9 +55,10 @@ def require_servable(
             f"{folder} is no Hugging Face checkpoint: it has no config.json",
             field="model",
         )
+    require_readable(folder)
     read_json(folder / "config.json")
     checkpoint = Checkpoint(folder, family)
-    with _understood(folder):
+    with understood(folder):
         record = registry.find(checkpoint)
         refuse_quantization(checkpoint)
         sizes = registry.text_sizes(checkpoint, backend)
@@ -98,12 +100,32 @@ def _require_vocabulary(checkpoint: Checkpoint, size: int) -> None:
         )
 
 
+def require_readable(folder: Path) -> None:
+    """Raises InvalidRequest for a folder with a file that is too large or too deep to be read, or that is a FIFO or a
+    device: before a library reads it."""
+    try:
+        require_bounded(folder)
+    except OutOfBounds as error:
+        raise InvalidRequest("BAD_CHECKPOINT", str(error), field="model") from None
+    except OSError as error:
+        raise InvalidRequest(
+            "BAD_CHECKPOINT", f"{folder} cannot be read: {error}", field="model"
+        ) from error
+
+
 @contextmanager
-def _understood(folder: Path) -> Iterator[None]:
+def understood(folder: Path) -> Iterator[None]:
     """A value of another type than the key has is a fault of the file, like all others."""
     try:
         yield
-    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise InvalidRequest(
             "BAD_CHECKPOINT",
             f"{folder / 'config.json'} has a value that makes no sense: {error}",

@@ -13,7 +13,7 @@ from services.families.family import Family
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.refusal import unsupported
 from shared.errors import InvalidRequest
-from shared.model_config.decoder import TextSizes, refuse_quantization
+from shared.model_config.decoder import TextSizes, read_whole, refuse_quantization
 
 GENERIC = Family(
     architectures=(),
@@ -60,7 +60,7 @@ def read(checkpoint: Checkpoint) -> TextSizes:
         raise unsupported(checkpoint, reason)
     text = checkpoint.text_config
     sizes = {
-        name: next((int(text[key]) for key in keys if text.get(key)), 0)
+        name: next((read_whole(checkpoint, key, text[key]) for key in keys if text.get(key)), 0)
         for name, keys in _SIZES.items()
     }
     if sizes["vocab_size"]:  # tokens that have an embedding and no output are counted

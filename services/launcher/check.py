@@ -7,7 +7,7 @@ from pathlib import Path
 
 from services.families import registry
 from services.families.chat_format import find_template, stop_ids
-from services.families.check import require_servable
+from services.families.check import require_readable, require_servable, understood
 from services.families.comparison import Comparison, compares_pictures, has_comparison
 from services.families.family import load_part
 from services.families.report import REFUSED, TRANSFORMERS, PartReport, parts_of
@@ -29,8 +29,10 @@ def main(arguments: list[str]) -> int:
     try:
         folder = _folder(settings)
         checkpoint = Checkpoint(folder, settings.family)
-        kind = checkpoint.kind
-        parts = parts_of(checkpoint, settings.model_backend)
+        require_readable(folder)
+        with understood(folder):
+            kind = checkpoint.kind
+            parts = parts_of(checkpoint, settings.model_backend)
     except ServingError as error:
         print(f"refused  {error.message}")
         return 1
@@ -41,8 +43,9 @@ def main(arguments: list[str]) -> int:
         return 1
     try:
         require_servable(folder, family=settings.family, **settings.computation)
-        for what, said in _facts(checkpoint, parts, settings.model_backend):
-            print(f"{what:<8} {said}")
+        with understood(folder):
+            for what, said in _facts(checkpoint, parts, settings.model_backend):
+                print(f"{what:<8} {said}")
         if has_comparison(checkpoint, settings.model_backend):
             _compare(checkpoint, settings)
     except ServingError as error:

@@ -3,21 +3,24 @@
 Reading configurations needs no torch; it is imported when the first tensor is asked for.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.checkpoint.bounded_file import OutOfBounds, bounds_of, read_value
+from shared.checkpoint.config_bounds import out_of_bounds
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
 from shared.devices import default_dtype
 from shared.errors import InvalidRequest, NotFound
 from shared.model_config.files import INDEXES, SINGLES, find_weights
+from shared.text.cutting import cut
 
 if TYPE_CHECKING:
     import torch
 
+_IDS = 1 << 31
 _SMALL_MODEL_PARAMETERS = 100_000_000
 # By safetensors' spelling; all others have one.
 _BYTES = {
@@ -58,23 +61,22 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """`config.json`."""
-        return self._json("config.json")
+        """`config.json`. Raises InvalidRequest, naming the key, for numbers that no model has."""
+        config = self._json("config.json")
+        if wrong := out_of_bounds(config):
+            raise self._bad("config.json", f"cannot be served: {wrong}")
+        return config
 
     @cached_property
     def text_config(self) -> dict[str, Any]:
         """The language part of the configuration; all of it for a model without other parts."""
-        for key in _TEXT_KEYS:
-            part = self.config.get(key)
-            if isinstance(part, dict):
-                return part
-        return self.config
+        parts = (self._part(key) for key in _TEXT_KEYS)
+        return next((part for part in parts if part is not None), self.config)
 
     @cached_property
     def vision_config(self) -> dict[str, Any] | None:
         """The vision part of the configuration, if the model has one."""
-        part = self.config.get("vision_config")
-        return part if isinstance(part, dict) else None
+        return self._part("vision_config")
 
     @cached_property
     def architecture(self) -> str:
@@ -115,11 +117,20 @@ class Checkpoint:
         return self._processor_config("video_processor", "video_preprocessor_config.json")
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a sequence, ascending: of the first configuration that names any."""
+        """Ids that end a sequence, ascending: of the first configuration that names any. Raises InvalidRequest where
+        that names something else."""
         for source in (self.generation_config, self.config, self.text_config):
             ids = source.get("eos_token_id")
-            if ids is not None:
-                return tuple(sorted({int(i) for i in (ids if isinstance(ids, list) else [ids])}))
+            if ids is None:
+                continue
+            listed = ids if isinstance(ids, list) else [ids]
+            if not all(type(i) is int and abs(i) < _IDS for i in listed):
+                raise InvalidRequest(
+                    "BAD_CHECKPOINT",
+                    f"{self.folder}: eos_token_id is {cut(str(ids), 60)}, which is no token's id and no list of them",
+                    field="model",
+                )
+            return tuple(sorted(set(listed)))
         return ()
 
     def names(self) -> Sequence[str]:
@@ -226,14 +237,25 @@ class Checkpoint:
 
     def _json(self, file: str) -> dict[str, Any]:
         try:
-            value = json.loads((self.folder / file).read_text(encoding="utf-8"))
+            value = read_value(self.folder / file, bounds_of(file))
         except FileNotFoundError:
             raise NotFound("CHECKPOINT_INCOMPLETE", f"{self.folder} has no {file}") from None
-        except ValueError as error:
+        except OutOfBounds as error:
+            raise InvalidRequest("BAD_CHECKPOINT", str(error), field="model") from None
+        except (OSError, ValueError) as error:
             raise self._bad(file, f"is not JSON: {error}") from error
         if not isinstance(value, dict):
             raise self._bad(file, "is not a JSON object")
         return value
+
+    def _part(self, key: str) -> dict[str, Any] | None:
+        """A part of the configuration; a name of another repository in its place is none."""
+        part = self.config.get(key)
+        if part is None or isinstance(part, str):
+            return None
+        if not isinstance(part, dict):
+            raise self._bad("config.json", f"cannot be served: {key} is no JSON object")
+        return part
 
     def _bad(self, file: str, what: str) -> InvalidRequest:
         return InvalidRequest("BAD_CHECKPOINT", f"{self.folder / file} {what}")

@@ -1,7 +1,6 @@
 """The checkpoint's own processor, from transformers: tokenizer and image processor, without torch and torchvision."""
 
 import importlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.model_config.files import read_json
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -168,7 +168,7 @@ def _processor_class(checkpoint: Checkpoint, name: str) -> Any:
 def _settings(folder: Path) -> dict[str, Any]:
     """The processor's own settings: those of processor_config.json that are no part's, and no chat template."""
     path = folder / "processor_config.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {}
     return {key: value for key, value in found.items() if key != "chat_template"}
 
 

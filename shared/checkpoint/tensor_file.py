@@ -5,6 +5,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shared.checkpoint.bounded_file import LARGE, require_few
+from shared.model_config.files import read_header
+from shared.text.rust_panic import RustPanic, panics_as_errors
+
 if TYPE_CHECKING:
     import torch
 
@@ -49,9 +53,11 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
+        require_few(read_header(path), path, LARGE)
         try:
-            self._file: Any = safe_open(path, framework="pt")
-        except SafetensorError as error:
+            with panics_as_errors():
+                self._file: Any = safe_open(path, framework="pt")
+        except (SafetensorError, RustPanic) as error:
             raise ValueError(str(error)) from error
 
     def names(self) -> Sequence[str]:

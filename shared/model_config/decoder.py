@@ -7,6 +7,7 @@ from typing import Any
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.rope import RopeConfig
+from shared.text.cutting import cut
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _NONE = ("num_key_value_heads", "sliding_window")  # as many as queries; all tokens
@@ -67,23 +68,30 @@ def read_config(
     if values["hidden_act"] not in ("silu", "swish"):
         raise _refuse(checkpoint, f"hidden_act {values['hidden_act']!r}; this model has silu")
     refuse_quantization(checkpoint)
-    heads = int(values["num_attention_heads"])
-    head_size = int(values.get("head_dim") or values["hidden_size"] // heads)
-    kv_heads = int(values.get("num_key_value_heads") or heads)
-    if heads < 1 or head_size < 1:
+
+    def whole(key: str) -> int:
+        return read_whole(checkpoint, key, values[key])
+
+    heads = whole("num_attention_heads")
+    if heads < 1:
+        raise _refuse(checkpoint, f"{heads} attention heads")
+    hidden_size = whole("hidden_size")
+    head_size = whole("head_dim") if values.get("head_dim") else hidden_size // heads
+    kv_heads = whole("num_key_value_heads") if values.get("num_key_value_heads") else heads
+    if head_size < 1:
         raise _refuse(checkpoint, f"{heads} attention heads of size {head_size}")
     if heads % kv_heads:
         raise _refuse(checkpoint, f"{heads} attention heads do not divide into {kv_heads} groups")
-    layers = int(values["num_hidden_layers"])
+    layers = whole("num_hidden_layers")
     return DecoderConfig(
-        vocab_size=int(values["vocab_size"]),
-        hidden_size=int(values["hidden_size"]),
-        intermediate_size=int(values["intermediate_size"]),
+        vocab_size=whole("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=whole("intermediate_size"),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
-        max_position_embeddings=int(values["max_position_embeddings"]),
+        max_position_embeddings=whole("max_position_embeddings"),
         rms_norm_eps=float(values["rms_norm_eps"]),
         tied=bool(checkpoint.config.get("tie_word_embeddings") or text.get("tie_word_embeddings")),
         qkv_bias=bool(values["attention_bias"]),
@@ -100,6 +108,16 @@ def read_config(
         else (None,) * layers,
         rope=RopeConfig.read(values, head_size, "partial_rotary_factor" in defaults),
     )
+
+
+def read_whole(checkpoint: Checkpoint, key: str, value: Any) -> int:
+    """A number of config.json. Raises InvalidRequest, naming the key, for another value."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _refuse(
+            checkpoint, f"{key} is {cut(repr(value), 60)}, which is no whole number"
+        ) from None
 
 
 def refuse_quantization(checkpoint: Checkpoint) -> None:

@@ -1,11 +1,18 @@
 """Whether a checkpoint folder has the files that are read from it, whole: by names, sizes and headers alone."""
 
-import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.checkpoint.bounded_file import (
+    LARGE,
+    OutOfBounds,
+    bounds_of,
+    open_regular,
+    parse,
+    read_value,
+)
 from shared.errors import InvalidRequest
 from shared.text.tokenizer_formats.other_files import find_other
 
@@ -15,7 +22,6 @@ INDEXES = tuple(f"{name}.index.json" for name in SINGLES)
 _OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack")
 _OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _LFS = b"version https://git-lfs"  # what a clone without git-lfs has in the place of a large file
-_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 def require_tokenizer(folder: Path) -> None:
@@ -94,10 +100,12 @@ def indexed_files(index: Path) -> list[str]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises InvalidRequest naming the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_value(path, bounds_of(path.name))
     except FileNotFoundError:
         raise _bad(f"{path.parent} has no {path.name}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OutOfBounds as error:
+        raise _bad(str(error)) from None
+    except (OSError, ValueError) as error:
         _require_content(path)
         raise _bad(f"cannot read {path}: {error}") from None
     if not isinstance(value, dict):
@@ -121,30 +129,48 @@ def _no_weights(folder: Path) -> str:
 def _require_whole(path: Path) -> None:
     """By the header, which says where the last tensor ends."""
     size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        head = file.read(length) if length <= min(size - 8, _LONGEST_HEADER) else b""
+    head = read_header(path)
     try:
-        entries = json.loads(head)
+        entries = parse(head, path, LARGE)
         ends = [int(e["data_offsets"][1]) for n, e in entries.items() if n != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except OutOfBounds as error:
+        raise _bad(str(error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
         _require_content(path)
         raise _bad(
             f"{path} is no safetensors file, or only its beginning: download it again"
         ) from None
-    expected = 8 + length + max(ends, default=0)
+    expected = 8 + len(head) + max(ends, default=0)
     if size < expected:
         raise _bad(f"{path} has {size} bytes of {expected}: download it again")
+
+
+def read_header(path: Path) -> bytes:
+    """The header of a safetensors file, empty where the file is shorter. Raises InvalidRequest for one that is too long
+    to be read, and for what is no file."""
+    try:
+        with open_regular(path) as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size - 8:
+                return b""
+            if length > LARGE.nbytes:
+                raise OutOfBounds(
+                    f"{path} has a header of {length:,} bytes; {LARGE.nbytes >> 20} MiB are the most that is read of it"
+                )
+            return file.read(length)
+    except OutOfBounds as error:
+        raise _bad(str(error)) from None
 
 
 def require_archive(path: Path) -> None:
     """Raises InvalidRequest unless this is a whole zip archive, which `torch.save` writes since version 1.6: it ends
     with its directory.
     """
-    if zipfile.is_zipfile(path):
-        return
     _require_content(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        if zipfile.is_zipfile(file):
+            return
+        file.seek(0)
         began = file.read(4)
     if began == b"PK\x03\x04":
         raise _bad(f"{path} is only the beginning of a file of torch.save: download it again")
@@ -156,8 +182,11 @@ def require_archive(path: Path) -> None:
 
 def _require_content(path: Path) -> None:
     """Raises InvalidRequest for an empty file, and for the note that git-lfs leaves in the place of one."""
-    with path.open("rb") as file:
-        head = file.read(len(_LFS))
+    try:
+        with open_regular(path) as file:
+            head = file.read(len(_LFS))
+    except OutOfBounds as error:
+        raise _bad(str(error)) from None
     if not head:
         raise _bad(f"{path} is empty: download it again")
     if head == _LFS:

@@ -15,7 +15,10 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from shared.checkpoint.bounded_file import Bounds, OutOfBounds, read_text, read_value
 from shared.errors import InvalidRequest
+
+TEMPLATE = Bounds(4 << 20, 0)  # released ones have up to 100 KB
 
 
 class _Generation(jinja2.ext.Extension):
@@ -61,7 +64,7 @@ def read_template(folder: Path) -> str | None:
     """The checkpoint's own template, from the first of the places where Hugging Face has put it, or None."""
     raw = folder / "chat_template.jinja"
     if raw.is_file():
-        return raw.read_text(encoding="utf-8")
+        return read_template_file(raw)
     for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
         found = _templates(folder / name).get("default")
         if found is not None:
@@ -75,7 +78,7 @@ def read_tool_template(folder: Path) -> str | None:
     """
     raw = folder / "additional_chat_templates" / "tool_use.jinja"
     if raw.is_file():
-        return raw.read_text(encoding="utf-8")
+        return read_template_file(raw)
     if (folder / "chat_template.jinja").is_file():  # then that of the other file does not count
         return None
     return _templates(folder / "tokenizer_config.json").get("tool_use")
@@ -91,11 +94,25 @@ def _templates(path: Path) -> dict[str, str]:
     return {name: source for name, source in found.items() if isinstance(source, str)}
 
 
+def read_template_file(path: Path) -> str:
+    """The text of a file that holds a chat template alone. Raises InvalidRequest if it cannot be read."""
+    try:
+        return read_text(path, TEMPLATE)
+    except OutOfBounds as error:
+        raise InvalidRequest("BAD_CHECKPOINT", str(error), field="model") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(
+            "BAD_CHECKPOINT", f"{path} cannot be read: {error}", field="model"
+        ) from error
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = read_value(path)
+    except OutOfBounds as error:
+        raise InvalidRequest("BAD_CHECKPOINT", str(error), field="model") from None
+    except (OSError, ValueError) as error:
         raise InvalidRequest("BAD_CHECKPOINT", f"{path} is not JSON: {error}") from error
     return content if isinstance(content, dict) else {}

@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from shared.checkpoint.bounded_file import LARGE, Bounds, bounds_of, read_value
+from shared.text.cutting import cut
 from shared.text.processor_tokens import added_by_processor
 from shared.text.tokenizer_formats.other_files import convert, find_other
 
@@ -28,6 +30,7 @@ _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 _LLAMA_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 # For these transformers takes tokenizer.json as it is, whatever class stands beside it.
 _AS_STORED = ("llava", "llava_next", "mistral", "qwen2")
+_MOST_IDS = 1 << 24  # tables have an entry for each
 _FLAGS = ("single_word", "lstrip", "rstrip")
 
 Token = dict[str, Any]
@@ -64,8 +67,15 @@ def read_tokenizer(path: Path) -> TokenizerFile:
 
     Raises OSError or ValueError if one cannot be read.
     """
+    try:
+        return _read(path)
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path}, or a file beside it, is no tokenizer's: {error!r}") from error
+
+
+def _read(path: Path) -> TokenizerFile:
     other = None if path.is_file() else find_other(path.parent)
-    content = json.loads(_converted(other) if other else path.read_text(encoding="utf-8"))
+    content = json.loads(_converted(other)) if other else _object(path, LARGE)
     config = _config(path.parent)
     stored: list[Token] = content.get("added_tokens") or []
     base = stored
@@ -232,6 +242,12 @@ def _numbered(content: Mapping[str, Any], tokens: Iterable[Token]) -> list[Token
     vocabulary = (content.get("model") or {}).get("vocab") or {}
     if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of ids
         vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
+    for token, index in vocabulary.items():
+        if type(index) is not int or not 0 <= index < _MOST_IDS:
+            raise ValueError(
+                f"tokenizer.json: model.vocab gives {cut(token, 60)!r} the id {cut(str(index), 60)};"
+                f" ids are whole numbers below {_MOST_IDS:,}"
+            )
     behind = len(vocabulary)
     numbered = []
     for token in tokens:
@@ -250,7 +266,11 @@ def read_optional(path: Path) -> dict[str, Any]:
     """The object in a JSON file, empty where there is no such file. Raises ValueError for another content."""
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    return _object(path, bounds_of(path.name))
+
+
+def _object(path: Path, bounds: Bounds) -> dict[str, Any]:
+    content = read_value(path, bounds)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON object")
     return content

@@ -16,6 +16,7 @@ from services.gateway.admission.generation_defaults import GenerationDefaults, r
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
+from shared.text.template_environment import read_template_file
 from shared.text.text_fold import TokenBytes
 from shared.text.tokenizer_file import TokenizerFile, read_tokenizer
 from shared.text.tokenizer_library import open_tokenizer
@@ -127,7 +128,7 @@ def _tokenizer_info(checkpoint: Checkpoint) -> dict[str, Any]:
     info = {"tokenizer_class": "PreTrainedTokenizerFast", **checkpoint.tokenizer_config}
     template = checkpoint.folder / "chat_template.jinja"  # goes before all other places
     if template.exists():
-        info["chat_template"] = template.read_text(encoding="utf-8")
+        info["chat_template"] = read_template_file(template)
     return info
 
 

@@ -14,7 +14,8 @@ _LONGEST_WORD = 256
 
 
 def read_bad_words(listed: str | Sequence[str] | None, tokenizer: Tokenizer) -> list[TokenSequence]:
-    """The sequences for `bad_words`. Raises InvalidRequest for a word without tokens, or that the tokenizer gives up on."""
+    """The sequences for `bad_words`. Raises InvalidRequest for a word without tokens, or one that the tokenizer gives
+    up on."""
     words = texts("bad_words", listed, _MOST_WORDS, _LONGEST_WORD)
     sequences: dict[tuple[int, ...], None] = {}
     for place, word in enumerate(words):

@@ -18,8 +18,8 @@ from shared.telemetry import request_names
 log = structlog.get_logger(__name__)
 
 
-# What ends a process or a generator. Whatever else is no `Exception`, as a panic of a library in Rust, is a call's error:
-# the library of gRPC would leave its caller without an answer.
+# What ends a process or a generator. Whatever else is no `Exception`, as a panic of a library in Rust, is a call's
+# error: gRPC would leave its caller without an answer.
 _OF_OTHERS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 

@@ -10,6 +10,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from shared.checkpoint.bounded_file import LARGE, OutOfBounds, read_bytes
+
 
 class Kind(IntEnum):
     """What a piece is."""
@@ -49,7 +51,9 @@ _UNIGRAM, _BPE = 1, 2
 def read_sentencepiece(path: Path) -> SentencePieceModel:
     """Raises ValueError for what is no such file, or a model of an option that is not known."""
     try:
-        return _read(path.read_bytes())
+        return _read(read_bytes(path, LARGE))
+    except OutOfBounds:
+        raise
     except (IndexError, struct.error, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path} is no SentencePiece model that can be used: {error}") from error
 

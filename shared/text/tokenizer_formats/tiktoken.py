@@ -5,6 +5,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shared.checkpoint.bounded_file import LARGE, open_regular, read_bytes
 from shared.text.token_decoder import byte_level_alphabet
 from shared.text.tokenizer_formats.content import (
     Content,
@@ -39,7 +40,7 @@ GLM_SPECIAL = (
 
 def is_tiktoken(path: Path) -> bool:
     """Whether the first line is of that kind."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         first = file.readline(1000).split()
     return len(first) == 2 and first[1].isdigit()
 
@@ -101,7 +102,7 @@ def byte_level(digits: str | None) -> dict[str, Content | None]:
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Raises ValueError unless the ranks are 0, 1, 2, ..."""
     ranks: dict[bytes, int] = {}
-    for line in path.read_bytes().splitlines():
+    for line in read_bytes(path, LARGE).splitlines():
         if not line:
             continue
         try:

@@ -1,4 +1,4 @@
-"""A tokenizer whose regular expression backtracks too often in a text: the library panics, and one request is refused."""
+"""A tokenizer whose regular expression backtracks too often in a text: its library panics, one request is refused."""
 
 import json
 import shutil
