@@ -1,6 +1,6 @@
 """A model's chat template, and the tokens that end its answers."""
 
-from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +9,11 @@ from services.families.family import load_part
 from shared.checkpoint.bounded_file import read_text
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.text.template_environment import (
-    TEMPLATE,
-    environment,
-    read_template,
-    read_tool_template,
-)
+from shared.text.template_file import TEMPLATE, read_template, read_tool_template
+from shared.text.template_processes import TemplateLimit, TemplateProcesses, TemplateRefusal
 from shared.text.tokenizer_file import TokenizerFile
-from shared.time_limit import TimeIsUp, at_most
 
 _QUESTION, _ANSWER = "t3ss3ra question", "t3ss3ra answer"
-_MOST_S = 5.0
-
-
-class _Refused(Exception):
-    """The template does not take the conversation."""
 
 
 def find_template(checkpoint: Checkpoint, chosen: Path | None = None) -> str | None:
@@ -58,7 +48,7 @@ def stop_ids(
 ) -> tuple[int, ...]:
     """Ids of the tokens that end an answer, ascending: those that the checkpoint's files name, where they name none the
     tokenizer's `eos_token`; those of the family's own code; and where none of these is in what the chat template writes
-    behind an answer, the first special token that it writes there.
+    behind an answer, the first special token that it writes there. Raises InvalidRequest for files that cannot be used.
     """
     ids = set(checkpoint.eos_token_ids())
     eos = tokenizer.special_id("eos_token")
@@ -78,7 +68,7 @@ def stop_ids(
 def _special_behind_an_answer(template: str, tokenizer: TokenizerFile) -> list[int]:
     """The special tokens behind the last turn of a conversation that ends with an answer, up to the first text among
     them; none where a template ends an answer with text, or takes no such conversation."""
-    rest = _behind_an_answer(template, tokenizer.special_tokens).strip()
+    rest = _behind_an_answer(template, tuple(tokenizer.special_tokens.items())).strip()
     special = sorted(
         (
             (token["content"], token["id"])
@@ -97,39 +87,29 @@ def _special_behind_an_answer(template: str, tokenizer: TokenizerFile) -> list[i
     return found
 
 
-def _behind_an_answer(template: str, variables: Mapping[str, str]) -> str:
-    """What a template writes behind an answer's text; it may take texts as strings or as lists of parts."""
-    for as_parts in (False, True):
+@lru_cache(8)
+def _behind_an_answer(template: str, variables: tuple[tuple[str, str], ...]) -> str:
+    """What a template writes behind an answer's text; it may take texts as strings or as lists of parts. Nothing where
+    it takes no such conversation. Raises InvalidRequest for one that takes too much memory or time.
+    """
+    given = {**dict(variables), "tools": None, "documents": None, "add_generation_prompt": False}
+    with TemplateProcesses() as processes:
+        for as_parts in (False, True):
 
-        def content(text: str, as_parts: bool = as_parts) -> Any:
-            return [{"type": "text", "text": text}] if as_parts else text
+            def content(text: str, as_parts: bool = as_parts) -> Any:
+                return [{"type": "text", "text": text}] if as_parts else text
 
-        turns = [
-            {"role": "user", "content": content(_QUESTION)},
-            {"role": "assistant", "content": content(_ANSWER)},
-        ]
-        try:
-            text = _rendered(template, turns, variables)
-        except _Refused:
-            continue
-        before, answer, rest = text.rpartition(_ANSWER)
-        if answer and _QUESTION in before and "'type'" not in text:
-            return rest
+            turns = [
+                {"role": "user", "content": content(_QUESTION)},
+                {"role": "assistant", "content": content(_ANSWER)},
+            ]
+            try:
+                text = processes.render(template, {**given, "messages": turns})
+            except TemplateLimit as error:
+                raise InvalidRequest("CHAT_TEMPLATE", str(error), field="model") from error
+            except TemplateRefusal:
+                continue
+            before, answer, rest = text.rpartition(_ANSWER)
+            if answer and _QUESTION in before and "'type'" not in text:
+                return rest
     return ""
-
-
-def _rendered(template: str, turns: list[dict[str, Any]], variables: Mapping[str, str]) -> str:
-    """Raises _Refused for whatever a template raises, and for one that takes too long."""
-
-    def refuse(message: str) -> None:
-        raise _Refused(message)
-
-    given = {"messages": turns, "tools": None, "documents": None, **variables}
-    try:
-        with at_most(_MOST_S):
-            made = environment(refuse).from_string(template)
-            return made.render(add_generation_prompt=False, **given)
-    except TimeIsUp:
-        raise _Refused("it takes too long") from None
-    except Exception as error:  # a template raises whatever its operations do
-        raise _Refused(str(error)) from error

@@ -21,7 +21,7 @@ from services.preprocess.media.processor_config import read_frame_selection
 from services.preprocess.mindie.name_lists import NameLists
 from services.preprocess.mindie.pictures import SharedPictures
 from services.preprocess.prompt.builder import PromptBuilder
-from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
+from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.item_limits import ItemLimits
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.preprocess.prompt.tokenizer import PromptTokenizer
@@ -36,6 +36,7 @@ from shared.net import tasks
 from shared.queue.media_store import MediaStore
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
+from shared.text.template_processes import TemplateProcesses, TemplateRefusal
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -58,12 +59,16 @@ async def serve(
         resources = producer.resources
         executor = ThreadPoolExecutor(4, "tokenize")
         resources.callback(executor.shutdown, cancel_futures=True)
+        templates = resources.enter_context(TemplateProcesses())
 
         checkpoint = Checkpoint(settings.model, settings.family)
         # The tokenizer loads while the first image worker starts.
         loading = asyncio.ensure_future(asyncio.to_thread(PromptTokenizer, settings.model))
         pool = await _image_pool(settings, checkpoint, resources)
-        builder = _build(settings, checkpoint, await loading, pool)
+        # Trying out the template waits for its process.
+        builder = await asyncio.to_thread(
+            _build, settings, checkpoint, await loading, pool, templates
+        )
         intake = None
         if pool is not None:
             wanted = settings.pixel_cache_bytes
@@ -160,6 +165,7 @@ def _build(
     checkpoint: Checkpoint,
     tokenizer: PromptTokenizer,
     pool: ImageWorkerPool | None,
+    templates: TemplateProcesses,
 ) -> PromptBuilder:
     family = registry.find(checkpoint)
     rule = PromptRule()
@@ -172,24 +178,30 @@ def _build(
     with_tools = find_tool_template(checkpoint, settings.chat_template)
     return PromptBuilder(
         tokenizer,
-        _load_template(template, settings, tokenizer),
+        _load_template(template, settings, tokenizer, templates),
         rule,
+        templates,
         vocab_size=max(tokenizer.vocab_size, registry.text_sizes(checkpoint).vocab_size),
         max_model_len=_max_model_len(settings, checkpoint),
         processor_adds_special_tokens=family.takes_media,
         trust_request_template=settings.trust_request_chat_template,
         content_format=settings.chat_template_content_format,
-        tool_template=_load_template(with_tools, settings, tokenizer),
+        tool_template=_load_template(with_tools, settings, tokenizer, templates),
     )
 
 
 def _load_template(
-    source: str | None, settings: PreprocessSettings, tokenizer: PromptTokenizer
+    source: str | None,
+    settings: PreprocessSettings,
+    tokenizer: PromptTokenizer,
+    templates: TemplateProcesses,
 ) -> ChatTemplate | None:
     if source is None:
         return None
     try:
-        return ChatTemplate(source, tokenizer.special_tokens, settings.chat_template_content_format)
+        return ChatTemplate(
+            source, tokenizer.special_tokens, templates, settings.chat_template_content_format
+        )
     except TemplateRefusal as error:
         raise InvalidRequest("BAD_CHECKPOINT", f"{settings.model}: {error}") from error
 

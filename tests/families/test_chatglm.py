@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from services.families import registry
-from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.text.template_processes import TemplateRefusal
 from tests.reference_models.text_models import chatglm
+from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import (
     NaiveScheduler,
@@ -108,14 +109,14 @@ def test_the_chat_format_of_folders_that_have_none(
     found = checkpoint(tmp_path)
     source = registry.find(found).chat_template(found)
     assert source is not None
-    assert ChatTemplate(source, {}).render(TALK, True) == text
+    assert chat_template(source, {}).render(TALK, True) == text
     named = checkpoint(tmp_path, _name_or_path="THUDM/chatglm3-6b")
     assert "<|assistant|>" in str(registry.find(named).chat_template(named))
     large = checkpoint(tmp_path, padded_vocab_size=151_552)
     assert registry.find(large).chat_template(large) is None
     if not files:
         with pytest.raises(TemplateRefusal, match="user and assistant alone"):
-            ChatTemplate(source, {}).render([{"role": "system", "content": "Be brief."}], True)
+            chat_template(source, {}).render([{"role": "system", "content": "Be brief."}], True)
 
 
 @pytest.mark.parametrize(

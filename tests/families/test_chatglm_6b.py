@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from services.families import registry
-from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.text.template_processes import TemplateRefusal
 from tests.reference_models.text_models.chatglm_6b import ChatGlm6B, write_checkpoint
+from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import (
     NaiveScheduler,
@@ -88,7 +89,7 @@ def test_the_chat_format_has_rounds(reference: ChatGlm6B, folder: Path) -> None:
     checkpoint = Checkpoint(folder)
     source = registry.find(checkpoint).chat_template(checkpoint)
     assert source is not None
-    template = ChatTemplate(source, {})
+    template = chat_template(source, {})
     for talk in (TALK[:1], TALK):
         messages = [{"role": role, "content": text} for role, text in talk]
         assert template.render(messages, True) == f"{reference.prompt(talk)}[gMASK]<sop>"

@@ -10,7 +10,6 @@ import torch
 from services.families import registry
 from services.families.family import ItemSize, load_part
 from services.preprocess.media.processor_config import read_processor_config
-from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.prompt_rule import ImageProcessing
 from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
@@ -21,6 +20,7 @@ from shared.checkpoint.processor import image_processor_class, image_processor_n
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.reference_models.common import noise
 from tests.reference_models.internvl_chat import InternVLChat, write_checkpoint
+from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import (
     NaiveScheduler,
@@ -119,7 +119,7 @@ def test_the_chat_format_goes_by_the_template_named(tmp_path: Path, name: str) -
     reference = InternVLChat(tmp_path)
     source = registry.find(checkpoint).chat_template(checkpoint)
     assert source is not None
-    template = ChatTemplate(source, {})
+    template = chat_template(source, {})
     talk = [("system", "Be brief."), ("user", "What?"), ("assistant", "Dogs."), ("user", "This?")]
     messages = [{"role": role, "content": text} for role, text in talk]
     assert template.render(messages, True) == reference.prompt(talk)

@@ -15,7 +15,6 @@ import torch
 from services.families import registry
 from services.families.family import ItemSize, load_part
 from services.preprocess.media.processor_config import read_processor_config
-from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
@@ -24,11 +23,13 @@ from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_class, image_processor_name
 from shared.errors import InvalidRequest
+from shared.text.template_processes import TemplateRefusal
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.decoder.models.test_shapes import SharingScheduler
 from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.molmo import Molmo, write_checkpoint
+from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import StepStream, Text, greedy, make_plan, running_decoder
 from tests.support.processes.answers import Chat, ask_all
@@ -234,7 +235,7 @@ def test_roles_must_alternate(folder: Path) -> None:
     source = registry.find(checkpoint).chat_template(checkpoint)
     assert source is not None
     with pytest.raises(TemplateRefusal, match="alternate"):
-        ChatTemplate(source, {}).render([{"role": "system", "content": "Be brief."}], True)
+        chat_template(source, {}).render([{"role": "system", "content": "Be brief."}], True)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -10,7 +10,6 @@ import torch
 from services.families import registry
 from services.families.family import ItemSize, load_part
 from services.preprocess.media.processor_config import read_processor_config
-from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.vision_encoder.devices.cpu.device import CpuDevice
@@ -24,6 +23,7 @@ from shared.text.guard import GUARD
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.reference_models.common import noise
 from tests.reference_models.qwen_vl import QwenVL, write_checkpoint
+from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import (
     NaiveScheduler,
@@ -135,7 +135,7 @@ def test_the_chat_format_numbers_pictures_anew_in_each_message(folder: Path) -> 
     checkpoint = Checkpoint(folder)
     source = registry.find(checkpoint).chat_template(checkpoint)
     assert source is not None
-    template = ChatTemplate(source.replace(GUARD, ""), {})
+    template = chat_template(source.replace(GUARD, ""), {})
     assert all(template.takes_parts.values()) and template.renders_media("image", "<img>")
     image, text = {"type": "image"}, {"type": "text", "text": "What?"}
     turns = [
@@ -167,7 +167,7 @@ def test_a_text_is_encoded_apart_from_what_is_before_it(folder: Path, reference:
         ("user", ""),
     ]
     messages = [{"role": role, "content": text} for role, text in turns]
-    text = ChatTemplate(source, {}).render(messages, True)
+    text = chat_template(source, {}).render(messages, True)
     assert PromptTokenizer(folder).encode(text, True).tolist() == reference.prompt_ids(turns, [])
 
 

@@ -15,7 +15,6 @@ from services.families.check import require_servable
 from services.families.family import ItemSize
 from services.families.xcomposer2.encoder import XComposer2Encoder
 from services.families.xcomposer2.sizes import Tiling
-from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.worker.pixel_maker import PixelMaker
 from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.towers.encoder import pixel_item
@@ -24,6 +23,7 @@ from shared.checkpoint.processor import image_processor_name
 from tessera.common.v1.media_pb2 import Modality
 from tests.reference_models import xcomposer2
 from tests.reference_models.common import IMAGE, read_json, write_json
+from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import data_url, png
 from tests.support.processes.answers import ask_all, assert_ends
@@ -95,12 +95,12 @@ def test_a_conversation_without_a_system_text_gets_that_of_the_models_own_chat(
     checkpoint, reference = Checkpoint(folder), xcomposer2.XComposer2(folder)
     source = registry.find(checkpoint).chat_template(checkpoint)
     assert source is not None
-    text = ChatTemplate(source, {}).render([{"role": "user", "content": "Hi."}], True)
+    text = chat_template(source, {}).render([{"role": "user", "content": "Hi."}], True)
     assert text == reference.prompt([("user", "Hi.")])
     assert text.split(xcomposer2.END)[0].count("\n") == lines
     own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
     turns = [("system", "Be brief."), ("user", "Hi.")]
-    assert ChatTemplate(source, {}).render(own, True) == reference.prompt(turns)
+    assert chat_template(source, {}).render(own, True) == reference.prompt(turns)
 
 
 def test_no_size_takes_more_rows_than_the_largest(folder: Path) -> None:

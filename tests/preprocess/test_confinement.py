@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.preprocess.worker import seccomp, system_calls
-from services.preprocess.worker.seccomp import ALLOW, KILL, REFUSE, worker_filter
-from services.preprocess.worker.system_calls import MACHINES
+from shared.confinement import seccomp, system_calls
+from shared.confinement.seccomp import ALLOW, KILL, REFUSE, worker_filter
+from shared.confinement.system_calls import MACHINES
 from shared.settings import child_environment
 
 

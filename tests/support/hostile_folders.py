@@ -233,6 +233,10 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         changed("tokenizer_config.json", added_tokens_decoder={"x": 1}),
         r"tokenizer_config.json|tokenizer",
     ),
+    "a template that grows": (
+        written("chat_template.jinja", "{{ 'a' * 10**10 }}"),
+        r"the chat template took more than 512 MB of memory",
+    ),
     "a million tensors": (
         replaced("model.safetensors", crowded),
         r"model.safetensors has more than 4,000,000 JSON values",

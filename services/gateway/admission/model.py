@@ -16,7 +16,7 @@ from services.gateway.admission.generation_defaults import GenerationDefaults, r
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
-from shared.text.template_environment import read_template_file
+from shared.text.template_file import read_template_file
 from shared.text.text_fold import TokenBytes
 from shared.text.tokenizer_file import TokenizerFile, read_tokenizer
 from shared.text.tokenizer_library import open_tokenizer

@@ -11,7 +11,7 @@ from services.preprocess.content_format import ContentFormat
 from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.layout import PLACE, CodedPicture, MindieLayout, read_ids
 from services.preprocess.prompt import conversation as conversations
-from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal, refused
+from services.preprocess.prompt.chat_template import ChatTemplate, refused
 from services.preprocess.prompt.prompt_rule import (
     Example,
     MediaSpan,
@@ -23,6 +23,7 @@ from services.preprocess.prompt.prompt_rule import (
 from services.preprocess.prompt.tokenizer import Ids, PromptTokenizer
 from shared.errors import InvalidRequest
 from shared.text.guard import GUARD
+from shared.text.template_processes import TemplateProcesses, TemplateRefusal
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
 
@@ -66,6 +67,7 @@ class PromptBuilder:
         tokenizer: PromptTokenizer,
         template: ChatTemplate | None,
         rule: PromptRule,
+        processes: TemplateProcesses,
         *,
         vocab_size: int,
         max_model_len: int,
@@ -88,6 +90,7 @@ class PromptBuilder:
             tokenizer.protect(*self._markers.values(), *rule.protected)
         self._template = template
         self._tool_template = tool_template
+        self._processes = processes  # of templates that come with requests
         self._rule = rule
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -227,6 +230,7 @@ class PromptBuilder:
                 return ChatTemplate(
                     conversation.chat_template,
                     self._tokenizer.special_tokens,
+                    self._processes,
                     self._content_format,
                 )
             except TemplateRefusal as error:

@@ -1,43 +1,15 @@
 """Chat templates: how one is rendered for a conversation, within bounds, and what it takes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jinja2
-
 from services.preprocess.content_format import ContentFormat
-from services.preprocess.prompt.content_loops import loops_over_content
 from shared.errors import InvalidRequest
-from shared.text.template_environment import environment
-from shared.time_limit import TimeIsUp, at_most
+from shared.text.template_processes import TemplateLimit, TemplateProcesses, TemplateRefusal
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 
 _PROBE = "t3ss3ra probe"
-_MOST_S = 5.0
-_MOST_CHARACTERS = 32 << 20  # no more comes in with a request
-
-
-class TemplateRefusal(Exception):
-    """The template itself refused the conversation (`raise_exception`), or could not render it."""
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateRefusal(message)
-
-
-def _bounded(pieces: Iterable[str]) -> Iterator[str]:
-    length = 0
-    for piece in pieces:
-        length += len(piece)
-        if length > _MOST_CHARACTERS:
-            raise TemplateRefusal(f"the chat template wrote over {_MOST_CHARACTERS} characters")
-        yield piece
-
-
-def _short(error: Exception) -> str:
-    text = str(error)
-    return text if len(text) <= 500 else text[:497] + "..."
 
 
 class ChatTemplate:
@@ -52,18 +24,19 @@ class ChatTemplate:
         self,
         source: str,
         variables: Mapping[str, Any],
+        processes: TemplateProcesses,
         content_format: ContentFormat = ContentFormat.AUTO,
     ) -> None:
-        sandbox = environment(_raise_exception)
-        try:
-            self._template = sandbox.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TemplateRefusal(f"the chat template does not compile: {error}") from error
+        """Rendered in `processes`. Raises TemplateRefusal for one that does not compile, or is not tried out within
+        their bounds.
+        """
+        self._source, self._processes = source, processes
+        loops = processes.loops_over_content(source)  # compiles it, too
         self._variables = dict(variables)
         self._renders_media: dict[tuple[str, str], bool] = {}
         self.knows_developer = "developer" in source
         if content_format is ContentFormat.AUTO:
-            self._loops = loops_over_content(sandbox.parse(source))
+            self._loops = loops
             self.takes_parts = self._find_takes_parts()
             self.takes_text = self._find_takes_text()
         else:
@@ -78,33 +51,18 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as one text; `variables` may hold `tools` and `documents`. Raises TemplateRefusal with the
-        template's message, also when it takes too long or writes too much.
+        template's message, or TemplateLimit when it takes too long or too much memory.
         """
-        # As transformers does: a template asks whether there are any.
-        given = {"tools": None, "documents": None, **self._variables, **(variables or {})}
-        try:
-            with at_most(_MOST_S):
-                pieces = self._template.generate(
-                    messages=messages, add_generation_prompt=add_generation_prompt, **given
-                )
-                return "".join(_bounded(pieces))
-        except TimeIsUp:
-            raise TemplateRefusal(
-                f"the chat template took over {_MOST_S:g} s to render: send less, or shorter lists in"
-                " chat_template_kwargs"
-            ) from None
-        except TemplateRefusal:
-            raise
-        except RecursionError:
-            raise TemplateRefusal(
-                "the chat template fails on these messages: they are nested too deep"
-            ) from None
-        except jinja2.TemplateError as error:
-            why = f"the chat template cannot be rendered: {_short(error)}"
-            raise TemplateRefusal(why) from error
-        except Exception as error:  # a template raises whatever its operations do
-            why = f"the chat template fails on these messages: {_short(error)}"
-            raise TemplateRefusal(why) from error
+        # As transformers does: a template asks whether there are any tools or documents.
+        given = {
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **self._variables,
+            **(variables or {}),
+        }
+        return self._processes.render(self._source, given)
 
     def renders_media(self, kind: str, marker: str) -> bool:
         """Whether an "image" or "video" part of a user turn becomes exactly one `marker`."""
@@ -118,6 +76,8 @@ class ChatTemplate:
         parts = [{"type": kind}, {"type": "text", "text": _PROBE}]
         try:
             text = self.render([{"role": "user", "content": parts}], add_generation_prompt=True)
+        except TemplateLimit:
+            raise
         except TemplateRefusal:
             return False
         return text.count(marker) == 1
@@ -152,6 +112,8 @@ class ChatTemplate:
         try:
             turns = [*before, {"role": role, "content": content}, *after]
             text = self.render(turns, add_generation_prompt=False)
+        except TemplateLimit:  # a trial has next to nothing to render: the template is at fault
+            raise
         except TemplateRefusal:
             return where_refused
         return _PROBE in text and "'type'" not in text and '"type"' not in text

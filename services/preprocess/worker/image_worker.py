@@ -34,11 +34,11 @@ from services.preprocess.media.image_limits import (  # noqa: E402
     UnreadableImage,
 )
 from services.preprocess.media.video import OpenVideo, open_video  # noqa: E402
-from services.preprocess.worker.confinement import confine  # noqa: E402
 from services.preprocess.worker.maker import Maker, Pixels  # noqa: E402
 from services.preprocess.worker.pixel_maker import PixelMaker  # noqa: E402
 from services.preprocess.worker.warm_up import warm_up  # noqa: E402
 from shared.artifacts import file as artifact_file  # noqa: E402
+from shared.confinement.confinement import confine  # noqa: E402
 from shared.errors import ServingError  # noqa: E402
 
 _LENGTH = struct.Struct("<I")

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 from services.families import registry
 from services.gateway.admission.model import ServedModel
-from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
@@ -26,6 +25,7 @@ from tessera.common.v1.media_pb2 import Modality
 from tests.reference_models import internlm2_words
 from tests.reference_models.common import IMAGE
 from tests.reference_models.internvl_chat import SYSTEMS, InternVLChat, write_checkpoint
+from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import png
 from tests.support.processes.answers import ask_all
@@ -123,7 +123,7 @@ def first_turn(folder: Path, **changes: Any) -> str:
     checkpoint = Checkpoint(folder)
     source = registry.find(checkpoint).chat_template(checkpoint)
     assert source is not None
-    return ChatTemplate(source, {}).render([{"role": "user", "content": "Q"}], True)
+    return chat_template(source, {}).render([{"role": "user", "content": "Q"}], True)
 
 
 def test_system_messages(tmp_path: Path) -> None:

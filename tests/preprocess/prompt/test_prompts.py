@@ -299,6 +299,33 @@ async def test_template_variables_and_trusted_templates(
             )
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ 'x' | center(10**10) }}", "took more than 512 MB of memory"),
+        # Its trials are fine.
+        (
+            "{{ messages[0].content }}{% if messages[0].content == 'hi' %}{{ 'a' * 10**10 }}{% endif %}",
+            "took more than 512 MB of memory",
+        ),
+        pytest.param(
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "took over 5 s of processor time",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+async def test_a_template_that_takes_too_much_costs_its_request(
+    llama_folder: Path, make_preprocess: PreprocessMaker, source: str, said: str
+) -> None:
+    async with make_preprocess(llama_folder, trust_request_chat_template=True) as service:
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=said) as caught:
+                await service.chat(turn("user", text("hi")), chat_template=source)
+            assert caught.value.reason == "CHAT_TEMPLATE"
+        assert (await service.chat(turn("user", text("hi")))).text
+
+
 async def test_limit_of_the_request(clip_folder: Path, make_preprocess: PreprocessMaker) -> None:
     async with make_preprocess(clip_folder, limit_mm_per_prompt='{"image": 1}') as service:
         one = turn("user", image(file_of(A)), text("hi"))

@@ -9,11 +9,12 @@ import pytest
 from services.families import registry
 from services.families.family import ItemSize, load_part
 from services.preprocess.content_format import ContentFormat
-from services.preprocess.prompt.chat_template import ChatTemplate, TemplateRefusal
 from services.preprocess.prompt.prompt_rule import ImageProcessing
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.text.template_environment import read_template
+from shared.text.template_file import read_template
+from shared.text.template_processes import TemplateRefusal
+from tests.support.chat_templates import chat_template
 
 CLIP = {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}
 SIGLIP = {"model_type": "siglip_vision_model", "patch_size": 16, "image_size": 144}
@@ -99,7 +100,7 @@ SET_FIRST = (
 def test_the_shape_that_a_template_expects_is_found(
     source: str, user: bool, system: bool, string: bool, images: bool
 ) -> None:
-    template = ChatTemplate(source, {})
+    template = chat_template(source, {})
     assert template.takes_parts["user"] is user
     assert template.takes_parts["system"] is system
     assert template.takes_text["user"] is string
@@ -107,19 +108,19 @@ def test_the_shape_that_a_template_expects_is_found(
 
 
 def test_the_shape_can_be_said() -> None:
-    as_parts = ChatTemplate(STRINGS, {}, ContentFormat.OPENAI)
+    as_parts = chat_template(STRINGS, {}, ContentFormat.OPENAI)
     assert all(as_parts.takes_parts.values()) and not any(as_parts.takes_text.values())
-    as_text = ChatTemplate(BOTH, {}, ContentFormat.STRING)
+    as_text = chat_template(BOTH, {}, ContentFormat.STRING)
     assert all(as_text.takes_text.values()) and not any(as_text.takes_parts.values())
     assert not as_text.renders_media("image", "<image>")
 
 
 def test_templates_are_sandboxed() -> None:
-    template = ChatTemplate("{{ messages.__class__.__mro__ }}", {})
+    template = chat_template("{{ messages.__class__.__mro__ }}", {})
     with pytest.raises(TemplateRefusal):
         template.render([{"role": "user", "content": "x"}], True)
     with pytest.raises(TemplateRefusal, match="compile"):
-        ChatTemplate("{% for %}", {})
+        chat_template("{% for %}", {})
 
 
 def test_where_templates_are_found(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 
 from services.gateway.reading.bad_words import read_bad_words
 from services.launcher import cli
-from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.checkpoint.conversion import written_file
 from shared.checkpoint.conversion.flm import convert
@@ -26,6 +25,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.text.text_fold import TokenBytes
 from tests.support import flm
+from tests.support.chat_templates import chat_template
 from tests.support.checkpoints import make_checkpoint
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.decoder.step_stream import (
@@ -252,7 +252,7 @@ def test_prompts_of_the_file_become_a_chat_template(tmp_path: Path) -> None:
     file = qwen2(example().tensors)
     assert run(file.write(tmp_path / "m.flm"), tmp_path / "out") == 0
     config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
-    template = ChatTemplate(config["chat_template"], {})
+    template = chat_template(config["chat_template"], {})
     talk = [("user", "a"), ("assistant", "b"), ("user", "c")]
     messages = [{"role": role, "content": content} for role, content in talk]
     begin, user, answer, end = CHATML.values()

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from services.preprocess.worker.confinement import confine
+from shared.confinement.confinement import confine
 
 
 def attempts(folder: Path, parent: int, port: int, held: int) -> dict[str, Callable[[], object]]:

@@ -1,4 +1,4 @@
-"""A seccomp filter for image workers: a small program that the kernel runs at each system call.
+"""A seccomp filter for confined processes: a small program that the kernel runs at each system call.
 
 Calls that are not in `system_calls` fail with EPERM, so that a library which tries one goes on without it.
 A call by another machine's numbers (32-bit calls on x86-64) kills the process.
@@ -10,7 +10,7 @@ import os
 import platform
 import struct
 
-from services.preprocess.worker.system_calls import MACHINES, Machine
+from shared.confinement.system_calls import MACHINES, Machine
 
 # Classic BPF, as the kernel takes it: code, jumps if true and if false, operand.
 Program = list[tuple[int, int, int, int]]

@@ -1,8 +1,8 @@
-"""Confinement of an image worker before it reads an untrusted file: no files, network or processes, limited memory.
+"""Confinement of a process before it reads what nobody vouches for: no files, network or processes, limited memory.
 
 Three layers. A seccomp filter leaves it the system calls of `system_calls` alone. Landlock takes away
 files and TCP a second time. Limits of the kernel bound its memory, the size of what it writes, and how
-many files it holds. The processor time of each file is bounded from outside (`worker_process`).
+many files it holds. The processor time of each job is bounded from outside, by the process that gives it.
 
 Where a kernel or machine has no seccomp filter, Landlock and the limits remain, with a network
 namespace of its own for the worker where the kernel gives one; `Confinement.missing` says what is
@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.preprocess.worker import landlock, seccomp
+from shared.confinement import landlock, seccomp
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 

@@ -1,4 +1,4 @@
-"""The system calls that an image worker keeps, and their numbers on the machines that we know.
+"""The system calls that a confined process keeps, and their numbers on the machines that we know.
 
 What is left computes, takes memory, and reads and writes what is open already. Nothing here opens a
 file or a socket, starts a process or a thread, or reaches another process.
