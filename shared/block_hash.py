@@ -1,4 +1,4 @@
-"""The name of a KV block's content: a hash chain, equal in every process and for every decoder of a model."""
+"""The name of a KV block's content: a hash chain, equal in all processes and for all decoders of the same weights."""
 
 import functools
 import struct
@@ -9,13 +9,15 @@ HASH_BYTES = 16
 
 
 @functools.lru_cache
-def root_name(block_size: int, lora_id: str, cache_salt: bytes, prefix: bytes = b"") -> bytes:
+def root_name(
+    block_size: int, lora_id: str, cache_salt: bytes, prefix: bytes = b"", content: bytes = b""
+) -> bytes:
     """What stands for the parent of a first block. `prefix`: `prefix_digest` of the tokens that see each other whole,
-    on all of which every block depends; empty where there are none.
+    on all of which every block depends; empty where there are none. `content`: the digest of the weights.
     """
     lora = lora_id.encode()
-    head = struct.pack("<iii", block_size, len(lora), len(cache_salt))
-    return blake2b(head + lora + cache_salt + prefix, digest_size=HASH_BYTES).digest()
+    head = struct.pack("<iiii", block_size, len(lora), len(cache_salt), len(content))
+    return blake2b(head + lora + cache_salt + content + prefix, digest_size=HASH_BYTES).digest()
 
 
 def prefix_digest(ids: bytes, media: bytes) -> bytes:

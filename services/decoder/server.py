@@ -71,7 +71,9 @@ async def serve(
         redis = connect(settings.queue_url)
         keys = Keys(settings.model_name)
         said = loaded.part.to_json()
-        announcing = Announcement(redis, keys, "decoder", decoder_id, server.address, said)
+        announcing = Announcement(
+            redis, keys, "decoder", decoder_id, server.address, said, loaded.content
+        )
         profiling = profile_ops(loaded.device).reported() if settings.profile_ops else nullcontext()
         with profiling:
             async with announcing as announcement:
@@ -117,4 +119,5 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         whole_prompt=loaded.needs.whole_prompt,
         max_step_tokens=limits.max_step_tokens,
         ranks=loaded.part.ranks or 1,
+        content=loaded.content,
     )

@@ -163,15 +163,11 @@ class Dispatcher:
                 async with asyncio.timeout(_SWEEP_S):
                     await self._wake.wait()
             self._wake.clear()
-            capacity = self._intake.capacity()
-            if not self._taking or not capacity:
+            places = self._intake.places()
+            if not self._taking or not places:
                 continue
             try:
-                taken = await self._queue.take(
-                    self._scheduler_id,
-                    max_requests=capacity,
-                    max_tokens=self._intake.token_capacity(),
-                )
+                taken = await self._queue.take(self._scheduler_id, places)
             except Unavailable as error:
                 log.warning("queue is away", error=error.message)
                 continue
@@ -195,13 +191,14 @@ class Dispatcher:
             request.taken_at = monotonic()
             log.debug("taken", **request.names, attempt=one.attempts)
             late = self._deadlines.watch(request)
+            router = self._fleet.router(request.content)
             if late is not None:
                 self._tracker.end_untried(request, late)
-            elif not self._fleet.links:  # the last decoder was lost while the answer was on its way
+            elif router is None:  # the last decoder was lost while the answer was on its way
                 self._tracker.hold(request)
                 self._returns.put([request.request_id])
             else:
-                link = self._fleet.router.choose(first)
+                link = router.choose(first)
                 self._tracker.accept(link, request)
                 touched.append(link)
         for link in dict.fromkeys(touched):
@@ -218,7 +215,7 @@ class Dispatcher:
         if plan is not None:
             self._throughput.add(plan.num_tokens, self._tracker.num_tokens - before)
         # The step has started some of the requests that were taken before.
-        if self._intake.more_wait and self._intake.capacity():
+        if self._intake.more_wait and self._intake.has_places:
             self._wake.set()
 
     async def _follow_control(self) -> None:

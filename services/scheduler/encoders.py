@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
+from shared.artifacts.embedding_name import embedding_name
 from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailable
 from shared.net import tasks
 from shared.net.channels import Channels
@@ -32,14 +33,16 @@ _PATIENCE_S = 120.0  # a restart on a machine that has too much to do took 38
 # Of what else than embeddings fills shared memory, nobody knows when it goes.
 _SPACE_PATIENCE_S = 20.0
 _NO_SPACE = "ARTIFACT_SPACE"
+_OTHER_CONTENT = "OTHER_CONTENT"  # the encoder's weights are not those of the decoder
 _MEDIA_EXPIRED = "MEDIA_EXPIRED"  # the raw bytes are gone from the store: no encoder can help
 
 
 class Encoders:
     """The vision encoders, called by digest.
 
-    Users, each with an id of its own, are the decoders' links. Calls of several for the same item are one, and an
-    encoder is asked to release an item when the last of them has.
+    Users, each with an id of its own, are the decoders' links. Calls of several for the same item and weights are one,
+    and an encoder is asked to release an item when the last of them has. An encoder whose weights are not those of the
+    decoder is passed over.
     """
 
     def __init__(self, directory: Directory, patience_s: float = _PATIENCE_S) -> None:
@@ -52,24 +55,26 @@ class Encoders:
         self._holders: dict[bytes, Member] = {}
         # Those whose result was lost on the way to a decoder, which may be cut off from them.
         self._failed: dict[bytes, set[Member]] = {}
+        self._others: dict[tuple[Member, bytes], None] = {}  # and contents that are not theirs
         self._background: dict[asyncio.Task[None], None] = {}
 
-    async def encode(self, item: MediaItem, user: str) -> ArtifactRef:
-        """The item's embeddings.
+    async def encode(self, item: MediaItem, user: str, content: bytes = b"") -> ArtifactRef:
+        """The item's embeddings, by an encoder with this content.
 
         A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for,
         for a while. Raises Unavailable when no encoder can be had, or what the encoder said is wrong with the item.
         """
-        users = self._users.setdefault(item.digest, set())
-        holder = self._holders.get(item.digest)
+        name = embedding_name(content, item.digest)
+        users = self._users.setdefault(name, set())
+        holder = self._holders.get(name)
         if user in users and holder is not None:  # it asks again: it could not fetch the result
-            self._failed.setdefault(item.digest, set()).add(holder)
+            self._failed.setdefault(name, set()).add(holder)
         users.add(user)
-        return await self._running.run(item.digest, lambda: self._encode(item))
+        return await self._running.run(name, lambda: self._encode(item, name, content))
 
     def release(self, digests: Iterable[bytes], user: str) -> None:
-        """A user does not need these any more. Work that no user needs is cancelled, and the encoder with the result is
-        asked to release it. Returns at once; a lost call only costs cache.
+        """A user does not need the embeddings of these names any more. Work that no user needs is cancelled, and the
+        encoder with the result is asked to release it. Returns at once; a lost call only costs cache.
         """
         by_member: dict[Member, list[bytes]] = {}
         for digest in digests:
@@ -98,14 +103,17 @@ class Encoders:
         await tasks.end(*self._background)
         await self._channels.close()
 
-    async def _encode(self, item: MediaItem) -> ArtifactRef:
-        request = EncodeRequest(media=item, retention=Duration(seconds=_RETENTION_S))
+    async def _encode(self, item: MediaItem, name: bytes, content: bytes) -> ArtifactRef:
+        request = EncodeRequest(
+            media=item, retention=Duration(seconds=_RETENTION_S), content=content
+        )
         problem: ServingError = Unavailable("NO_VISION_ENCODER", "no vision encoder is running")
         loop = asyncio.get_running_loop()
         began, deadline = loop.time(), self._late()
         while loop.time() < deadline:
-            failed = self._failed.get(item.digest, ())
-            for member in sorted(self._directory.pick(item.digest), key=lambda m: m in failed):
+            failed = self._failed.get(name, ())
+            members = [m for m in self._directory.pick(name) if (m, content) not in self._others]
+            for member in sorted(members, key=lambda m: m in failed):
                 try:
                     with self._calling(member) as stub:
                         answer = await stub.Encode(
@@ -119,15 +127,29 @@ class Encoders:
                 except (Unavailable, NotFound, Expired) as error:
                     if error.reason == _MEDIA_EXPIRED:
                         raise
+                    if error.reason == _OTHER_CONTENT:
+                        log.warning("an encoder has other weights", encoder=member.instance_id)
+                        self._note_other(member, content)
+                        problem = Unavailable(
+                            "NO_VISION_ENCODER",
+                            "no vision encoder with the weights of the decoder is running",
+                        )
+                        continue
                     log.warning(
                         "encode failed, trying on", encoder=member.instance_id, error=error.message
                     )
                     problem = error
                 else:
-                    self._holders[item.digest] = member
+                    self._holders[name] = member
                     return answer.embeddings
             await asyncio.sleep(_BUSY_WAIT_S)
         raise problem
+
+    def _note_other(self, member: Member, content: bytes) -> None:
+        """An encoder keeps its weights for as long as it runs."""
+        present = set(self._directory.members)
+        self._others = {pair: None for pair in self._others if pair[0] in present}
+        self._others[member, content] = None
 
     def _late(self) -> float:
         """When an item that waits from now on has waited too long."""

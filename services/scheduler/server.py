@@ -20,7 +20,7 @@ from shared.errors import InvalidRequest
 from shared.net import tasks
 from shared.net.registry import Announcement, Directory
 from shared.net.rpc.server import RpcServer
-from shared.queue import ControlChannel, Queue, connect
+from shared.queue import ControlChannel, Lifetimes, Queue, connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.media_store import MediaStore
 from shared.text.text_fold import TokenBytes
@@ -45,7 +45,8 @@ async def serve(
     keys = Keys(settings.model_name)
     scheduler_id = new_instance_id()
     redis = connect(settings.queue_url)
-    queue = Queue(redis, keys)
+    same_content_ms = round(1000 * settings.changed_model_timeout)
+    queue = Queue(redis, keys, Lifetimes(same_content_ms=same_content_ms))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         server = await stack.enter_async_context(

@@ -26,6 +26,12 @@ class SchedulerOptions(Settings):
         description="What is done with computed tokens when blocks run out: discarded and computed again, saved in the"
         " decoder's host blocks, or whichever is expected to cost less.",
     )
+    changed_model_timeout: float = Field(
+        120.0,
+        ge=0,
+        description="Seconds that an answer which has begun waits for a decoder with the same weights while there are"
+        " only decoders with others; then it ends with model_changed.",
+    )
 
 
 class SchedulerSettings(SchedulerOptions, ServiceSettings):

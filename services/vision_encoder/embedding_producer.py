@@ -11,6 +11,7 @@ from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.queue import Encoded, TowerQueue
 from services.vision_encoder.towers.encoder import BadPixels, Encoder, Item, pixel_item
 from shared.artifacts import bundle
+from shared.artifacts.embedding_name import embedding_name
 from shared.artifacts.file import Array
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactStore, Reservation
@@ -48,34 +49,35 @@ class EmbeddingProducer:
         self._mapped = ByteGate(store.space.in_use_bytes)
         self._encoding: SingleFlight[bytes, EncodeResult] = SingleFlight()
 
-    async def encode(self, media: MediaItem, retain_s: float) -> EncodeResult:
-        """The embeddings of an item: cached, from a call in progress, or made now; retained for `retain_s` seconds.
+    async def encode(self, media: MediaItem, retain_s: float, content: bytes = b"") -> EncodeResult:
+        """The embeddings of an item, under the name that it has with these weights: cached, from a call in progress, or
+        made now; retained for `retain_s` seconds.
 
         Raises Overloaded while everything cached is retained or shared memory is full, TooLarge where it could never
         hold the item, Precondition when the rows are not those promised, and what the pixels' source raises.
         """
-        digest = media.digest
-        ref = self._cache.find(digest, retain_s)
+        name = embedding_name(content, media.digest)
+        ref = self._cache.find(name, retain_s)
         if ref is not None:
             _check_rows(media, ref)
             return EncodeResult(ref, cached=True, encode_us=0)
-        made = await self._encoding.run(digest, lambda: self._make(media, retain_s))
-        self._cache.find(digest, retain_s)
+        made = await self._encoding.run(name, lambda: self._make(media, name, retain_s))
+        self._cache.find(name, retain_s)
         _check_rows(media, made.ref)
         return made
 
-    def release(self, digest: bytes) -> None:
-        """Ends the retention of an item's embeddings."""
-        self._cache.release(digest)
+    def release(self, name: bytes) -> None:
+        """Ends the retention of an artifact."""
+        self._cache.release(name)
 
     async def close(self) -> None:
         """Cancels what is being encoded."""
         await self._encoding.close()
 
-    async def _make(self, media: MediaItem, retain_s: float) -> EncodeResult:
+    async def _make(self, media: MediaItem, name: bytes, retain_s: float) -> EncodeResult:
         reserved = media.rows * self._row_bytes
         self._cache.reserve(reserved)
-        place = self._store.reserve(media.digest)
+        place = self._store.reserve(name)
         try:
             # Before they are mapped: what waits here must not take the memory of what is encoded.
             async with self._mapped.held(media.pixels.size_bytes):

@@ -24,6 +24,7 @@ from services.vision_encoder.towers.encoder import Encoder
 from shared import processors, service_process
 from shared.artifacts.producer import Producer, open_producer
 from shared.artifacts.store import ArtifactReader
+from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
 from shared.net.registry import Directory
 from shared.served_part import ServedPart
@@ -49,7 +50,7 @@ async def serve(
     """
     watch = Stopwatch()
     async with open_producer(settings) as producer:
-        device, model = await asyncio.to_thread(_load, settings)
+        device, model, content = await asyncio.to_thread(_load, settings)
         profile = profile_ops(device) if settings.profile_ops else None
         encoder = None
         if model is None:
@@ -63,7 +64,7 @@ async def serve(
         producer.server.add(
             _SERVICE_NAME,
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
-            VisionEncoderServicer(encoder, settings.model_name),
+            VisionEncoderServicer(encoder, settings.model_name, content),
         )
         part = ServedPart(
             code_of(registry.find(Checkpoint(settings.model, settings.family)).encoder)
@@ -78,21 +79,23 @@ async def serve(
                 dtype=str(model.dtype).removeprefix("torch.") if model else "none",
                 threads=_threads(settings),
                 processors=str(processors.find()),
+                content=content.hex(),
                 start_ms=watch.lap_us() // 1000,
                 **part.content,
             )
             await stop.wait()
 
 
-def _load(settings: VisionEncoderSettings) -> tuple[Device, Encoder | None]:
+def _load(settings: VisionEncoderSettings) -> tuple[Device, Encoder | None, bytes]:
     checkpoint = Checkpoint(settings.model, settings.family)
     kind = device_class(torch_device(settings.device))
     device = kind(kind.choose_dtype(settings.dtype, checkpoint), _threads(settings))
     model = load_encoder(checkpoint, device)
+    content = content_digest(checkpoint) if model is not None else b""
     checkpoint.close()
     if settings.profile_ops and model is not None and not model.uses_ops:
         log.warning("pictures are encoded by modules of torch: there are no ops to profile")
-    return device, model
+    return device, model, content
 
 
 def _threads(settings: VisionEncoderSettings) -> int:

@@ -7,7 +7,7 @@ import structlog
 
 from services.vision_encoder.embedding_producer import EmbeddingProducer
 from shared.artifacts.file import DIGEST_BYTES
-from shared.errors import InvalidRequest, Precondition
+from shared.errors import InvalidRequest, NotFound, Precondition
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 from tessera.vision_encoder.v1.vision_encoder_pb2 import (
     EncodeRequest,
@@ -22,14 +22,19 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
-    """`encoder` is None for a text-only checkpoint."""
+    """`encoder` is None for a text-only checkpoint; `content` is the digest of its weights, empty where not known."""
 
-    def __init__(self, encoder: EmbeddingProducer | None, model_name: str) -> None:
+    def __init__(
+        self, encoder: EmbeddingProducer | None, model_name: str, content: bytes = b""
+    ) -> None:
         self._encoder = encoder
         self._model_name = model_name
+        self._content = content
 
     async def Encode(self, request: EncodeRequest, context: _Context) -> EncodeResponse:
-        """Raises Overloaded while everything is retained, Precondition when the rows are not those promised."""
+        """Raises Overloaded while everything is retained, Precondition when the rows are not those promised, NotFound
+        where the decoder's weights are not those of this encoder.
+        """
         if self._encoder is None:
             raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} has no vision part")
         if len(request.media.digest) != DIGEST_BYTES or request.media.rows <= 0:
@@ -38,8 +43,13 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
                 "media needs a digest of 16 bytes and its number of rows",
                 field="media",
             )
+        if request.content and self._content and request.content != self._content:
+            raise NotFound(
+                "OTHER_CONTENT",
+                f"this encoder has the weights {self._content.hex()}, the decoder has {request.content.hex()}",
+            )
         retain_s = request.retention.seconds + request.retention.nanos / 1e9
-        made = await self._encoder.encode(request.media, retain_s)
+        made = await self._encoder.encode(request.media, retain_s, request.content)
         log.debug(
             "encoded",
             digest=request.media.digest.hex(),

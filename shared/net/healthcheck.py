@@ -1,9 +1,9 @@
 """`python -m shared.net.healthcheck [TARGET]`: exits 0 if a service is ready, else 1.
 
 For containers: HEALTHCHECK runs it beside the service. TARGET is the path of a service's heartbeat (`--heartbeat`),
-which answers for a busy service as well; or the gRPC address of a service (`host:port` or `unix:/path`), or the URL
-of a page that answers 200 when all is well. Over https the certificate is not looked at: it names the address that others know, not
-the one within the container.
+which answers for a busy service as well; or the gRPC address of a service (`host:port` or `unix:/path`), or the URL of
+a page that answers 200 when all is well. Over https the certificate is not looked at: it names the address that others
+know, not the one within the container.
 """
 
 import ssl

@@ -1,8 +1,9 @@
 """Whether a process is ready and its event loop still runs, answered by a thread beside the loop.
 
 A process has a unix datagram socket and a thread that answers on it: no backlog of connections delays the question,
-and it needs no free file descriptor. The answer holds for how long the loop has not run, and how much of that its thread
-has computed, so that a busy loop is distinguished from a blocked one. Time in which it waited for a core does not count.
+and it needs no free file descriptor. The answer holds for how long the loop has not run, and how much of that its
+thread has computed, so that a busy loop is distinguished from a blocked one. Time in which it waited for a core does
+not count.
 """
 
 import asyncio

@@ -12,6 +12,7 @@ from typing import Self
 import structlog
 from redis.asyncio import Redis
 
+from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net import supervise
 from shared.net.redis_connection import connection_of
@@ -86,9 +87,14 @@ class Announcement(_Loop):
         instance_id: str,
         address: str,
         part: str = "",
+        content: bytes = b"",
     ) -> None:
-        """`part`: what it says of the part of the model that it serves (`ServedPart.to_json`)."""
+        """`part`: what it says of the part of the model that it serves (`ServedPart.to_json`). `content`: of a decoder,
+        the digest of its weights; they were loaded just now.
+        """
         super().__init__()
+        self._content = content.hex()
+        self._loaded_at = monotonic()
         self._part = part
         self._scripts = Scripts(redis, keys.prefix)
         self._service = service
@@ -104,6 +110,8 @@ class Announcement(_Loop):
             _TTL_MS,
             _FORGET_MS,
             self._part,
+            self._content,
+            round(1000 * (monotonic() - self._loaded_at)),
         )
 
     async def withdraw(self) -> None:

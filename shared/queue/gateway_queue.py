@@ -23,6 +23,7 @@ _STATE_FIELDS = (
     "ended_ms",
     "prompt_tokens",
     "attempts",
+    "content",
 )
 
 
@@ -205,13 +206,15 @@ class GatewayVerbs(Verbs):
         commands: list[tuple[Word, ...]] = []
         for request_id, choice, after in wanted:
             commands += (
-                ("HMGET", self._keys.request(request_id), "state", f"e{choice}"),
+                ("HMGET", self._keys.request(request_id), "state", f"e{choice}", "content"),
                 ("GETRANGE", self._keys.log(request_id, choice), stride * after, -1),
             )
         found = await self._ask(commands)
         return [
-            LogDelta(records, ending_or_none(ending)) if state else None
-            for (state, ending), records in pairs(found)
+            LogDelta(records, ending_or_none(ending), str(content or b"", "ascii"))
+            if state
+            else None
+            for (state, ending, content), records in pairs(found)
         ]
 
     async def spec(self, request_id: str) -> RequestSpec | None:
@@ -248,6 +251,7 @@ class GatewayVerbs(Verbs):
             endings=tuple(map(ending_or_none, endings)),
             cancel=fields["cancel"] == b"1",
             attempts=int(fields["attempts"]),
+            content=str(fields["content"] or b"", "ascii"),
         )
 
     async def loads(self) -> list[GetLoadResponse]:

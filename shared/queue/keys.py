@@ -6,7 +6,8 @@
                                           turn_ms (mean from one request's first token to the next one's while
                                           others waited), turn_since_ms (the last one's, if it left others waiting),
                                           floor:<prio> (virtual time of the tenant served last), checked_ms and
-                                          up_since_ms (since when Redis has been up without a break)
+                                          up_since_ms (since when Redis has been up without a break), content and
+                                          content_ms (of the decoder that was loaded last: it gets the new requests)
     t:{m}:recovery                str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
     t:{m}:live                    hash    rid -> cost in tokens, for every request reserved, waiting or running
     t:{m}:begun                   set     rids of them that have a first token
@@ -21,6 +22,9 @@
     t:{m}:own:<sid>               set     rids it owns
     t:{m}:instances:<service>     zset    instance id -> deadline (ms)
     t:{m}:addresses:<service>     hash    instance id -> gRPC address
+    t:{m}:contents                hash    did -> when it was loaded (ms) and the content of its checkpoint (hex)
+    t:{m}:begun                   hash    rid -> the content that it began with, of those that wait
+    t:{m}:missing                 hash    content that requests wait for and no decoder has -> since when (ms)
     t:{m}:parts                   hash    service -> ServedPart as JSON, of the instance that announced itself last
     t:{m}:reporter                str     PX: the gateway whose metrics page shows the metrics of the whole system
     t:{m}:engines                 hash    did -> the decoder's number there
@@ -30,7 +34,8 @@
                                           taken_ms, first_token_ms, ended_ms, follow_until_ms, timeout_ms,
                                           queue_timeout_ms, first_token_timeout_ms, tenant, prio, rank, cost, charged,
                                           n, open, stride, prompt_tokens, media_cost, attempts, idem, joined,
-                                          lost_decoders (while they computed something of it), e0 .. e(n-1)
+                                          lost_decoders (while they computed something of it), e0 .. e(n-1),
+                                          content (the weights that its logs are computed with, from the first record)
     t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/queue/token_log.py)
     t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint

@@ -15,6 +15,7 @@ _EVENTS = b"\x0a"  # LogBatch.events, length-delimited
 _START = b"\x18"  # LogEvent.start, varint
 _RECORDS = b"\x22"  # LogEvent.records, length-delimited
 _ENDING = b"\x2a"  # LogEvent.ending, length-delimited
+_CONTENT = b"\x3a"  # LogEvent.content, length-delimited
 
 
 class LogEventWriter:
@@ -29,12 +30,18 @@ class LogEventWriter:
         # `token_prefix + token_middle(start) + token` is the entry of one record of four bytes.
         self.token_prefix = _EVENTS + _varint(size) + self._head
 
-    def event(self, start: int, records: bytes, ending: Ending | None = None) -> bytes:
-        """An entry of a LogBatch: records from index `start` on, and the ending if it has one."""
+    def event(
+        self, start: int, records: bytes, ending: Ending | None = None, content: str = ""
+    ) -> bytes:
+        """An entry of a LogBatch: records from index `start` on, the ending if it has one; the first records of a log
+        say with which content they were computed.
+        """
         parts = [self._head, _START, _varint(start), _RECORDS, _varint(len(records)), records]
         if ending is not None:
             data = ending.SerializeToString()
             parts += (_ENDING, _varint(len(data)), data)
+        if content and not start:
+            parts += (_CONTENT, _varint(len(content)), content.encode())
         body = b"".join(parts)
         return _EVENTS + _varint(len(body)) + body
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shared.errors import Expired
+from shared.errors import Expired, ServingError, Superseded
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
@@ -14,19 +14,28 @@ PRIORITIES = (INTERACTIVE, BATCH)
 CANCELLED = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
 
 
-def _expired(reason: str, what: str) -> Ending:
-    failure = Expired(reason, what).to_failure()
-    return Ending(reason=FinishReason.FINISH_REASON_ERROR, failure=failure)
+def _failed(error: ServingError) -> Ending:
+    return Ending(reason=FinishReason.FINISH_REASON_ERROR, failure=error.to_failure())
 
 
-QUEUE_TIMEOUT = _expired(
-    "QUEUE_TIMEOUT", "the request was not begun within its queue timeout; retry later"
+QUEUE_TIMEOUT = _failed(
+    Expired("QUEUE_TIMEOUT", "the request was not begun within its queue timeout; retry later")
 )
-FIRST_TOKEN_TIMEOUT = _expired(
-    "FIRST_TOKEN_TIMEOUT", "no token came within the first token timeout; retry later"
+FIRST_TOKEN_TIMEOUT = _failed(
+    Expired("FIRST_TOKEN_TIMEOUT", "no token came within the first token timeout; retry later")
 )
-REQUEST_TIMEOUT = _expired(
-    "REQUEST_TIMEOUT", "the request did not end within its timeout; allow more time or ask for less"
+REQUEST_TIMEOUT = _failed(
+    Expired(
+        "REQUEST_TIMEOUT",
+        "the request did not end within its timeout; allow more time or ask for less",
+    )
+)
+MODEL_CHANGED = _failed(
+    Superseded(
+        "MODEL_CHANGED",
+        "the answer was begun with weights that no decoder has any more, and another model does not go on with it; send"
+        " the request again",
+    )
 )
 
 
@@ -39,6 +48,8 @@ class Lifetimes:
     reservation_ms: int = 5_000
     keep_ended_s: int = 600  # an ended request's log, for late readers
     grace_ms: int = 10_000  # that followers have to call again after Redis was away
+    # A request that has begun waits so long for a decoder with the same weights while there are only others.
+    same_content_ms: int = 120_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +66,25 @@ class TakenRequest:
     rank: int = 0  # its place among the waiting: microseconds
     attempts: int = 1  # times taken, this one included
     lost_decoders: int = 0  # decoders that were lost while they computed something of it
+    content: str = ""  # the weights to run it with (`Hello.content` in hex): if it has begun, the same as before
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What decoders with the same weights can begin with: requests, and tokens of prompts, media and expected outputs;
+    the first request is taken even if it has more.
+    """
+
+    content: str  # `Hello.content` in hex; empty where it is not known
+    max_requests: int
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """What one step adds to the log of one choice: `records` from index `start` on, and its ending if it has one."""
+    """What one step adds to the log of one choice: `records` from index `start` on, and its ending if it has one.
+    `content`: the weights that it was computed with, in hex.
+    """
 
     request_id: str
     choice: int
@@ -67,6 +92,7 @@ class Append:
     stride: int
     records: bytes
     ending: Ending | None = None
+    content: str = ""
 
 
 class AppendCode(IntEnum):
@@ -112,6 +138,7 @@ class LogDelta:
 
     records: bytes
     ending: Ending | None
+    content: str = ""  # the weights that the request has begun with
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +157,7 @@ class RequestState:
     endings: tuple[Ending | None, ...]
     cancel: bool
     attempts: int  # times taken
+    content: str = ""  # the weights that it has begun with, in hex
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +177,7 @@ class RequestSnapshot:
     rank: int = 0
     prompt_log: bytes = b""
     lost_decoders: int = 0  # as an owner knows them; the larger number counts
+    content: str = ""  # the weights that the logs were computed with, where that is known
     idempotency_key: str = ""  # where the spec has not been through `admit`
     follow_ms: int = 30_000  # that it lives on without a follower; at least the spec's keep_ms
 

@@ -72,6 +72,7 @@ class RecoveryVerbs(Verbs):
             held.rank or held.arrived_ms * 1000,
             held.prompt_log,
             held.lost_decoders,
+            held.content,
             *logs,
         )
         return bool(answer)

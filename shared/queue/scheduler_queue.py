@@ -6,11 +6,20 @@ from typing import Any
 
 from shared.queue.base import Verbs, ending_or_none, pairs
 from shared.queue.log_event import LogEventWriter
-from shared.queue.messages import Append, AppendAnswer, AppendCode, Renewal, TakenRequest
+from shared.queue.messages import (
+    MODEL_CHANGED,
+    Append,
+    AppendAnswer,
+    AppendCode,
+    Places,
+    Renewal,
+    TakenRequest,
+)
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
 _NONE_LOST: Mapping[str, int] = MappingProxyType({})
+_MODEL_CHANGED = MODEL_CHANGED.SerializeToString()
 
 
 class SchedulerVerbs(Verbs):
@@ -41,16 +50,15 @@ class SchedulerVerbs(Verbs):
         others = {str(sid, "ascii"): float(deadline) for sid, deadline in pairs(answer[2:])}
         return Renewal(int(answer[1]), others)
 
-    async def take(
-        self, scheduler_id: str, *, max_requests: int, max_tokens: int
-    ) -> list[TakenRequest] | None:
-        """Becomes the owner of the fairest waiting requests. None means fenced off; empty also while Redis recovers.
+    async def take(self, scheduler_id: str, places: Sequence[Places]) -> list[TakenRequest] | None:
+        """Becomes the owner of the fairest waiting requests that decoders of the caller have places for. None means
+        fenced off; empty also while Redis recovers.
 
-        `max_tokens` bounds their prompts, media and expected outputs in all; the first is taken even if it is larger.
+        A request that has begun is taken for its content alone; new ones for that of the decoder that was loaded last,
+        wherever it is bound. The first of the places gets them as long as that is not known.
         """
-        answer = await self._scripts.call(
-            "take", *self._closing, scheduler_id, max_requests, max_tokens
-        )
+        words = [word for p in places for word in (p.content, p.max_requests, p.max_tokens)]
+        answer = await self._scripts.call("take", *self._closing, scheduler_id, *words)
         if answer[0] == b"GONE":
             return None
         return [_taken(item) for item in answer[1:]]
@@ -61,7 +69,9 @@ class SchedulerVerbs(Verbs):
             AppendAnswer(AppendCode.OK, a.start + len(a.records) // a.stride) for a in appends
         ]
         events = [
-            LogEventWriter(a.request_id, a.choice, a.stride).event(a.start, a.records, a.ending)
+            LogEventWriter(a.request_id, a.choice, a.stride).event(
+                a.start, a.records, a.ending, a.content
+            )
             for a in appends
         ]
         for index, answer in await self.append_events(scheduler_id, b"".join(events)):
@@ -86,7 +96,8 @@ class SchedulerVerbs(Verbs):
 
     async def sweep(self) -> int:
         """Removes what dead processes have left and ends waiting requests whose time is up: how many. Once a second."""
-        return int(await self._scripts.call("sweep", *self._closing))
+        words = (self._lifetimes.same_content_ms, _MODEL_CHANGED)
+        return int(await self._scripts.call("sweep", *self._closing, *words))
 
     async def owned(self, scheduler_id: str) -> list[str]:
         """The ids of the requests that this scheduler owns, according to Redis."""
@@ -133,7 +144,7 @@ class SchedulerVerbs(Verbs):
 
 
 def _taken(item: Sequence[Any]) -> TakenRequest:
-    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts, lost_decoders = item
+    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts, lost_decoders, content = item
     return TakenRequest(
         spec=RequestSpec.FromString(spec),
         own_at=int(own_at),
@@ -145,4 +156,5 @@ def _taken(item: Sequence[Any]) -> TakenRequest:
         rank=int(rank),
         attempts=int(attempts),
         lost_decoders=int(lost_decoders),
+        content=str(content, "ascii"),
     )

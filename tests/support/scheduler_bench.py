@@ -38,10 +38,14 @@ class Bench:
         self.decoders: list[ArithmeticDecoder] = []
 
     async def decoder(
-        self, delay_s: float = 0.0, *, of: type[ArithmeticDecoder] = ArithmeticDecoder
+        self,
+        delay_s: float = 0.0,
+        *,
+        of: type[ArithmeticDecoder] = ArithmeticDecoder,
+        content: bytes = b"",
     ) -> tuple[ArithmeticDecoder, contextlib.AsyncExitStack]:
-        """A running one, and what ends it."""
-        arithmetic = of(delay_s)
+        """A running one with weights of this content, and what ends it."""
+        arithmetic = of(delay_s, content)
         self.decoders.append(arithmetic)
         stack = await self.stack.enter_async_context(contextlib.AsyncExitStack())
         server = await stack.enter_async_context(RpcServer("127.0.0.1:0", grace_s=0))
@@ -49,18 +53,29 @@ class Bench:
             "tessera.decoder.v1.DecoderService", add_DecoderServiceServicer_to_server, arithmetic
         )
         await server.ready()
+        name, address = arithmetic.id, server.address
         await stack.enter_async_context(
-            Announcement(self.redis, self.keys, "decoder", arithmetic.id, server.address)
+            Announcement(self.redis, self.keys, "decoder", name, address, content=content)
         )
         return arithmetic, stack
 
-    async def real_decoder(self, folder: Path, listen: Path, **settings: Any) -> Any:
-        """A decoder that runs a checkpoint; what `running_decoder` gives."""
-        running = await self.stack.enter_async_context(
-            running_decoder(folder, listen, max_num_seqs=24, **settings)
+    async def real_decoder(
+        self,
+        folder: Path,
+        listen: Path,
+        *,
+        name: str = DECODER_ID,
+        stack: contextlib.AsyncExitStack | None = None,
+        **settings: Any,
+    ) -> Any:
+        """A decoder that runs a checkpoint until `stack`, if given, is closed; what `running_decoder` gives."""
+        stack = stack or self.stack
+        running = await stack.enter_async_context(
+            running_decoder(folder, listen, name=name, max_num_seqs=24, **settings)
         )
-        await self.stack.enter_async_context(
-            Announcement(self.redis, self.keys, "decoder", DECODER_ID, running.address)
+        content = running.loaded.content
+        await stack.enter_async_context(
+            Announcement(self.redis, self.keys, "decoder", name, running.address, content=content)
         )
         return running
 

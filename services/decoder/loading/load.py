@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import structlog
 import torch
@@ -40,11 +41,14 @@ from services.families.comparison import Comparison, compares_pictures
 from services.families.family import is_generic, load_part
 from services.families.generic import require_length
 from shared.artifacts.store import ArtifactReader
+from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
 
 log = structlog.get_logger(__name__)
+
+_ORIGIN = ("_name_or_path", "transformers_version")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Loaded:
     worker: Worker
     device: Device
     fingerprint: bytes
+    content: bytes  # the digest of the weights (`shared/checkpoint/content.py`)
     row_invariant: bool
     profile: Profile
     needs: Needs
@@ -163,6 +168,8 @@ def load_rank(
             device.ops.ranks.settle()
         model.needs.require_served()
         device.require_attention(model.needs.attention)
+        # The first rank alone says hello. What was just read is read again, most of it from memory.
+        content = b"" if place.rank else _content(checkpoint)
         checkpoint.close()
         slots = settings.max_num_seqs
         tokens = settings.max_num_batched_tokens or device.default_batched_tokens
@@ -180,7 +187,7 @@ def load_rank(
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
         ranks = share.size if share.size > 1 else None
         part = ServedPart(model.code, off, model.largest_difference, ranks)
-        return Loaded(worker, device, name, equal, measured, model.needs, part)
+        return Loaded(worker, device, name, content, equal, measured, model.needs, part)
 
 
 def _load_model(
@@ -195,13 +202,27 @@ def _load_model(
     return read(checkpoint, ops, longest, trust_remote_code=trusted, check=checked)
 
 
+def _content(checkpoint: Checkpoint) -> bytes:
+    began = time.perf_counter()
+    content = content_digest(checkpoint)
+    log.info("found weights", content=content.hex(), ms=round(1e3 * (time.perf_counter() - began)))
+    return content
+
+
 def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1) -> bytes:
     """16 bytes over configuration, names of weights, element type, whose code runs the layers, and in how many summands
-    their results are computed."""
+    their results are computed. What a configuration says of its own origin does not count: a fine-tune says another."""
     canonical = json.dumps(
-        [checkpoint.config, list(checkpoint.names()), str(dtype), code, ranks], sort_keys=True
+        [_without_origin(checkpoint.config), list(checkpoint.names()), str(dtype), code, ranks],
+        sort_keys=True,
     )
     return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
+
+
+def _without_origin(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {key: _without_origin(value) for key, value in config.items() if key not in _ORIGIN}
 
 
 def _promises_equal_rows(ops: BaseOps) -> bool:

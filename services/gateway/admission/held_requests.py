@@ -61,6 +61,7 @@ class HeldRequest:
             prompt_log=follow.prompt.records if follow.prompt is not None else b"",
             idempotency_key=self.idempotency_key,
             follow_ms=follow_ms(self.spec.keep_ms),
+            content=follow.content,
         )
 
     @property

@@ -58,6 +58,7 @@ class Follow:
         if layout.prompt_records:
             self.prompt = ChoiceLog(PROMPT, layout.prompt_stride, layout.prompt_records)
         self.heard_at = monotonic()
+        self.content = ""  # the weights that it has begun with, where they are known
         # Before admission there is no log to read, and that is no error.
         self.admitted = not new
         self._was_seen = new
@@ -144,6 +145,7 @@ class Follow:
     def offer(self, log: ChoiceLog, event: LogEvent) -> None:
         """Takes an event of a log from the channel."""
         ending = event.ending if event.HasField("ending") else None
+        self.content = self.content or event.content
         if log.offer(event.start, event.records, ending, whole=False):
             self._heard(log)
 
@@ -154,6 +156,7 @@ class Follow:
             self._miss()
             return
         self._missing_since, self._was_seen = 0.0, True
+        self.content = self.content or found.content
         if log.offer(after, found.records, found.ending, whole=True):
             self._heard(log)
 

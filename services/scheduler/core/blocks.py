@@ -192,7 +192,9 @@ def root_of(sequence: Sequence, capacity: Capacity) -> bytes:
     if capacity.parts.attention is AttentionKind.PREFIX_LM:
         prompt = _packed(sequence.tokens[: sequence.prompt_len])
         prefix = prefix_digest(prompt, _media_extra(sequence.media, 0, sequence.prompt_len))
-    return root_name(capacity.block_size, sequence.lora_id, sequence.cache_salt, prefix)
+    return root_name(
+        capacity.block_size, sequence.lora_id, sequence.cache_salt, prefix, sequence.content
+    )
 
 
 def _packed(tokens: Tokens[int]) -> bytes:

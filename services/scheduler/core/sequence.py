@@ -106,6 +106,7 @@ class Sequence:
     media: tuple[MediaSpan, ...] = ()
     lora_id: str = ""
     cache_salt: bytes = b""
+    content: bytes = b""  # digest of the weights that compute it; empty where it is not known
     priority: int = 0  # lower goes first, under the policy of that name
     arrival: int = 0
     isolated_until: int = 0  # while it has fewer tokens, no other request computes in its steps
@@ -178,6 +179,7 @@ class Sequence:
             media=self.media,
             lora_id=self.lora_id,
             cache_salt=self.cache_salt,
+            content=self.content,
             priority=self.priority,
             arrival=self.arrival,
             isolated_until=self.isolated_until,

@@ -122,7 +122,7 @@ def _new_sequence(slot: int, sequence: Sequence, capacity: Capacity) -> decoder_
         choice=sequence.choice,
         prompt_len=sequence.prompt_len,
         tokens=int32(sequence.tokens),
-        media=request.spec.media,
+        media=request.media,
         sampling=request.sampling_of(sequence),
         lora_id=sequence.lora_id,
         root_name=root_of(sequence, capacity),

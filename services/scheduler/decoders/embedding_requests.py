@@ -36,11 +36,14 @@ class EmbeddingRequests:
         user: str,
         on_change: Callable[[StepProgress | None], None],
         on_lost_again: Callable[[bytes], None],
+        *,
+        content: bytes = b"",
     ) -> None:
-        """`user` is the decoder's name at the encoders."""
+        """`user` is the decoder's name at the encoders, `content` the digest of its weights."""
         self._core = core
         self._encoders = encoders
         self._user = user
+        self._content = content
         self._on_change = on_change
         self._on_lost_again = on_lost_again
         self._calls: dict[asyncio.Task[None], None] = {}
@@ -85,7 +88,7 @@ class EmbeddingRequests:
             request_names.bind(asking.request_id, asking.spec.client_request_id)
         log.debug("asking for an encode", digest=span.digest.hex(), rows=span.rows)
         try:
-            artifact = await self._encoders.encode(span.payload, self._user)
+            artifact = await self._encoders.encode(span.payload, self._user, self._content)
         except ServingError as error:
             self._fail(span, error)
         except Exception as error:  # sequences that need the item would wait for ever

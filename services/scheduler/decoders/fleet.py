@@ -41,7 +41,7 @@ class Fleet:
         on_lost: Callable[[DecoderLink], None],
     ) -> None:
         self.links: dict[str, DecoderLink] = {}
-        self.router: Router[DecoderLink] = Router()
+        self._routers: dict[str, Router[DecoderLink]] = {}  # by content
         self._queue = queue
         self._directory = directory
         self._scheduler_id = scheduler_id
@@ -52,8 +52,12 @@ class Fleet:
         self._closing = False
         self._ceded: dict[str, float] = {}  # decoder -> until when it is left to others
         self._without: set[str] = set()  # schedulers that had no decoder at the last look
-        # Fingerprint and block size that all decoders share.
+        # Fingerprint and block size that all decoders share, whatever their content.
         self._model: tuple[bytes, int] | None = None
+
+    def router(self, content: str) -> Router[DecoderLink] | None:
+        """The choice among the decoders with these weights; None where there are none."""
+        return self._routers.get(content)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -144,16 +148,24 @@ class Fleet:
                 token_ms=round(link.hello.token_us / 1000, 3),
                 kept_blocks=len(link.hello.sealed_blocks) // 4,
                 ranks=link.hello.ranks or 1,
+                content=link.content,
             )
             self.links[did] = link
-            self.router.add(link)
+            self._routers.setdefault(link.content, Router()).add(link)
             self._on_bound(link)
             await link.run()
         finally:
             self.links.pop(did, None)
-            self.router.remove(link)
+            self._remove_route(link)
             self._on_lost(link)
             await asyncio.shield(link.close())
+
+    def _remove_route(self, link: DecoderLink) -> None:
+        router = self._routers.get(link.content)
+        if router is not None:
+            router.remove(link)
+            if all(other.content != link.content for other in self.links.values()):
+                del self._routers[link.content]
 
     def _check_model(self, link: DecoderLink) -> None:
         found = (link.hello.model_fingerprint, link.hello.block_size)

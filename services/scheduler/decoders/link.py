@@ -136,6 +136,11 @@ class DecoderLink:
         return self.wants_to_end or self.is_given_away
 
     @property
+    def content(self) -> str:
+        """The digest of its weights in hex; empty where it is not known. Valid once it is open."""
+        return self.hello.content.hex()
+
+    @property
     def in_flight_requests(self) -> set[str]:
         """Requests with rows in a plan that was not answered."""
         return {s.request_id for sent in self._sent for s in sent.plan.row_sequence}
@@ -171,7 +176,12 @@ class DecoderLink:
         self.core.state.blocks.adopt(convert.sealed_of(self.hello))
         user = f"{self.member.instance_id}/{self.lease}"  # leases of two decoders may be equal
         self._media = EmbeddingRequests(
-            self.core, self._encoders, user, self._on_media_change, self._on_lost_again
+            self.core,
+            self._encoders,
+            user,
+            self._on_media_change,
+            self._on_lost_again,
+            content=self.hello.content,
         )
 
     async def run(self) -> None:

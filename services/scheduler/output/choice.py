@@ -19,6 +19,10 @@ class Owner(Protocol):
     def collects(self) -> bool:
         """Whether nothing is logged before the end."""
 
+    @property
+    def content(self) -> str:
+        """The weights that it is computed with."""
+
 
 class Choice:
     """Makes the events of one log and can make them again from any index on, should Redis have lost its tail.
@@ -27,7 +31,16 @@ class Choice:
     `token_prefix + token_middle(start) + token`; otherwise it takes more than that.
     """
 
-    __slots__ = ("_ending", "_records", "_stride", "_writer", "request", "sequence", "token_prefix")
+    __slots__ = (
+        "_ending",
+        "_is_plain",
+        "_records",
+        "_stride",
+        "_writer",
+        "request",
+        "sequence",
+        "token_prefix",
+    )
 
     def __init__(self, request: Owner, number: int, logprobs: int | None, log: bytes = b"") -> None:
         """`number` is the choice's, or that of the prompt's log-probabilities; `log` what was written before."""
@@ -37,8 +50,10 @@ class Choice:
         self._writer = LogEventWriter(request.request_id, number, self._stride)
         self._records = bytearray(log[: len(log) // self._stride * self._stride])
         self._ending: Ending | None = None
-        plain = logprobs is None and not request.collects
-        self.token_prefix = self._writer.token_prefix if plain else b""
+        self._is_plain = logprobs is None and not request.collects
+        # The first record says with which weights it was computed: the script keeps it.
+        says_more = bool(request.content) and not log
+        self.token_prefix = self._writer.token_prefix if self._is_plain and not says_more else b""
 
     @property
     def length(self) -> int:
@@ -59,7 +74,9 @@ class Choice:
         if self._stride > 4 or self.sequence is None:
             self._records[start * self._stride :] = records
         self._ending = ending or self._ending
-        return self._writer.event(start, records, ending)
+        if self._is_plain:
+            self.token_prefix = self._writer.token_prefix
+        return self._writer.event(start, records, ending, self.request.content)
 
     def records(self, length: int = 0) -> bytes:
         """All records from an index on, whether they have been written or not."""
@@ -69,4 +86,5 @@ class Choice:
 
     def again(self, length: int) -> bytes:
         """Everything from an index on, the ending if there has been one."""
-        return self._writer.event(length, self.records(length), self._ending)
+        records = self.records(length)
+        return self._writer.event(length, records, self._ending, self.request.content)

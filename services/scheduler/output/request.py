@@ -17,12 +17,14 @@ from services.scheduler.output.choice import Choice
 from services.scheduler.output.logprobs import Floats, Ids
 from services.scheduler.output.ranking import Ranking
 from services.scheduler.output.stop_strings import stop_finder
+from shared.artifacts.embedding_name import embedding_name
 from shared.queue import TakenRequest
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import encode_records
 from shared.telemetry.request_names import names
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
+from tessera.common.v1.media_pb2 import MediaItem
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
@@ -39,6 +41,7 @@ class Unreadable:
 
     request_id: str
     collects: bool = False
+    content: str = ""
 
 
 class Request:
@@ -52,6 +55,7 @@ class Request:
         sampling = spec.sampling
         self.spec = spec
         self.request_id = spec.request_id
+        self.content = taken.content  # the weights that compute it, in hex
         self.num_choices = sampling.n
         self.logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
         self.collects = sampling.use_beam_search or sampling.best_of > sampling.n
@@ -68,6 +72,8 @@ class Request:
             self._search = beams.search_of(spec, table, self._stops)
         self.sampling = self._for_decoder(sampling)
         self.ranking = Ranking(sampling.n) if self.collects else None
+        # As encoder and decoder know them: their digests name embeddings by these weights.
+        self.media = [_named(item, self._content_bytes) for item in spec.media]
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
         self._writers: dict[int, Choice] = {}
         self.over: dict[int, Ending] = {}  # choices whose log is complete but for its ending
@@ -81,6 +87,10 @@ class Request:
         self.fresh = [s for s in self.sequences if not s.num_output_tokens]
         if not scored and self.sequences:
             (self.fresh or self.sequences)[0].scores_prompt = True
+
+    @property
+    def _content_bytes(self) -> bytes:
+        return bytes.fromhex(self.content)
 
     @property
     def error(self) -> Error | None:
@@ -227,11 +237,12 @@ class Request:
             min_tokens=sampling.min_tokens,
             stop_search=stop_search,
             media=tuple(
-                MediaSpan(item.digest, item.offset, item.length, item.rows, payload=item)
-                for item in spec.media
+                MediaSpan(named.digest, item.offset, item.length, item.rows, payload=item)
+                for item, named in zip(spec.media, self.media, strict=True)
             ),
             lora_id=spec.lora_id,
             cache_salt=spec.cache_salt,
+            content=self._content_bytes,
             priority=_PRIORITIES.get(self._taken.prio, 0),
             arrival=self._taken.arrived_ms,
             isolated_until=self._isolated_until(len(self._prompt) + len(generated)),
@@ -254,3 +265,12 @@ class Request:
         ):  # of what is not logged yet no place is known
             return _TO_ITS_END
         return known_tokens + _ISOLATED_FOR
+
+
+def _named(item: MediaItem, content: bytes) -> MediaItem:
+    if not content:
+        return item
+    named = MediaItem()
+    named.CopyFrom(item)
+    named.digest = embedding_name(content, item.digest)
+    return named

@@ -1,9 +1,9 @@
 """How much to take from the queue: late and little, so that the queue's order holds and other schedulers get theirs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from services.scheduler.decoders.link import DecoderLink
-from shared.queue import TakenRequest
+from shared.queue import Places, TakenRequest
 from shared.queue.messages import cost_of
 
 _START_WITHIN_S = 2.0  # of work that waits at a decoder
@@ -18,29 +18,35 @@ class Intake:
     Those that wait for embeddings do not count as waiting, so that requests with images do not hold back text.
     """
 
-    def __init__(self, links: Mapping[str, DecoderLink]) -> None:
+    def __init__(self, links: dict[str, DecoderLink]) -> None:
         self._links = links
         self._cost_of_prompt_token = 1.0  # the queue counts the tokens of the answers as well
         self.more_wait = True  # whether the queue may hold more than was taken last
 
-    def capacity(self) -> int:
-        """How many requests can be taken now."""
-        capacity = sum(_capacity(link) for link in self._links.values())
-        self.more_wait = self.more_wait or not capacity
-        return capacity
+    @property
+    def has_places(self) -> bool:
+        """Whether something can be taken now."""
+        return any(map(_capacity, self._links.values()))
 
-    def token_capacity(self) -> int:
-        """Tokens, as the queue counts them, that the decoders could begin with in time; the first request that is taken
-        may have more.
+    def places(self) -> list[Places]:
+        """What can be taken now for each content of decoders: requests, and tokens, as the queue counts them, that they
+        could begin with in time. That of the decoder that was bound last comes first.
         """
-        total = 0.0
-        for link in self._links.values():
-            if _capacity(link):
-                second = link.seconds_for_token
-                if not second:  # nothing is known of it yet
-                    return _NO_LIMIT
-                total += _START_WITHIN_S / second - link.core.state.num_waiting_tokens
-        return max(1, min(_NO_LIMIT, int(total * self._cost_of_prompt_token)))
+        requests: dict[str, int] = {}
+        tokens: dict[str, float] = {}
+        for link in reversed(self._links.values()):
+            if capacity := _capacity(link):
+                content = link.content
+                requests[content] = requests.get(content, 0) + capacity
+                tokens[content] = tokens.get(content, 0.0) + _tokens_in_time(link)
+        self.more_wait = self.more_wait or not requests
+        return [
+            Places(content, count, self._as_the_queue_counts(tokens[content]))
+            for content, count in requests.items()
+        ]
+
+    def _as_the_queue_counts(self, tokens: float) -> int:
+        return max(1, int(min(_NO_LIMIT, tokens * self._cost_of_prompt_token)))
 
     def note(self, taken: Iterable[TakenRequest]) -> None:
         """Learns from what the queue gave: `taken` is empty where the queue is."""
@@ -50,6 +56,13 @@ class Intake:
             cost = cost_of(one.spec) / max(1, len(one.spec.prompt) // 4)
             kept = self._cost_of_prompt_token
             self._cost_of_prompt_token = _KEEP * kept + (1 - _KEEP) * cost
+
+
+def _tokens_in_time(link: DecoderLink) -> float:
+    second = link.seconds_for_token
+    if not second:  # nothing is known of it yet
+        return _NO_LIMIT
+    return _START_WITHIN_S / second - link.core.state.num_waiting_tokens
 
 
 def _capacity(link: DecoderLink) -> int:

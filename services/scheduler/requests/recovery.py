@@ -74,4 +74,5 @@ def _held(request: Request) -> RequestSnapshot:
         rank=known.rank,
         prompt_log=known.prompt_log,
         lost_decoders=known.lost_decoders,
+        content=known.content,
     )

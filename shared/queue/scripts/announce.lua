@@ -1,9 +1,11 @@
 -- Registers an instance of a service as alive. ARGV: service, instance id, address ('' withdraws), ttl ms, ms after which one
--- that died without withdrawing is removed, what it says of the part of the model that it serves ('' is nothing)
+-- that died without withdrawing is removed, what it says of the part of the model that it serves ('' is nothing), of a
+-- decoder also the content of its checkpoint (hex) and how many ms ago it was loaded
 local members, at = P .. ':instances:' .. ARGV[1], P .. ':addresses:' .. ARGV[1]
 if ARGV[3] == '' then
   redis.call('ZREM', members, ARGV[2])
   redis.call('HDEL', at, ARGV[2])
+  redis.call('HDEL', P .. ':contents', ARGV[2])
   return 1
 end
 local now_ms = math.floor(now_us() / 1000)
@@ -12,6 +14,16 @@ redis.call('HSET', at, ARGV[2], ARGV[3])
 if (ARGV[6] or '') ~= '' then
   redis.call('HSET', P .. ':parts', ARGV[1], ARGV[6])
   redis.call('PEXPIRE', P .. ':parts', ARGV[5])
+end
+if (ARGV[7] or '') ~= '' then
+  local loaded_ms = now_ms - tonumber(ARGV[8])
+  if redis.call('HSETNX', P .. ':contents', ARGV[2], int(loaded_ms) .. ' ' .. ARGV[7]) == 1 then
+    -- The latest gets the new requests at once; `sweep` looks at all of them again every second.
+    local meta = redis.call('HMGET', P .. ':meta', 'content', 'content_ms')
+    if not meta[1] or tonumber(meta[2]) <= loaded_ms then
+      redis.call('HSET', P .. ':meta', 'content', ARGV[7], 'content_ms', int(loaded_ms))
+    end
+  end
 end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', members, '-inf', now_ms - tonumber(ARGV[5]))) do
   redis.call('ZREM', members, dead)

@@ -1,12 +1,12 @@
 -- Puts a request back as far as the caller knows more of it than Redis, which has lost its last writes in a restart.
 -- ARGV: closing (6), request (16), sid or '' for a gateway, own_at, lease ms, arrived ms, rank, prompt log,
---   decoders lost with it, log0, e0, log1, e1, ...
+--   decoders lost with it, the content that its logs were computed with or '', log0, e0, log1, e1, ...
 -- Returns 1, or 0: refused (no recovery; another owner took it later; its logs are not as the caller knows them; it ended)
 -- The recovery may be over before a call gets through. At any time a gateway may put back what is missing altogether, and
 -- an owner goes on with what is still its own here: nobody else can have written for it.
 local close, q = closing(), request_at(7)
 local sid, own_at, lease_ms, arrived_ms, rank = ARGV[23], tonumber(ARGV[24]), tonumber(ARGV[25]), ARGV[26], ARGV[27]
-local lost_decoders, LOGS = ARGV[29], 30
+local lost_decoders, content, LOGS = ARGV[29], ARGV[30], 31
 local rid, r = q.rid, request(q.rid)
 local f = redis.call('HMGET', r, 'state', 'owner', 'own_at')
 local state, owner = f[1], f[2] or ''
@@ -28,6 +28,7 @@ end
 
 local function extend()
   for c, known in pairs(logs) do
+    if #known > 0 and content ~= '' then redis.call('HSETNX', r, 'content', content) end
     local length = redis.call('STRLEN', log_of(rid, c))
     if #known > length then redis.call('APPEND', log_of(rid, c), string.sub(known, length + 1)) end
     if c ~= 'p' and #known > 0 then redis.call('SADD', P .. ':begun', rid) end
@@ -67,6 +68,7 @@ if not state then create(q, now_ms, tonumber(arrived_ms), tonumber(rank)) end
 keep_lost_decoders(rid, lost_decoders)
 bind_key(q)
 extend()
+if state == 'queued' then note_begun(rid) end
 if tonumber(redis.call('HGET', r, 'open')) <= 0 then
   dequeue(rid)
   retire(rid, close.keep_s)

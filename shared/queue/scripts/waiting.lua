@@ -87,6 +87,12 @@ local function floor_of(prio)
   return tonumber(lowest or redis.call('HGET', P .. ':meta', 'floor:' .. prio) or 0)
 end
 
+-- Notes with which content a waiting request has begun, if it has.
+local function note_begun(rid)
+  local content = redis.call('HGET', request(rid), 'content')
+  if content then redis.call('HSET', P .. ':begun', rid, content) end
+end
+
 -- Puts a request at its rank among the waiting. A tenant that comes back starts no lower than the lowest active one.
 local function enqueue(rid, prio, tenant, rank, close)
   local tenants, rested = P .. ':tenants:' .. prio, P .. ':idle:' .. prio
@@ -97,6 +103,7 @@ local function enqueue(rid, prio, tenant, rank, close)
     redis.call('ZADD', tenants, math.max(floor, counter), tenant)
   end
   redis.call('ZADD', P .. ':w:' .. prio .. ':' .. tenant, rank, rid)
+  note_begun(rid)
   local moment = may_wait_until(rid, 0, close)
   if moment < math.huge then redis.call('ZADD', P .. ':due', moment, rid) end
   redis.call('PUBLISH', P .. ':ctl', 'q')
@@ -107,6 +114,7 @@ local function dequeue(rid)
   local waiting, tenants = P .. ':w:' .. f[1] .. ':' .. f[2], P .. ':tenants:' .. f[1]
   redis.call('ZREM', waiting, rid)
   redis.call('ZREM', P .. ':due', rid)
+  redis.call('HDEL', P .. ':begun', rid)
   if redis.call('EXISTS', waiting) == 1 then return end
   local counter = redis.call('ZSCORE', tenants, f[2])
   if counter then

@@ -16,7 +16,7 @@ from services.gateway.following.choice_log import ChoiceLog, LogLayout
 from services.gateway.following.follower import Follow, Follower
 from services.gateway.telemetry.metrics import Metrics
 from shared.errors import Internal, NotFound
-from shared.queue import Append, Queue, TokenChannel, connect
+from shared.queue import Append, Places, Queue, TokenChannel, connect
 from shared.queue.keys import Keys, new_request_id
 from shared.queue.token_log import encode_logprobs, encode_tokens, stride
 from shared.text.stop_search import StopStrings
@@ -60,7 +60,7 @@ class Bench:
         await self.queue.admit(spec, cost=9)
         follow.admitted = True
         await self.queue.renew("s", GetLoadResponse(), register=True, tokens_per_s=None)
-        await self.queue.take("s", max_requests=9, max_tokens=999)
+        await self.queue.take("s", [Places("", 9, 999)])
         return follow
 
     async def append(

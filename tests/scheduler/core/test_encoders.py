@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.scheduler.encoders import Encoders
+from shared.artifacts.embedding_name import embedding_name
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
 from shared.net.registry import Announcement, Directory
 from shared.net.rpc.server import RpcServer
@@ -25,6 +26,7 @@ class PlayedEncoder(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
     """Answers when its gate is open, or fails."""
 
     def __init__(self) -> None:
+        self.content = b""
         self.calls = 0
         self.released: list[bytes] = []
         self.failure: ServingError | None = None
@@ -33,10 +35,13 @@ class PlayedEncoder(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
 
     async def Encode(self, request: Any, context: Any) -> EncodeResponse:
         self.calls += 1
+        if self.content and request.content != self.content:
+            raise NotFound("OTHER_CONTENT", "it has other weights")
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        return EncodeResponse(embeddings=ArtifactRef(digest=request.media.digest))
+        name = embedding_name(request.content, request.media.digest)
+        return EncodeResponse(embeddings=ArtifactRef(digest=name))
 
     async def Release(self, request: Any, context: Any) -> ReleaseResponse:
         self.released += request.digests
@@ -153,3 +158,30 @@ async def test_an_item_without_users_is_not_tried_again(bench: Bench, encoders: 
         await asyncio.sleep(0.2)
         assert played.calls == calls
         assert await encoders.encode(ITEM, "1"), "another request may want it later"
+
+
+async def test_an_item_is_encoded_with_the_weights_of_the_decoder_that_needs_it(
+    bench: Bench,
+) -> None:
+    async with started(bench) as old, started(bench) as new, opened(bench, 1) as encoders:
+        old.content, new.content = b"old", b"new"
+        for digest in (b"i" * 16, b"j" * 16, b"k" * 16):
+            item = MediaItem(digest=digest, rows=4)
+            made = [
+                await encoders.encode(item, content.decode(), content)
+                for content in (b"old", b"new")
+            ]
+            assert [ref.digest for ref in made] == [
+                embedding_name(content, digest) for content in (b"old", b"new")
+            ]
+        # Three items of its own, and at the most one question for the other's.
+        assert 3 <= old.calls <= 4 and 3 <= new.calls <= 4
+        with pytest.raises(Unavailable) as caught:
+            await encoders.encode(ITEM, "1", b"others")
+        assert caught.value.reason == "NO_VISION_ENCODER"
+        assert old.calls <= 5 and new.calls <= 5
+        encoders.release([embedding_name(b"old", b"i" * 16)], "old")
+        async with asyncio.timeout(10):
+            while not old.released:
+                await asyncio.sleep(0.01)
+        assert not new.released

@@ -12,6 +12,7 @@ import pytest
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.net.redis_connection import connection_of
+from shared.queue import Places
 from tests.support.arithmetic.model import generate
 from tests.support.arithmetic.service import ArithmeticDecoder
 from tests.support.queue.lost_tail import written
@@ -120,7 +121,7 @@ async def test_a_take_whose_answer_was_lost_goes_back(bench: Bench) -> None:
     rid = ""
     while not rid:
         waiting = await bench.ask(PROMPT, max_tokens=7)
-        if await bench.queue.take(sid.decode(), max_requests=1, max_tokens=1 << 30):
+        if await bench.queue.take(sid.decode(), [Places("", 1, 1 << 30)]):
             rid = waiting
     tokens, _ = await bench.answer(rid)
     assert tokens == generate(PROMPT, 7)

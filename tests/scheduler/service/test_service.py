@@ -10,7 +10,7 @@ import pytest
 
 from services.scheduler.server import FENCED
 from shared.net.channels import open_channel
-from shared.queue import token_log
+from shared.queue import Places, token_log
 from shared.queue.keys import new_instance_id
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1 import ending_pb2
@@ -135,7 +135,7 @@ async def test_a_scheduler_that_dies_is_fenced_off(bench: Bench) -> None:
     dead = new_instance_id()
     await bench.queue.renew(dead, GetLoadResponse(), register=True, tokens_per_s=None)
     rid = await bench.ask([1, 2, 3], max_tokens=30)
-    assert len(await bench.queue.take(dead, max_requests=1, max_tokens=1 << 30) or []) == 1
+    assert len(await bench.queue.take(dead, [Places("", 1, 1 << 30)]) or []) == 1
     await bench.queue.lease_decoder(decoder.id, dead)
     bench.scheduler()
     tokens, _ = await bench.answer(rid)

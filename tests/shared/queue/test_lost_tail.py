@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.queue import RequestSnapshot, TakenRequest
+from shared.queue import Places, RequestSnapshot, TakenRequest
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
@@ -54,7 +54,7 @@ class Story:
         self.all[spec.request_id] = Truth(spec, arrived_ms)
 
     async def take(self, sid: str) -> None:
-        for taken in await self.client.queue.take(sid, max_requests=2, max_tokens=10**6) or []:
+        for taken in await self.client.queue.take(sid, [Places("", 2, 10**6)]) or []:
             truth = self.all[taken.spec.request_id]
             truth.taken, truth.owner = taken, sid
             self.of[sid].append(taken.spec.request_id)
@@ -123,7 +123,7 @@ class Story:
         assert renewal is not None
         if "dies" in renewal.others:
             await client.queue.fence("dies", renewal.others["dies"])
-        taken = await client.queue.take("next", max_requests=1000, max_tokens=10**9)
+        taken = await client.queue.take("next", [Places("", 1000, 10**9)])
         assert taken is not None and {t.spec.request_id for t in taken} == open_ones
         for one in taken:
             assert one.logs == (encode_tokens(self.all[one.spec.request_id].tokens),)

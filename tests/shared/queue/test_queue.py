@@ -7,7 +7,7 @@ import pytest
 
 from shared.errors import Conflict, Overloaded
 from shared.net.registry import Announcement, Directory
-from shared.queue import Append, AppendCode, ControlChannel, token_log
+from shared.queue import Append, AppendCode, ControlChannel, Places, token_log
 from tessera.common.v1 import ending_pb2
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
 from tests.support.queue.listening import listening
@@ -109,7 +109,7 @@ async def test_each_choice_ends_once_and_the_request_with_the_last(client: Queue
         (AppendCode.OK, 4),
     ]
     await client.queue.give_back("a", [rid])
-    taken = await client.queue.take("a", max_requests=1, max_tokens=1000)
+    taken = await client.queue.take("a", [Places("", 1, 1000)])
     assert taken is not None
     assert taken[0].prompt_log == b"p" * 36 and taken[0].prio == "interactive"
     assert taken[0].logs == (records * 2, records) and taken[0].endings == (None, STOP)
@@ -126,7 +126,7 @@ async def test_a_request_goes_back_to_the_head_with_its_log(client: QueueClient)
     await client.append("a", first, 0, [1, 2])
     assert await client.queue.give_back("a", [first, second]) == 1
     await client.scheduler("b")
-    taken = await client.queue.take("b", max_requests=2, max_tokens=1000)
+    taken = await client.queue.take("b", [Places("", 2, 1000)])
     assert taken is not None and [t.spec.request_id for t in taken] == [first, second]
     assert token_log.decode_tokens(taken[0].logs[0]) == [1, 2]
 
@@ -135,7 +135,7 @@ async def test_decoders_lost_with_a_request_stay_counted(client: QueueClient) ->
     rid, other = await client.admit(), await client.admit()
 
     async def lost_decoders() -> list[int]:
-        taken = await client.queue.take("a", max_requests=2, max_tokens=1000)
+        taken = await client.queue.take("a", [Places("", 2, 1000)])
         assert taken is not None
         return [t.lost_decoders for t in taken]
 
@@ -193,7 +193,7 @@ async def test_a_dead_scheduler_is_fenced_only_after_its_deadline(client: QueueC
     assert await client.queue.fence("dead", past - 1) == -1
     assert await client.queue.fence("dead", past) == 1
     assert await client.queue.renew("dead", NO_LOAD, register=False, tokens_per_s=None) is None
-    assert await client.queue.take("dead", max_requests=1, max_tokens=100) is None
+    assert await client.queue.take("dead", [Places("", 1, 100)]) is None
     await client.scheduler("live")
     assert await client.take("live") == [rid]
     assert await client.append("dead", rid, 0, [1]) == (AppendCode.REFUSED, 0)

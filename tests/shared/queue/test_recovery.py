@@ -12,7 +12,7 @@ from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.net import tasks
 from shared.net.registry import Announcement, Directory
-from shared.queue import AppendCode, RequestSnapshot, TakenRequest, TokenChannel
+from shared.queue import AppendCode, Places, RequestSnapshot, TakenRequest, TokenChannel
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
@@ -46,7 +46,7 @@ async def renewed(client: QueueClient, sid: str) -> bool:
 
 async def take_one(client: QueueClient, sid: str) -> TakenRequest:
     await client.scheduler(sid)
-    taken = await client.queue.take(sid, max_requests=1, max_tokens=100)
+    taken = await client.queue.take(sid, [Places("", 1, 100)])
     assert taken is not None
     return taken[0]
 
@@ -138,7 +138,7 @@ async def test_a_killed_redis_loses_and_doubles_nothing(private_redis: EmbeddedR
     owner, other = QueueClient(private_redis.url), QueueClient(private_redis.url)
     rids = [await owner.admit(max_tokens=600) for _ in range(8)]
     await owner.scheduler("a")
-    taken = await owner.queue.take("a", max_requests=8, max_tokens=10**6)
+    taken = await owner.queue.take("a", [Places("", 8, 10**6)])
     assert taken is not None
     writers = [asyncio.create_task(write_all(owner, one, 600)) for one in taken]
     for _ in range(2):
@@ -168,7 +168,7 @@ async def test_a_redis_that_lost_its_tail_gets_it_back(private_redis: EmbeddedRe
     copy = await keep_copy(private_redis)
 
     await owner.append("a", old, 1, [2, 3])
-    taken = await owner.queue.take("a", max_requests=2, max_tokens=100)
+    taken = await owner.queue.take("a", [Places("", 2, 100)])
     assert taken is not None and [t.spec.request_id for t in taken] == [waits, ends]
     await owner.append("a", waits, 0, [4])
     await owner.append("a", ends, 0, [5, 6], STOP)
@@ -269,7 +269,7 @@ async def test_an_owner_that_comes_late_goes_on_with_what_is_still_its_own(
 ) -> None:
     rids = [await client.admit() for _ in range(4)]
     await client.scheduler("a")
-    taken = await client.queue.take("a", max_requests=4, max_tokens=100)
+    taken = await client.queue.take("a", [Places("", 4, 100)])
     assert taken is not None
     for rid in rids:
         await client.append("a", rid, 0, [1])

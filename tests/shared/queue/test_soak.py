@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import Conflict, Overloaded
 from shared.net import tasks
-from shared.queue import Append, AppendCode, TakenRequest
+from shared.queue import Append, AppendCode, Places, TakenRequest
 from shared.queue.keys import new_request_id
 from shared.queue.scripts import Scripts
 from shared.queue.token_log import encode_tokens
@@ -90,7 +90,7 @@ class Soak:
         await self.queue.lease_decoder(did, sid)
         held: list[TakenRequest] = []
         for _ in range(draw.randrange(2, 8)):
-            held += await self.queue.take(sid, max_requests=20, max_tokens=10**6) or []
+            held += await self.queue.take(sid, [Places("", 20, 10**6)]) or []
             await self.step(sid, held)
         if draw.random() < 0.5:
             return  # dies with all that it holds

@@ -12,6 +12,7 @@ Call = tuple[str, list[str]]  # a script or a command, and its arguments, a char
 PREFIX = "t:{m}"
 _STOP = Ending(reason=FinishReason.FINISH_REASON_STOP)
 _CANCELLED = Ending(reason=FinishReason.FINISH_REASON_CANCELLED)
+_CHANGED = Ending(reason=FinishReason.FINISH_REASON_ERROR, stop="changed")
 _ENDINGS = [_STOP, Ending(reason=FinishReason.FINISH_REASON_LENGTH), _CANCELLED]
 _KEEP_S = "600"
 
@@ -127,8 +128,10 @@ class Draw:
         return "admit", [*self._closing(), *self._request(self._rid()), advance]
 
     def _take(self) -> Call:
-        limits = [str(self._rng.randint(0, 3)), str(self._rng.choice([10, 100, 1 << 40]))]
-        return "take", [*self._closing(), self._sid(), *limits]
+        rng, places = self._rng, []
+        for content in rng.choice([["a1"], ["b2"], ["a1", "b2"], [""]]):
+            places += [content, str(rng.randint(0, 3)), str(rng.choice([10, 100, 1 << 40]))]
+        return "take", [*self._closing(), self._sid(), *places]
 
     def _append(self) -> Call:
         rng = self._rng
@@ -144,7 +147,9 @@ class Draw:
             # A position has one token whoever writes it, or another now and then.
             tokens = [7 * (start + i) + choice + 2 for i in range(count)]
             ending = rng.choice(_ENDINGS) if choice >= 0 and rng.random() < 0.15 else None
-            batch += LogEventWriter(rid, choice, 4).event(start, encode_tokens(tokens), ending)
+            content = rng.choice(["a1", "b2", ""])
+            records = encode_tokens(tokens)
+            batch += LogEventWriter(rid, choice, 4).event(start, records, ending, content)
             if start <= known:
                 self._lengths[rid, choice] = max(known, start + count)
         return "append", [self._sid(), _KEEP_S, _text(batch)]
@@ -190,8 +195,10 @@ class Draw:
         return "leases", []
 
     def _announce(self) -> Call:
-        address = self._rng.choice(["d:1", "d:1", ""])
-        return "announce", ["decoder", self._rng.choice(["d1", "d2"]), address, "2500", "9000000"]
+        rng = self._rng
+        did, address = rng.choice(["d1", "d2"]), rng.choice(["d:1", "d:1", ""])
+        said = rng.choice([[], ["", "", "5"], ["", rng.choice(["a1", "b2"]), "700"]])
+        return "announce", ["decoder", did, address, "2500", "9000000", *said]
 
     def _members(self) -> Call:
         return "members", ["decoder"]
@@ -206,7 +213,7 @@ class Draw:
         return "expire", [*self._closing(), *self._some(self._rids)]
 
     def _sweep(self) -> Call:
-        return "sweep", self._closing()
+        return "sweep", [*self._closing(), "4000", _text(_CHANGED.SerializeToString())]
 
     def _report(self) -> Call:
         decoders = self._rng.sample(["d1", "d2", "d3"], self._rng.randrange(4))
@@ -240,7 +247,7 @@ class Draw:
             logs += [_text(encode_tokens(tokens)), ending]
         arrived = str(self.now_us // 1000 - 500)
         words = [owner, own_at, "1500", arrived, str(self.now_us - 500_000), ""]
-        words.append(str(rng.choice([0, 0, 1, 2])))
+        words += [str(rng.choice([0, 0, 1, 2])), rng.choice(["", "a1", "b2"])]
         return "restore", [*self._closing(), *request, *words, *logs]
 
     def _media(self) -> Call:

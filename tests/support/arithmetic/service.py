@@ -24,10 +24,13 @@ _LIMITS = Limits(
 
 
 class ArithmeticDecoder(DecoderServiceServicer):
-    """Answers plans, each after `delay_s`; `broken` lists what they did wrong."""
+    """Answers plans, each after `delay_s`; `broken` lists what they did wrong. What it computes depends on the names of
+    blocks, and these on `content`, its weights.
+    """
 
-    def __init__(self, delay_s: float = 0.0) -> None:
+    def __init__(self, delay_s: float = 0.0, content: bytes = b"") -> None:
         self.id = new_instance_id()
+        self.content = content
         self.delay_s = delay_s
         self.largest_lease = 0
         self.broken: list[str] = []
@@ -66,6 +69,7 @@ class ArithmeticDecoder(DecoderServiceServicer):
                 max_model_len=_LIMITS.max_model_len,
                 max_batched_tokens=_LIMITS.max_batched_tokens,
                 plans_in_flight=2,
+                content=self.content,
             )
         )
         async for request in requests:

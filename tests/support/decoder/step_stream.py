@@ -73,15 +73,16 @@ async def running_decoder(
     folder: Path,
     listen: Path,
     load: Any = load,
+    name: str = DECODER_ID,
     **settings: Any,
 ) -> AsyncIterator["Decoder"]:
-    """A real decoder server in this process, on a unix socket at `listen`, of what `load` returns."""
+    """A real decoder server in this process, on a unix socket at `listen`, of what `load` returns. `name` is its id."""
     defaults = {"device": "cpu", "max_num_seqs": 32, "kv_cache_memory_bytes": 8 << 20, "threads": 1}
     chosen = DecoderSettings.model_validate({"model": folder, **defaults, **settings})
     executor = Executor()
     loaded = await executor.run(lambda: load(chosen))
     collector = collecting_thread(loaded.device)
-    servicer = DecoderServicer(hello(DECODER_ID, loaded), loaded.worker, executor, collector)
+    servicer = DecoderServicer(hello(name, loaded), loaded.worker, executor, collector)
     async with RpcServer(f"unix:{listen}", grace_s=0.1) as server:
         server.add(
             "tessera.decoder.v1.DecoderService",

@@ -17,7 +17,7 @@ from shared.errors import InvalidRequest, ServingError, Unavailable
 from shared.net import tasks
 from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
-from shared.queue import Append, AppendCode, Queue, TakenRequest, connect
+from shared.queue import Append, AppendCode, Places, Queue, TakenRequest, connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
 from shared.served_part import ServedPart
@@ -275,7 +275,7 @@ class SchedulerPlayer:
                 continue
             found = None
             with contextlib.suppress(Unavailable):
-                found = await self.queue.take(self.id, max_requests=64, max_tokens=1 << 20)
+                found = await self.queue.take(self.id, [Places("", 64, 1 << 20)])
             for request in found or []:
                 self.played[request.spec.request_id] = Played(request.spec)
                 self.classes.append(request.prio)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shared.queue import Append, AppendCode, Lifetimes, Queue, connect, token_log
+from shared.queue import Append, AppendCode, Lifetimes, Places, Queue, connect, token_log
 from shared.queue.keys import Keys, new_request_id
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Ending
@@ -49,8 +49,10 @@ class QueueClient:
         await self.queue.renew(sid, NO_LOAD, register=True, tokens_per_s=None)
         return sid
 
-    async def take(self, sid: str, count: int = 10, tokens: int = 1000) -> list[str]:
-        taken = await self.queue.take(sid, max_requests=count, max_tokens=tokens)
+    async def take(
+        self, sid: str, count: int = 10, tokens: int = 1000, content: str = ""
+    ) -> list[str]:
+        taken = await self.queue.take(sid, [Places(content, count, tokens)])
         assert taken is not None
         return [t.spec.request_id for t in taken]
 

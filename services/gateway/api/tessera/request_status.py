@@ -26,6 +26,7 @@ def status_message(state: RequestState) -> RequestStatus:
         prompt_tokens=state.prompt_tokens,
         completion_tokens=sum(counts),
         attempts=state.attempts,
+        content=state.content,
         choices=[
             ChoiceStatus(
                 tokens=count,
@@ -54,6 +55,7 @@ def status_body(state: RequestState) -> bytes:
             "ended_ms": state.ended_ms or None,
         },
         "attempts": state.attempts,
+        "content": state.content or None,
         "usage": {
             "prompt_tokens": state.prompt_tokens,
             "completion_tokens": sum(counts),

@@ -1,5 +1,6 @@
 -- Removes what dead processes have left, and ends waiting requests whose time is up. Once a second, by any scheduler.
--- ARGV: closing (6).  Returns how many ended
+-- ARGV: closing (6), ms that a request waits for a decoder with the weights that it began with while there are only others,
+--   its ending then.  Returns how many ended
 local close = closing()
 local now_ms = math.floor(now_us() / 1000)
 local up_since = up_since_ms(now_ms)
@@ -13,6 +14,47 @@ for _, rid in ipairs(redis.call('ZRANGEBYSCORE', P .. ':due', '-inf', now_ms, 'L
   else
     redis.call('ZADD', P .. ':due', (may_wait_until(rid, up_since, close)), rid)
   end
+end
+
+-- What decoders are there, and which content has the one that was loaded last: it gets the new requests.
+local is_there, newest, newest_ms, num_decoders = {}, nil, -1, 0
+local alive = {}
+for _, did in ipairs(redis.call('ZRANGEBYSCORE', P .. ':instances:decoder', now_ms, '+inf')) do alive[did] = true end
+local said = redis.call('HGETALL', P .. ':contents')
+for i = 1, #said, 2 do
+  if alive[said[i]] then
+    local loaded_ms, content = string.match(said[i + 1], '^(%S+) (%S+)$')
+    num_decoders = num_decoders + 1
+    is_there[content] = true
+    if tonumber(loaded_ms) > newest_ms then newest, newest_ms = content, tonumber(loaded_ms) end
+  elseif not redis.call('ZSCORE', P .. ':instances:decoder', said[i]) then
+    redis.call('HDEL', P .. ':contents', said[i])
+  end
+end
+if newest then
+  redis.call('HSET', P .. ':meta', 'content', newest, 'content_ms', int(newest_ms))
+else
+  redis.call('HDEL', P .. ':meta', 'content', 'content_ms')
+end
+
+-- Requests that have begun and wait for a decoder with the same weights. Where there is no decoder at all they wait as
+-- all others do.
+local begun = redis.call('HGETALL', P .. ':begun')
+local missing = {}
+for i = 1, #begun, 2 do
+  local rid, content = begun[i], begun[i + 1]
+  if num_decoders > 0 and not is_there[content] then
+    missing[content] = true
+    redis.call('HSETNX', P .. ':missing', content, int(now_ms))
+    if now_ms - tonumber(redis.call('HGET', P .. ':missing', content)) >= tonumber(ARGV[7]) then
+      dequeue(rid)
+      end_all(rid, ARGV[8], close.keep_s)
+      ended = ended + 1
+    end
+  end
+end
+for _, content in ipairs(redis.call('HKEYS', P .. ':missing')) do
+  if not missing[content] then redis.call('HDEL', P .. ':missing', content) end
 end
 
 -- A tenant that does not wait starts at the lowest counter at least: a lower one says nothing. Where nobody waits, no

@@ -1,26 +1,85 @@
--- Pops the fairest waiting requests and makes the caller their owner.
--- ARGV: closing (6), sid, max requests, max tokens (of prompts, media and expected outputs; the first is taken anyway)
+-- Pops the fairest waiting requests and makes the caller their owner. One that has begun goes on with the weights that it
+-- began with; all others go to the content whose decoder was loaded last, for as long as it lives.
+-- ARGV: closing (6), sid, and of each content (hex) that decoders of the caller have: it, max requests, max tokens (of
+-- prompts, media and expected outputs; the first is taken anyway). While no decoder has said what it has, the first of
+-- them gets the new requests.
 -- Returns {'RECOVERING'} | {'GONE'}
 --   | {'OK', {spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log, rank, attempts,
---     decoders lost with it}, ...}
-local close, sid, requests_left, tokens_left = closing(), ARGV[7], tonumber(ARGV[8]), tonumber(ARGV[9])
+--     decoders lost with it, content to run it with}, ...}
+local LOOK = 64  -- so many waiting requests of a tenant, where the first ones are for other decoders
+local close, sid = closing(), ARGV[7]
 if redis.call('EXISTS', P .. ':recovery') == 1 then return {'RECOVERING'} end
 if not redis.call('ZSCORE', P .. ':scheds', sid) then return {'GONE'} end
 local now = now_us()
 local now_ms = math.floor(now / 1000)
 local up_since = up_since_ms(now_ms)
-local mean_output = tonumber(redis.call('HGET', P .. ':meta', 'mean_output') or math.huge)
-local takes = tonumber(redis.call('HGET', P .. ':meta', 'takes') or 0)
+local meta = redis.call('HMGET', P .. ':meta', 'mean_output', 'takes', 'content')
+local mean_output, takes, newest = tonumber(meta[1] or math.huge), tonumber(meta[2] or 0), meta[3] or ARGV[8]
+local places = {}  -- content -> what its decoders can still begin with
+for i = 8, #ARGV, 3 do
+  places[ARGV[i]] = {requests = tonumber(ARGV[i + 1]), tokens = tonumber(ARGV[i + 2]), is_first = true}
+end
+local passed = {interactive = {}, batch = {}}  -- tenants of whose requests none is for the caller
+local num_passed = {interactive = 0, batch = 0}
 local taken = {'OK'}
+
+local function has_place(content)
+  return places[content] and places[content].requests > 0
+end
 
 -- The tenant with waiting work that was served least; every tenth request is taken from batch work.
 local function next_tenant()
   local first, second = 'interactive', 'batch'
   if takes % 10 == 9 then first, second = second, first end
   for _, prio in ipairs({first, second}) do
-    local tenant = redis.call('ZRANGE', P .. ':tenants:' .. prio, 0, 0, 'WITHSCORES')
-    if tenant[1] then return prio, tenant[1], tenant[2] end
+    local tenants = redis.call('ZRANGE', P .. ':tenants:' .. prio, 0, num_passed[prio], 'WITHSCORES')
+    for i = 1, #tenants, 2 do
+      if not passed[prio][tenants[i]] then return prio, tenants[i], tenants[i + 1] end
+    end
   end
+end
+
+-- The first of these waiting requests that has a place at a decoder of the caller, and the content there.
+local function with_place(waiting, first, last)
+  for _, rid in ipairs(redis.call('ZRANGE', waiting, first, last)) do
+    local f = redis.call('HMGET', request(rid), 'state', 'content')
+    local content = f[2] or newest
+    if f[1] ~= 'queued' then
+      redis.call('ZREM', waiting, rid)  -- deleted by hand: it must not block the others
+    elseif has_place(content) then
+      return rid, content
+    end
+  end
+end
+
+-- Of the requests that have begun, the first that has a place: for a caller that gets no new ones.
+local function begun_with_place()
+  local begun = redis.call('HGETALL', P .. ':begun')
+  local found, content, least = nil, nil, math.huge
+  for i = 1, #begun, 2 do
+    if has_place(begun[i + 1]) then
+      local rank = tonumber(redis.call('HGET', request(begun[i]), 'rank') or math.huge)
+      if rank < least then found, content, least = begun[i], begun[i + 1], rank end
+    end
+  end
+  return found, content
+end
+
+-- The same of all that wait, by tenants: rid, content, priority, the tenant's counter. False: look again.
+local function fairest_with_place()
+  local prio, tenant, counter = next_tenant()
+  if not prio then return end
+  local waiting = P .. ':w:' .. prio .. ':' .. tenant
+  local rid, content = with_place(waiting, 0, 0)
+  if not rid then rid, content = with_place(waiting, 0, LOOK - 1) end
+  if rid then return rid, content, prio, counter end
+  if redis.call('EXISTS', waiting) == 0 then
+    redis.call('ZREM', P .. ':tenants:' .. prio, tenant)
+  else
+    passed[prio][tenant] = true
+    num_passed[prio] = num_passed[prio] + 1
+  end
+  return false
 end
 
 local function expected_tokens(rid)
@@ -28,7 +87,7 @@ local function expected_tokens(rid)
   return f[2] + f[3] + math.min(f[1] - f[2], mean_output)
 end
 
-local function own(rid)
+local function own(rid, content)
   local r = request(rid)
   local f = redis.call('HMGET', r, 'spec', 'arrived_ms', 'n', 'prio', 'rank', 'taken_ms', 'lost_decoders')
   redis.call('HSET', r, 'state', 'running', 'owner', sid, 'own_at', int(now))
@@ -41,28 +100,31 @@ local function own(rid)
   end
   local prompt_log = redis.call('GET', log_of(rid, 'p')) or ''
   local attempts = redis.call('HINCRBY', r, 'attempts', 1)
-  return {f[1], int(now), f[2], logs, f[4], prompt_log, f[5], attempts, f[7] or '0'}
+  return {f[1], int(now), f[2], logs, f[4], prompt_log, f[5], attempts, f[7] or '0', content}
 end
 
-while requests_left > 0 do
-  local prio, tenant, counter = next_tenant()
-  if not prio then break end
-  local waiting = P .. ':w:' .. prio .. ':' .. tenant
-  local rid = redis.call('ZRANGE', waiting, 0, 0)[1]
-  if not rid then
-    redis.call('ZREM', P .. ':tenants:' .. prio, tenant)
-  elseif redis.call('HGET', request(rid), 'state') ~= 'queued' then
-    redis.call('ZREM', waiting, rid)  -- deleted by hand: it must not block the others
-  elseif not end_if_due(rid, now_ms, up_since, close) then
-    local tokens = expected_tokens(rid)
-    if tokens > tokens_left and #taken > 1 then break end
-    redis.call('HSET', P .. ':meta', 'floor:' .. prio, counter)
-    charge(rid, tokens)
-    dequeue(rid)
-    taken[#taken + 1] = own(rid)
-    requests_left = requests_left - 1
-    tokens_left = tokens_left - tokens
-    takes = takes + 1
+while true do
+  local rid, content, prio, counter
+  if has_place(newest) then
+    rid, content, prio, counter = fairest_with_place()
+  else
+    rid, content = begun_with_place()
+  end
+  if rid == nil then break end
+  if rid and not end_if_due(rid, now_ms, up_since, close) then
+    local tokens, place = expected_tokens(rid), places[content]
+    if tokens > place.tokens and not place.is_first then
+      place.requests = 0
+    else
+      if prio then redis.call('HSET', P .. ':meta', 'floor:' .. prio, counter) end
+      charge(rid, tokens)
+      dequeue(rid)
+      taken[#taken + 1] = own(rid, content)
+      place.requests = place.requests - 1
+      place.tokens = place.tokens - tokens
+      place.is_first = false
+      takes = takes + 1
+    end
   end
 end
 if #taken > 1 then redis.call('HSET', P .. ':meta', 'takes', takes) end
