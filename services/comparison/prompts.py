@@ -26,6 +26,7 @@ from services.preprocess.worker.processor_maker import (
 )
 from shared.artifacts.small_tensor import small_tensor
 from shared.checkpoint.folder import Checkpoint
+from shared.text.template_processes import TemplateProcesses
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 
 _LONGEST = 1 << 20  # tokens; the model's own length is no matter here
@@ -49,6 +50,7 @@ def prepare(checkpoint: Checkpoint) -> list[Prepared]:
         tokenizer,
         None,
         rule,
+        TemplateProcesses(),  # none is started: these prompts have no template
         vocab_size=max(tokenizer.vocab_size, registry.text_sizes(checkpoint).vocab_size),
         max_model_len=_LONGEST,
         processor_adds_special_tokens=True,
@@ -59,7 +61,7 @@ def prepare(checkpoint: Checkpoint) -> list[Prepared]:
     for example, (text, pictures) in zip(rule.examples, example_prompts(most), strict=False):
         inputs = maker.inputs(text, pictures)
         arrays = {name: np.asarray(inputs[name]) for name in inputs if name != "text"}
-        bundles = [np.asarray(maker.make(picture)[0]) for picture in pictures]
+        bundles = [np.frombuffer(maker.make(picture)[0], np.uint8) for picture in pictures]
         prompt = builder.write(example)
         found.append(Prepared(prompt.ids, _items(prompt), bundles, arrays))
     return found

@@ -106,6 +106,8 @@ def _overlaid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     found = dict(base)
     for name, value in changes.items():
         old = found.get(name)
-        both = isinstance(value, dict) and isinstance(old, dict)
-        found[name] = _overlaid(old, value) if both else value
+        if isinstance(value, dict) and isinstance(old, dict):
+            found[name] = _overlaid(old, value)
+        else:
+            found[name] = value
     return found

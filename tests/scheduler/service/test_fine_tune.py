@@ -16,7 +16,7 @@ from tests.support.scheduler_bench import Bench
 
 PROMPT = list(range(5, 40))
 COUNT = 150
-PLAIN = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
+PLAIN: dict[str, Any] = {"temperature": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def _processor_source(kind: str) -> str:
         assert spec is not None and spec.origin is not None
         file = Path(spec.origin).parent / "models" / module / f"processing_{module}.py"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            return str(file.read_text(encoding="utf-8"))
     return ""
 
 

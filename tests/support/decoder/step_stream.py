@@ -73,7 +73,7 @@ async def running_decoder(
     folder: Path,
     listen: Path,
     load: Any = load,
-    name: str = DECODER_ID,
+    name: Any = DECODER_ID,
     **settings: Any,
 ) -> AsyncIterator["Decoder"]:
     """A real decoder server in this process, on a unix socket at `listen`, of what `load` returns. `name` is its id."""
