@@ -119,6 +119,11 @@ class Follow:
             raise self._failure
         if not ready:
             return []
+        if len(self._fresh) == 1:  # nearly always
+            [only] = self._fresh
+            if only.waiting * only.values_a_token <= _SMALL:
+                self._fresh.clear()
+                return [only.take()]
         # The prompt may have been read after output had come on the channel.
         fresh = sorted(self._fresh, key=lambda log: log.choice != PROMPT)
         if sum(_DELTA + log.waiting * log.values_a_token for log in fresh) <= _SMALL:

@@ -1,7 +1,9 @@
 """Streams of events onto the wire."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from services.gateway.api.endpoint import Writer
 from services.gateway.following.answer import Answer
@@ -16,12 +18,12 @@ async def write_stream(
     end with its error. Accepted requests only: the head of the response goes out first.
     """
     await exchange.start_stream(has_ids=with_ids)
-    # Held while an event is written in several pieces.
-    lock = asyncio.Lock()
     if len(answers) == 1:
-        last = await _write_events(exchange, answers[0], writers[0], lock)
+        last = await _write_events(exchange, answers[0], writers[0], contextlib.nullcontext())
         await exchange.end_stream(last + writers[0].end())
         return
+    # Held while an event is written in several pieces.
+    lock = asyncio.Lock()
 
     async def write(answer: Answer, writer: Writer) -> None:
         await exchange.write(await _write_events(exchange, answer, writer, lock))
@@ -31,7 +33,7 @@ async def write_stream(
 
 
 async def _write_events(
-    exchange: Exchange, answer: Answer, writer: Writer, lock: asyncio.Lock
+    exchange: Exchange, answer: Answer, writer: Writer, lock: AbstractAsyncContextManager[None]
 ) -> bytes:
     """Writes all events of an answer but those of its last pieces, which are returned."""
     begun = answer.prompt_scores is not None
@@ -53,7 +55,7 @@ async def _write_events(
 
 
 async def _write_first(
-    exchange: Exchange, answer: Answer, writer: Writer, lock: asyncio.Lock
+    exchange: Exchange, answer: Answer, writer: Writer, lock: AbstractAsyncContextManager[None]
 ) -> bytes:
     """The events before any token: returned if they are small, written if they are large."""
     async with lock:
