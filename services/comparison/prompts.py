@@ -61,7 +61,7 @@ def prepare(checkpoint: Checkpoint) -> list[Prepared]:
     for example, (text, pictures) in zip(rule.examples, example_prompts(most), strict=False):
         inputs = maker.inputs(text, pictures)
         arrays = {name: np.asarray(inputs[name]) for name in inputs if name != "text"}
-        bundles = [np.frombuffer(maker.make(picture)[0], np.uint8) for picture in pictures]
+        bundles = [maker.make(picture)[0].astype(np.uint8) for picture in pictures]
         prompt = builder.write(example)
         found.append(Prepared(prompt.ids, _items(prompt), bundles, arrays))
     return found

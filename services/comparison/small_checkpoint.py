@@ -107,7 +107,6 @@ def _overlaid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     for name, value in changes.items():
         old = found.get(name)
         if isinstance(value, dict) and isinstance(old, dict):
-            found[name] = _overlaid(old, value)
-        else:
-            found[name] = value
+            value = _overlaid(old, value)
+        found[name] = value
     return found

@@ -41,7 +41,7 @@ _USUAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": 
 def build(folder: Path, kind: str) -> Path:
     """Writes it. Raises whatever transformers does about a configuration that is not whole by itself."""
     name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[kind]
-    model_class = getattr(transformers, name)
+    model_class: Any = getattr(transformers, name)
     source = _processor_source(kind)
     words = _tokenizer(source)
     config = _config(kind, model_class, words)

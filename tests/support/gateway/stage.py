@@ -114,8 +114,8 @@ async def open_stage(
         yield stage
 
 
-async def until_ready(http: httpx.AsyncClient) -> None:
+async def until_ready(http: httpx.AsyncClient, seconds: float = 30) -> None:
     """Waits for the readiness page."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(seconds):
         while (await http.get("/health/ready")).status_code != 200:
             await asyncio.sleep(0.02)

@@ -26,6 +26,9 @@ from shared.checkpoint.folder import Checkpoint
 from tests.support.gateway.stage import until_ready
 from tests.support.network.http import plain_client
 
+# A model is compared with its class in a process of its own, which imports all that there is.
+_READY_S = 240.0
+
 
 @dataclass(frozen=True)
 class Addresses:
@@ -73,7 +76,7 @@ async def _running(
                 open_gateway(settings) as gateway,
                 plain_client(gateway.url) as http,
             ):
-                await until_ready(http)
+                await until_ready(http, _READY_S)
                 yield Addresses(f"{gateway.url}/v1", gateway.grpc_address)
         finally:
             stop.set()
