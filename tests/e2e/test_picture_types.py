@@ -58,7 +58,7 @@ def test_one_and_two_pictures_give_the_tokens_of_generate(
             return [
                 await client.chat.completions.create(
                     model="under-test",
-                    messages=[{"role": "user", "content": parts(pictures)}],  # type: ignore[list-item]
+                    messages=[{"role": "user", "content": parts(pictures)}],  # type: ignore[list-item, misc]
                     max_tokens=NEW_TOKENS,
                     temperature=0,
                     extra_body={"ignore_eos": True, "return_token_ids": True},
@@ -70,7 +70,7 @@ def test_one_and_two_pictures_give_the_tokens_of_generate(
         answers = asyncio.run(ask(system.base_url))
     model, processor = load_reference(folder), generic.processor(folder)
     for pictures, answer in zip(asked, answers, strict=True):
-        text = processor.tokenizer.apply_chat_template(  # type: ignore[attr-defined]
+        text = processor.tokenizer.apply_chat_template(
             [{"role": "user", "content": [*[{"type": "image"}] * len(pictures), parts([])[0]]}],
             tokenize=False,
         )
@@ -79,7 +79,7 @@ def test_one_and_two_pictures_give_the_tokens_of_generate(
         prompt = inputs["input_ids"][0].tolist()
         assert answer.prompt_token_ids == prompt
         with torch.no_grad():
-            found = model.generate(  # type: ignore[operator]
+            found = model.generate(
                 **inputs,
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
