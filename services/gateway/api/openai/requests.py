@@ -18,6 +18,7 @@ from services.gateway.api.openai.schema import (
 )
 from services.gateway.reading.bounds import text, wrong
 from services.gateway.reading.conversation import check_sizes, read_role
+from services.gateway.reading.copied_lists import check_copies
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -26,7 +27,7 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
-from services.gateway.reading.list_limits import LONGEST_TEMPLATE_KWARGS, check_copies
+from services.gateway.reading.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
 from services.gateway.reading.tools import read_tools, refuse_tools
 from services.gateway.reading.unsupported import is_off, unsupported
