@@ -9,6 +9,9 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
+from shared.artifacts.embedding_name import embedding_name
+from shared.checkpoint.content import content_digest
+from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, Unavailable
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
@@ -138,6 +141,22 @@ async def test_equal_items_are_encoded_once(
     assert again.encode_us == 0
     assert not answers[0].cached
     assert answers[0].encode_us > 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_embeddings_are_named_by_the_weights_and_none_are_made_for_others(
+    clip_folder: Path, make_encoder: EncoderMaker, clip_service: RunningPreprocess
+) -> None:
+    own = content_digest(Checkpoint(clip_folder))
+    async with make_encoder(clip_folder) as encoder:
+        (item,) = await items_of(clip_service, 1)
+        unnamed = (await encoder.encode(item)).embeddings
+        named = (await encoder.encode(item, content=own)).embeddings
+        assert unnamed.digest == item.digest
+        assert named.digest == embedding_name(own, item.digest) != item.digest
+        with pytest.raises(NotFound) as refused:
+            await encoder.encode(item, content=b"a fine-tune's...")
+    assert refused.value.reason == "OTHER_CONTENT"
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -237,3 +237,22 @@ def test_log_records_with_logprobs_have_a_fixed_size() -> None:
     record = token_log.encode_logprobs(7, [7, 8], [-0.5, -1.5])
     assert len(record) == token_log.stride(1)
     assert token_log.decode_tokens(record * 3 + record[:5], token_log.stride(1)) == [7, 7, 7]
+
+
+async def test_a_request_is_taken_for_the_weights_that_it_has_begun_with(
+    client: QueueClient,
+) -> None:
+    rids = [await client.admit(tenant=t, cost=8) for t in ("x", "y") for _ in range(80)]
+    await client.scheduler("a")
+    # The first hundred have begun with the old weights; their scheduler gives them back.
+    assert len(await client.take("a", 100, 10**6, content="01d")) == 100
+    for rid in sorted(taken := await client.queue.owned("a")):
+        record = Append(rid, 0, 0, 4, token_log.encode_tokens([7]), content="01d")
+        await client.queue.append("a", [record])
+    await client.queue.give_back("a", taken)
+    # Whoever has the new ones finds what is new behind all of them, or nothing; nothing is taken twice.
+    found = await client.take("a", 200, 10**6, content="2e3")
+    assert not set(found) & set(taken)
+    assert sorted(await client.take("a", 200, 10**6, content="01d")) == sorted(
+        {*taken, *rids} - set(found)
+    )

@@ -381,3 +381,18 @@ async def test_of_lost_decoders_the_larger_number_counts(client: QueueClient) ->
     await end_recovery(client)
     await client.queue.give_back("a", [rid])
     assert (await take_one(client, "a")).lost_decoders == 2
+
+
+async def test_with_which_weights_a_request_has_begun_is_put_back_with_its_log(
+    client: QueueClient,
+) -> None:
+    begun, fresh = client.spec(), client.spec()
+    known = [
+        RequestSnapshot(begun, (encode_tokens([5]),), (None,), arrived_ms=1, content="a1"),
+        RequestSnapshot(fresh, (b"",), (None,), arrived_ms=2, content="a1"),  # of no log yet
+    ]
+    await client.scheduler("a")
+    assert await client.queue.restore(known) == [True, True]
+    assert await client.take("a", content="b2") == [fresh.request_id]
+    assert await client.take("a", content="b2") == []
+    assert await client.take("a", content="a1") == [begun.request_id]

@@ -23,6 +23,7 @@ ALL_NEEDS = (
     Needs(state=True),
     Needs(whole_prompt=True, state=True),
 )
+CONTENT = b"the only weights"  # of the decoders, unless a world has others
 HIDDEN = 2  # width of an embedding row; the first number says whose it is
 
 Deliver = Callable[[StepResult], None]
@@ -146,12 +147,13 @@ class VirtualExecutor:
         self._next()
 
 
-def loaded(worker: VirtualWorker, step_us: float, token_us: float) -> Any:
+def loaded(worker: VirtualWorker, step_us: float, token_us: float, content: bytes = CONTENT) -> Any:
     """What `services.decoder.loading.load.load` returns, without the parts that need a real model."""
     return SimpleNamespace(
         worker=worker,
         device=SimpleNamespace(asynchronous=False),
         fingerprint=b"arithmetic-model",
+        content=content,
         row_invariant=True,
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
         needs=worker.needs,

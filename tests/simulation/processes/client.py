@@ -13,6 +13,7 @@ import grpc.aio
 from services.decoder.models.needs import Needs
 from services.gateway.admission.cache_salt import salt_of
 from services.gateway.admission.caller import Caller, tenant_of
+from shared.artifacts.embedding_name import embedding_name
 from shared.net.channels import open_channel
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import (
@@ -26,6 +27,7 @@ from tessera.gateway.v1.chat_pb2 import (
     TokenIds,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.simulation.processes.arithmetic import CONTENT
 from tests.simulation.processes.media_services import PLACEHOLDER, ROWS, digest_of, picture_values
 from tests.simulation.surroundings import pieces
 from tests.simulation.virtual_loop import Process
@@ -64,8 +66,15 @@ class DrawnRequest:
     texts: list[str]
 
     @classmethod
-    def draw(cls, rng: random.Random, key: str, cache_salt: str, needs: Needs) -> "DrawnRequest":
-        """A random request with this API key, to a model with these needs."""
+    def draw(
+        cls,
+        rng: random.Random,
+        key: str,
+        cache_salt: str,
+        needs: Needs,
+        content: bytes = CONTENT,
+    ) -> "DrawnRequest":
+        """A random request with this API key, to a model with these needs and weights."""
         shared = rng.choice([0, 8, 16])
         prompt = _PREFIX[:shared] + [
             rng.randrange(1, MODEL.vocabulary) for _ in range(rng.randint(1, 12))
@@ -75,11 +84,11 @@ class DrawnRequest:
         picture = rng.choice([b"", b"", b"a cat", b"a dog", b"a map"])
         values, ids, media = prompt, prompt, {}
         if picture:
-            values = [*prompt[:-1], *picture_values(picture), prompt[-1]]
+            values = [*prompt[:-1], *picture_values(picture, content), prompt[-1]]
             ids = [*prompt[:-1], *[PLACEHOLDER] * ROWS, prompt[-1]]
-            media = {len(prompt) - 1: digest_of(picture)}
+            media = {len(prompt) - 1: embedding_name(content, digest_of(picture))}
         stops = not ignore_eos
-        root = root_of(needs, _salt(key, cache_salt), ids, media)
+        root = root_of(needs, _salt(key, cache_salt), ids, media, content=content)
         first = first_state(root, values if has_prefix(needs) else ())
         expected = [MODEL.generate(values, c, max_tokens, stops, first) for c in range(n)]
         stop = _a_part_of(expected[0], rng) if rng.random() < 0.3 else ""
@@ -102,9 +111,11 @@ class DrawnRequest:
         )
 
     @classmethod
-    def plain(cls, prompt: list[int], max_tokens: int, key: str = "") -> "DrawnRequest":
+    def plain(
+        cls, prompt: list[int], max_tokens: int, key: str = "", content: bytes = CONTENT
+    ) -> "DrawnRequest":
         """A completion of exactly so many tokens, for a model without special needs."""
-        first = first_state(root_of(Needs(), _salt(key, ""), prompt, {}))
+        first = first_state(root_of(Needs(), _salt(key, ""), prompt, {}, content=content))
         tokens, text = _until("", MODEL.generate(prompt, 0, max_tokens, False, first))
         return cls(
             kind=PLAIN,
@@ -190,6 +201,7 @@ class Client:
         rng: random.Random,
         request: DrawnRequest | None = None,
         begins: float = 0.0,
+        reader: "type[Reader] | None" = None,
     ) -> None:
         """With a `request` the client starts at `begins` and reads to the end; else all three are drawn."""
         self.name = f"client-{number}"
@@ -201,9 +213,10 @@ class Client:
         self._leaves_after = rng.uniform(0.05, 2.0) if rng.random() < 0.15 else None
         if request is not None:
             self._begins, self._leaves_after = begins, None
+        reader = reader or Reader
         count = 2 if self.request.kind == HAS_KEY and rng.random() < 0.5 else 1
         self.readers = [
-            Reader(
+            reader(
                 world, f"{self.name}{'ab'[i] if count > 1 else ''}", self.name, self.request, rng
             )
             for i in range(count)

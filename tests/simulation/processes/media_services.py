@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shared.artifacts.embedding_name import embedding_name
 from shared.errors import NotFound, Overloaded
 from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
@@ -59,9 +60,10 @@ def digest_of(picture: bytes) -> bytes:
     return hashlib.blake2b(picture, digest_size=16).digest()
 
 
-def picture_values(picture: bytes) -> list[int]:
-    """What stands in the places of a picture."""
-    return [picture_value(digest_of(picture), row) for row in range(ROWS)]
+def picture_values(picture: bytes, content: bytes) -> list[int]:
+    """What stands in the places of a picture, encoded with these weights."""
+    name = embedding_name(content, digest_of(picture))
+    return [picture_value(name, row) for row in range(ROWS)]
 
 
 def prompt_of(request: PrepareRequest) -> PrepareResponse:
@@ -111,7 +113,7 @@ class _Encoder(
         self._made: dict[bytes, bytes] = {}
 
     async def Encode(self, request: EncodeRequest, context: Any) -> EncodeResponse:
-        digest = bytes(request.media.digest)
+        digest = embedding_name(request.content, bytes(request.media.digest))
         cached = digest in self._made
         if not cached:
             if self._rng.random() < 0.1:

@@ -152,6 +152,7 @@ def scheduler(world: "World", number: int) -> Service:
         model=model_folder(),
         served_model_name=MODEL_NAME,
         listen=f"scheduler-{number}:1",
+        changed_model_timeout=5.0,
         redis_url="redis://simulated",
     )
     return Service(

@@ -62,16 +62,17 @@ def root_of(
     prompt: Sequence[int],
     media: Mapping[int, bytes],
     block_size: int = BLOCK_SIZE,
+    content: bytes = b"",
 ) -> bytes:
-    """The parent of a sequence's first block, of its prompt and the digests of pictures by their places in it; empty
-    where nobody else may find its blocks."""
+    """The parent of a sequence's first block, of its prompt and the names of pictures by their places in it; empty
+    where nobody else may find its blocks. `content`: of the decoder's weights."""
     if is_alone(needs):
         return b""
     prefix = b""
     if has_prefix(needs):
         pictures = [digest + struct.pack("<i", place) for place, digest in media.items()]
         prefix = prefix_digest(np.asarray(prompt, "<i4").tobytes(), b"".join(pictures))
-    return root_name(block_size, "", salt, prefix)
+    return root_name(block_size, "", salt, prefix, content)
 
 
 def picture_value(digest: bytes, row: int) -> int:

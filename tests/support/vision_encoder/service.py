@@ -37,9 +37,12 @@ class RunningEncoder:
     reader: ArtifactReader
     address: str
 
-    async def encode(self, item: MediaItem, retain_s: int = 60) -> EncodeResponse:
+    async def encode(
+        self, item: MediaItem, retain_s: int = 60, content: bytes = b""
+    ) -> EncodeResponse:
         """One call; errors are raised as the service raised them."""
-        request = EncodeRequest(media=item, retention=Duration(seconds=retain_s))
+        retention = Duration(seconds=retain_s)
+        request = EncodeRequest(media=item, retention=retention, content=content)
         with calling("vision_encoder"):
             response: EncodeResponse = await self.stub.Encode(request, timeout=60)
         return response

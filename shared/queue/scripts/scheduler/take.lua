@@ -6,7 +6,7 @@
 -- Returns {'RECOVERING'} | {'GONE'}
 --   | {'OK', {spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log, rank, attempts,
 --     decoders lost with it, content to run it with}, ...}
-local LOOK = 64  -- so many waiting requests of a tenant, where the first ones are for other decoders
+local LOOK = 1024  -- so many waiting requests of a tenant, where the first ones are for other decoders
 local close, sid = closing(), ARGV[7]
 if redis.call('EXISTS', P .. ':recovery') == 1 then return {'RECOVERING'} end
 if not redis.call('ZSCORE', P .. ':scheds', sid) then return {'GONE'} end
