@@ -43,6 +43,7 @@ from services.families.generic import require_length
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
 
@@ -96,7 +97,11 @@ def _compared(settings: DecoderSettings) -> Iterator[None]:
         return
     trusted = settings.trust_remote_code
     with Comparison(checkpoint, settings.model_backend, trusted) as comparison:
-        yield
+        try:
+            yield
+        except InvalidRequest:  # of two reasons the one that `tessera check` gives
+            comparison.require_equal()
+            raise
         comparison.require_equal()
     log.info("prompts with pictures compared with the model's own forward")
 

@@ -69,12 +69,13 @@ def build(folder: Path, kind: str) -> Path:
 
 
 def _processor_source(kind: str) -> str:
-    name = _PROCESSORS.get(kind) or PROCESSOR_MAPPING_NAMES.get(kind)
+    name: str | None = _PROCESSORS.get(kind) or PROCESSOR_MAPPING_NAMES.get(kind)
     modules = [k for k, found in PROCESSOR_MAPPING_NAMES.items() if found == name] if name else []
-    for module in map(model_type_to_module_name, [kind, *modules]):
+    for named in [kind, *modules]:
+        module = str(model_type_to_module_name(named))
         spec = importlib.util.find_spec("transformers")
         assert spec is not None and spec.origin is not None
-        file = Path(spec.origin).parent / "models" / module / f"processing_{module}.py"
+        file: Path = Path(spec.origin).parent / "models" / module / f"processing_{module}.py"
         if file.is_file():
             return str(file.read_text(encoding="utf-8"))
     return ""
@@ -189,6 +190,7 @@ _OF_TYPES: dict[str, dict[str, Any]] = {
         "deepstack_layer_map": [[-2, 0], [-3, 1]],
         "spatial_target_layers": [2, 3],
         "downsample_rate": "1/2",
+        "vision_config": {"model_type": "clip_vision_model", "patch_size": 28},
     },
 }
 _OF_IMAGES: dict[str, dict[str, Any]] = {
