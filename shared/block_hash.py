@@ -16,8 +16,8 @@ def root_name(
     on all of which every block depends; empty where there are none. `content`: the digest of the weights.
     """
     lora = lora_id.encode()
-    head = struct.pack("<iiii", block_size, len(lora), len(cache_salt), len(content))
-    return blake2b(head + lora + cache_salt + content + prefix, digest_size=HASH_BYTES).digest()
+    head = struct.pack("<iii", block_size, len(lora), len(cache_salt))
+    return blake2b(head + lora + cache_salt + prefix, digest_size=HASH_BYTES, key=content).digest()
 
 
 def prefix_digest(ids: bytes, media: bytes) -> bytes:

@@ -23,7 +23,7 @@
     t:{m}:instances:<service>     zset    instance id -> deadline (ms)
     t:{m}:addresses:<service>     hash    instance id -> gRPC address
     t:{m}:contents                hash    did -> when it was loaded (ms) and the content of its checkpoint (hex)
-    t:{m}:begun                   hash    rid -> the content that it began with, of those that wait
+    t:{m}:wanted                  hash    rid -> the content that it began with, of those that wait
     t:{m}:missing                 hash    content that requests wait for and no decoder has -> since when (ms)
     t:{m}:parts                   hash    service -> ServedPart as JSON, of the instance that announced itself last
     t:{m}:reporter                str     PX: the gateway whose metrics page shows the metrics of the whole system

@@ -109,7 +109,7 @@ def leftovers(world: "World") -> list[str]:
     for key, value in world.redis.model.data.items():
         part = key.removeprefix(prefix)
         if part.startswith(
-            (b":own:", b":w:", b":tenants:", b":resv", b":live", b":begun", b":due")
+            (b":own:", b":w:", b":tenants:", b":resv", b":live", b":begun", b":wanted", b":due")
         ):
             found.append(f"{key!r}: {value!r}")
         elif part.startswith(b":r:") and isinstance(value, Hash) and value[b"state"] != b"ended":

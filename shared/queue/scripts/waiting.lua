@@ -90,7 +90,7 @@ end
 -- Notes with which content a waiting request has begun, if it has.
 local function note_begun(rid)
   local content = redis.call('HGET', request(rid), 'content')
-  if content then redis.call('HSET', P .. ':begun', rid, content) end
+  if content then redis.call('HSET', P .. ':wanted', rid, content) end
 end
 
 -- Puts a request at its rank among the waiting. A tenant that comes back starts no lower than the lowest active one.
@@ -114,7 +114,7 @@ local function dequeue(rid)
   local waiting, tenants = P .. ':w:' .. f[1] .. ':' .. f[2], P .. ':tenants:' .. f[1]
   redis.call('ZREM', waiting, rid)
   redis.call('ZREM', P .. ':due', rid)
-  redis.call('HDEL', P .. ':begun', rid)
+  redis.call('HDEL', P .. ':wanted', rid)
   if redis.call('EXISTS', waiting) == 1 then return end
   local counter = redis.call('ZSCORE', tenants, f[2])
   if counter then

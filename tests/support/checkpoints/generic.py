@@ -346,8 +346,9 @@ def processor(folder: Path) -> ProcessorMixin:
 def row_ids(folder: Path) -> list[int]:
     """The ids of a picture's tokens that take an embedding row."""
     checkpoint = Checkpoint(folder)
-    if registry.find(checkpoint).overrides.get("rows") == "all":
-        return list(processor(folder).image_token_ids)
+    if registry.find(checkpoint).takes_all_rows:
+        indicators = checkpoint.config.get("visual_indicator_token_ids", ())  # Ovis2's
+        return [*processor(folder).image_token_ids, *indicators]
     return placeholder_ids(checkpoint)
 
 

@@ -39,7 +39,7 @@ end
 
 -- Requests that have begun and wait for a decoder with the same weights. Where there is no decoder at all they wait as
 -- all others do.
-local begun = redis.call('HGETALL', P .. ':begun')
+local begun = redis.call('HGETALL', P .. ':wanted')
 local missing = {}
 for i = 1, #begun, 2 do
   local rid, content = begun[i], begun[i + 1]

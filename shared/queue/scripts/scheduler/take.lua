@@ -54,7 +54,7 @@ end
 
 -- Of the requests that have begun, the first that has a place: for a caller that gets no new ones.
 local function begun_with_place()
-  local begun = redis.call('HGETALL', P .. ':begun')
+  local begun = redis.call('HGETALL', P .. ':wanted')
   local found, content, least = nil, nil, math.huge
   for i = 1, #begun, 2 do
     if has_place(begun[i + 1]) then

@@ -1,0 +1,28 @@
+"""Which decoders may serve one model together."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from services.decoder.loading.load import fingerprint
+from shared.checkpoint.folder import Checkpoint
+
+
+def fingerprint_of(folder: Path, **config: object) -> bytes:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    save_file({"weight": torch.ones(2)}, folder / "model.safetensors")
+    return fingerprint(Checkpoint(folder), torch.float32, "native")
+
+
+def test_where_a_checkpoint_comes_from_does_not_tell_a_fine_tune_from_its_model(
+    tmp_path: Path,
+) -> None:
+    text = {"hidden_size": 8, "_name_or_path": "base", "transformers_version": "4.50.0"}
+    first = fingerprint_of(tmp_path / "first", text_config=text, _name_or_path="base")
+    tuned = {**text, "_name_or_path": "out/step-900", "transformers_version": "5.0.0"}
+    assert fingerprint_of(tmp_path / "tuned", text_config=tuned) == first
+    other = {**text, "hidden_size": 16}
+    assert fingerprint_of(tmp_path / "other", text_config=other) != first
