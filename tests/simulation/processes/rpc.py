@@ -88,7 +88,8 @@ class _Call:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._path, self._metadata = path, metadata
-        self._pack, self._unpack = pack, unpack
+        # As in gRPC, a message without a serializer is bytes already.
+        self._pack, self._unpack = pack or bytes, unpack or bytes
         self._end: End | None = None
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._status: asyncio.Future[_Status] = loop.create_future()
