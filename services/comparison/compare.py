@@ -40,7 +40,11 @@ def compare(checkpoint: Checkpoint, backend: ModelBackend, trust_remote_code: bo
         if registry.find(checkpoint).prompt == GENERIC_PROMPT:
             prompts = _prepare(checkpoint, Path(folder) / "prompts.npz")
         small, expected = _expect(checkpoint, prompts, trust_remote_code, Path(folder) / "model")
-        _compare(small, prompts, expected, backend, trust_remote_code)
+        try:
+            _compare(small, prompts, expected, backend, trust_remote_code)
+        except InvalidRequest as error:  # which names the folder of the small model
+            said = error.message.replace(str(small.folder), str(checkpoint.folder))
+            raise InvalidRequest(error.reason, said, field="model") from error
 
 
 def _prepare(checkpoint: Checkpoint, file: Path) -> list[Prepared]:

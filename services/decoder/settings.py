@@ -37,7 +37,8 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
     )
     skip_model_check: bool = Field(
         False,
-        description="Do not compare a model that the code of transformers runs with its own forward at start.",
+        description="Do not compare a model that the code of transformers runs with its own forward at start, with"
+        " pictures or without.",
     )
     num_host_blocks: int | None = Field(
         None,

@@ -25,9 +25,10 @@ _ROOT = Path(__file__).parents[2]
 
 def has_comparison(checkpoint: Checkpoint, backend: ModelBackend) -> bool:
     """Whether a part of it runs by the code of transformers, and there is a class for the whole to compare it with."""
-    known = is_listed(checkpoint.architecture) or "auto_map" in checkpoint.config
     generic = is_generic(registry.find_decoder(checkpoint, backend).decoder)
-    return known and (generic or compares_pictures(checkpoint))
+    if not generic and not compares_pictures(checkpoint):
+        return False
+    return "auto_map" in checkpoint.config or is_listed(checkpoint.architecture)
 
 
 def compares_pictures(checkpoint: Checkpoint) -> bool:

@@ -126,8 +126,8 @@ def image_processor_class(name: str) -> Any:
     if needs:
         raise InvalidRequest(
             "UNSUPPORTED_MODEL",
-            f"transformers has the image processor {name} for {' and '.join(needs)} alone, not for Pillow: pictures are"
-            " processed without them here, whether they are installed or not",
+            f"transformers has the image processor {name} for {' and '.join(sorted(needs))} alone, not for Pillow:"
+            " pictures are processed without them here, whether they are installed or not",
             field="model",
         )
     return found

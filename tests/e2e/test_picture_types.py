@@ -3,6 +3,7 @@ does, and what is served gives the tokens of the class's own `generate`, with on
 """
 
 import asyncio
+import inspect
 import io
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,10 @@ def test_one_and_two_pictures_give_the_tokens_of_generate(
         inputs = generic.inputs(folder, text, opened)
         prompt = inputs["input_ids"][0].tolist()
         assert answer.prompt_token_ids == prompt
+        if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+            # Of some processors users have to ask for them.
+            takes_row = torch.isin(inputs["input_ids"], torch.tensor(generic.row_ids(folder)))
+            inputs["mm_token_type_ids"] = takes_row.long()
         with torch.no_grad():
             found = model.generate(
                 **inputs,

@@ -29,7 +29,7 @@ _IMAGES = {"glm4v_moe": "Glm4vImageProcessor", "qwen3_vl_moe": "Qwen2VLImageProc
            "glm_ocr": "Glm46VImageProcessor"}  # fmt: skip
 _TEMPLATE = (
     "{{% for message in messages %}}{{% for part in message['content'] %}}"
-    "{{% if part['type'] == 'image' %}}{marker}{{% else %}}{{{{ part['text'] }}}}{{% endif %}}"
+    "{{% if part['type'] == 'image' %}}{marker} and {{% else %}}{{{{ part['text'] }}}}{{% endif %}}"
     "{{% endfor %}}{{% endfor %}}"
 )
 _TOKEN = re.compile(r"""["'](<[^"'<>\s{}]+>|\[[A-Z_]+\])["']""")
@@ -183,7 +183,7 @@ def _name_picture(config: Any, token: int) -> None:
                 setattr(part, name, token)
 
 
-_MARKERS: dict[str, str] = {}
+_MARKERS = {"got_ocr2": "<imgpad>"}
 _OF_TYPES: dict[str, dict[str, Any]] = {
     "granite4_vision": {
         "image_grid_pinpoints": [[224, 224], [224, 448]],

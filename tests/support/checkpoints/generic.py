@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import transformers as hf
 from PIL.Image import Image
+from PIL.Image import new as new_picture
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 from services.families import registry
@@ -16,7 +17,7 @@ from services.families.molmo2.image_processor import Molmo2ImageProcessor
 from services.preprocess.prompt.tokenizer import Ids
 from services.vision_encoder.generic import image_features
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.processor import build_processor, placeholder_ids
+from shared.checkpoint.processor import build_processor, placeholder_ids, run_processor
 from tests.support.checkpoints.options import CheckpointOptions, text_config, text_sizes
 from tests.support.tokenizers import SPECIAL
 
@@ -347,8 +348,9 @@ def row_ids(folder: Path) -> list[int]:
     """The ids of a picture's tokens that take an embedding row."""
     checkpoint = Checkpoint(folder)
     if registry.find(checkpoint).takes_all_rows:
-        indicators = checkpoint.config.get("visual_indicator_token_ids", ())  # Ovis2's
-        return [*processor(folder).image_token_ids, *indicators]
+        found = processor(folder)
+        made = run_processor(found, [new_picture("RGB", (900, 700))], found.image_token)
+        return sorted(set(made["input_ids"][0].tolist()))
     return placeholder_ids(checkpoint)
 
 
