@@ -134,6 +134,10 @@ COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/families services/families
 COPY services/decoder services/decoder
+# For the comparison of prompts with pictures with a model's own class.
+COPY services/comparison services/comparison
+COPY services/preprocess services/preprocess
+COPY services/vision_encoder services/vision_encoder
 COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
 RUN python -m compileall -q .
 USER tessera
