@@ -33,7 +33,6 @@ from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.image_processors.molmo2_images import Molmo2Images
 from tests.support.checkpoints import generic, load_config, make_checkpoint
-from tests.support.checkpoints.pixels import encoder_tensors
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import StepStream, Text, greedy, make_plan, running_decoder
 from tests.support.preprocess.service import (
@@ -168,10 +167,12 @@ async def test_files_as_released_are_understood(
         path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {kind: "a.B"}}))
     require_servable(released, trust_remote_code=False)
     GenericDecoder.load(Checkpoint(released), CpuDevice(torch.float32).ops, 128)
-    [tensors] = encoder_tensors(released, [picture()])
+    made: Any = generic.processor(released)(
+        text=["<|image|>"], images=[picture()], return_tensors="np"
+    )
     rows = [
         load_encoder(Checkpoint(one), EncoderCpu(torch.float32)).encode(  # type: ignore[union-attr]
-            [Item(tensors)]
+            [Item(generic.item_tensors(one, made))]
         )[0]
         for one in (folder, released)
     ]
@@ -203,8 +204,7 @@ def test_marks_and_separators_take_rows_of_zeros(folder: Path) -> None:
     processor = generic.processor(folder)
     for size in ((100, 70), (31, 300)):
         made: Any = processor(text=["<|image|>"], images=[picture(*size)], return_tensors="np")
-        [tensors] = encoder_tensors(folder, [picture(*size)])
-        [rows] = encoder.encode([Item(tensors)])  # type: ignore[union-attr]
+        [rows] = encoder.encode([Item(generic.item_tensors(folder, made))])  # type: ignore[union-attr]
         ids = made["input_ids"][0][1:]  # behind the token that begins every prompt
         assert rows.any(1).tolist() == (ids == load_config(folder)["image_patch_id"]).tolist()
 

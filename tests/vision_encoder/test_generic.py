@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,10 +15,10 @@ from services.vision_encoder.generic import GenericEncoder
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import BadPixels, Item
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.processor import SPAN_IDS, placeholder_ids
+from shared.checkpoint.processor import SPAN_IDS, run_processor
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import GENERIC, generic, load_reference, make_checkpoint
-from tests.support.checkpoints.pixels import encoder_tensors
+from tests.support.checkpoints.options import load_config
 from tests.support.preprocess.service import picture
 
 SIZES = [(28, 28), (100, 70), (31, 300), (640, 33), (250, 251)]
@@ -36,8 +35,12 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> GenericEncoder:
 
 def items_of(folder: Path) -> list[Item]:
     """What preprocess makes of random pictures."""
-    shown = [picture(*size, seed=i) for i, size in enumerate(SIZES)]
-    return [Item(tensors) for tensors in encoder_tensors(folder, shown)]
+    processor: Any = generic.processor(folder)
+    made = [
+        run_processor(processor, [picture(*size, seed=i)], processor.image_token)
+        for i, size in enumerate(SIZES)
+    ]
+    return [Item(generic.item_tensors(folder, one)) for one in made]
 
 
 def reference_rows(folder: Path, item: Item) -> torch.Tensor:
@@ -65,8 +68,10 @@ def test_rows_are_those_of_the_class(family: str, tmp_path: Path) -> None:
     for item, rows in zip(items, together, strict=True):
         assert model.cost(item) > 0 and rows.shape[1] == model.hidden_size
         assert torch.equal(model.encode([item])[0], rows)
-        if SPAN_IDS in item.tensors:  # separators take rows, too, which the class makes elsewhere
-            rows = rows[np.isin(item.tensors[SPAN_IDS], placeholder_ids(Checkpoint(folder)))]
+        if SPAN_IDS in item.tensors:  # separators take rows too: tests/families
+            config = load_config(folder)
+            placeholder = config.get("image_patch_id", config.get("image_token_id"))
+            rows = rows[torch.from_numpy(item.tensors[SPAN_IDS] == placeholder)]
         torch.testing.assert_close(rows, reference_rows(folder, item), rtol=1e-5, atol=1e-5)
     assert model.encode([model.sample(ItemSize(224, 224))])[0].shape[1] == model.hidden_size
     with pytest.raises(BadPixels):

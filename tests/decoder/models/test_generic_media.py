@@ -17,10 +17,10 @@ from services.vision_encoder.towers.encoder import Item, to_array
 from shared.artifacts.small_tensor import small_tensor
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.processor import run_processor
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.support.checkpoints import GENERIC, generic, load_reference, make_checkpoint
-from tests.support.checkpoints.pixels import encoder_tensors
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import (
     NaiveScheduler,
@@ -58,7 +58,9 @@ class Prepared:
         ids = self._inputs["input_ids"][0].numpy()
         places = np.flatnonzero(np.isin(ids, generic.row_ids(self._folder)))
         media = []
-        for number, tensors in enumerate(encoder_tensors(self._folder, pictures)):
+        for number, one in enumerate(pictures):
+            made = run_processor(self._processor, [one], marker)
+            tensors = generic.item_tensors(self._folder, made)
             [rows] = self._encoder.encode([Item(tensors)])  # type: ignore[union-attr]
             digest = f"{slot}-{number}".encode().ljust(16, b"-")
             self.refs.append(self._store.put(digest, to_array(rows)[0]))

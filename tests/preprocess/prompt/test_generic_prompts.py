@@ -14,6 +14,7 @@ from services.families import registry
 from shared.artifacts import bundle
 from shared.artifacts.small_tensor import array_of
 from shared.artifacts.store import ArtifactReader
+from shared.checkpoint.processor import SPAN_IDS
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, PixelFormat
 from tessera.preprocess.v1.preprocess_pb2 import (
@@ -39,6 +40,7 @@ FIELDS = {
     "llava_onevision": {"image_sizes", "batch_num_images"},
     "qwen3_vl": {"image_grid_thw"},
     "molmo2": {"image_grids", "image_num_crops"},
+    "ernie4_5_vl_moe": {"image_grid_thw"},
 }
 
 
@@ -84,8 +86,10 @@ async def test_ids_and_tensors_are_those_of_the_processor(
             assert rows_of(answer.media) == np.flatnonzero(np.isin(ids, taking)).tolist()
             (item,) = answer.media
             assert item.rows == np.isin(ids, taking).sum()
-            made = await tensors_of(item)
+            made = dict(await tensors_of(item))
             assert "pixel_values" in made
+            own = made.pop(SPAN_IDS, None)
+            assert own is None or own.tolist() == [token for token in ids if token in taking]
             for name, values in made.items():
                 np.testing.assert_array_equal(values, expected[name], err_msg=name)
             few = {name for name in made if name.endswith("pooling") and made[name].size <= 64}

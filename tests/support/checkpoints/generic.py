@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import transformers as hf
 from PIL.Image import Image
-from PIL.Image import new as new_picture
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
 from services.families import registry
@@ -17,7 +16,7 @@ from services.families.molmo2.image_processor import Molmo2ImageProcessor
 from services.preprocess.prompt.tokenizer import Ids
 from services.vision_encoder.generic import image_features
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.processor import build_processor, placeholder_ids, run_processor
+from shared.checkpoint.processor import SPAN_IDS, build_processor, picture_tensors, placeholder_ids
 from tests.support.checkpoints.options import CheckpointOptions, text_config, text_sizes
 from tests.support.tokenizers import SPECIAL
 
@@ -348,10 +347,20 @@ def row_ids(folder: Path) -> list[int]:
     """The ids of a picture's tokens that take an embedding row."""
     checkpoint = Checkpoint(folder)
     if registry.find(checkpoint).takes_all_rows:
-        found = processor(folder)
-        made = run_processor(found, [new_picture("RGB", (900, 700))], found.image_token)
-        return sorted(set(made["input_ids"][0].tolist()))
+        config = checkpoint.config
+        if indicators := config.get("visual_indicator_token_ids"):
+            return [config["image_token_id"], *indicators]
+        return list(processor(folder).image_token_ids)
     return placeholder_ids(checkpoint)
+
+
+def item_tensors(folder: Path, made: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """What an item of preprocess has, of what a processor has made of one picture."""
+    tensors = picture_tensors(made)
+    if registry.find(Checkpoint(folder)).takes_all_rows:
+        ids = np.asarray(made["input_ids"])[0]
+        tensors[SPAN_IDS] = ids[np.isin(ids, row_ids(folder))]
+    return tensors
 
 
 def inputs(folder: Path, text: str, images: Sequence[Image]) -> dict[str, torch.Tensor]:
