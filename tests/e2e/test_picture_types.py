@@ -33,7 +33,7 @@ SERVED = ("cosmos3_edge", "deepseek_vl", "got_ocr2", "hyperclovax_vision_v2")
 REFUSED = {
     "cohere2_vision": "alone, not for Pillow",
     "cosmos3_omni": "transformers has no processor",
-    "granite4_vision": "cannot be served",
+    "granite4_vision": "only rows for layers of its choice",
     "idefics2": "does not say what it writes in the place of a picture",
     "kimi_k25": "alone, not for Pillow",
     "paligemma": "needs a prompt rule of its own",

@@ -32,9 +32,9 @@ served, in a small random model of the checkpoint's configuration: by each decod
 which therefore takes some seconds ([add-a-model.md](add-a-model.md#the-comparison-with-pictures)). Served so, and
 compared in the tests with transformers' `generate`: Idefics3, LLaVA-OneVision, Gemma 3, Qwen3-VL, Chameleon, Molmo2,
 Ovis2 and ERNIE 4.5 VL. Known to be refused, each with its reason: classes whose image processor needs torchvision
-(Kimi-K2.5, Llama 4), those whose processor does not say what it writes for a picture (Idefics2), whose text around a
-picture depends on its size (GraniteDocling where a picture may be one tile), and that add rows in layers of their
-choice (Granite 4 Vision).
+(Kimi-K2.5, Llama 4), those whose processor does not say what it writes for a picture (Idefics2), and that add rows in
+layers of their choice (Granite 4 Vision). A request alone is refused whose picture has other text around it than the
+rest, which is tokenized before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a single tile.
 
 """
 _SERVED = "served"

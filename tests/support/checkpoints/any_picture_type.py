@@ -204,4 +204,10 @@ _OF_IMAGES: dict[str, dict[str, Any]] = {
 }
 _OF_PROCESSORS: dict[str, dict[str, Any]] = {
     "deepseek_vl": {"num_image_tokens": 196},
+    "granite4_vision": {
+        "patch_size": 28,
+        "downsample_rate": "1/2",
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    },
 }
