@@ -25,9 +25,14 @@ async def together(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _stop(tasks)
+        tasks.clear()  # an error's traceback refers to this frame, and its task to the error
+
+
+async def _stop(tasks: list["asyncio.Task[_T]"]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def end(*tasks: "asyncio.Task[Any] | None") -> None:
