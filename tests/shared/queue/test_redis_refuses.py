@@ -64,7 +64,7 @@ async def test_with_a_full_disk_no_accepted_write_is_lost(
         full.scheduler("a"),
         full.admit(),
         full.queue.cancel(running),
-        full.reserve("r"),
+        full.reserve("r", max_requests=1000, max_tokens=100_000),  # what was accepted above is less
     ):
         with pytest.raises(Unavailable):
             await refused
