@@ -110,6 +110,7 @@ class Encoders:
         problem: ServingError = Unavailable("NO_VISION_ENCODER", "no vision encoder is running")
         loop = asyncio.get_running_loop()
         began, deadline = loop.time(), self._late()
+        told: set[Member] = set()  # of whose failure a line was logged
         while loop.time() < deadline:
             failed = self._failed.get(name, ())
             members = [m for m in self._directory.pick(name) if (m, content) not in self._others]
@@ -135,9 +136,13 @@ class Encoders:
                             "no vision encoder with the weights of the decoder is running",
                         )
                         continue
-                    log.warning(
-                        "encode failed, trying on", encoder=member.instance_id, error=error.message
-                    )
+                    if member not in told:
+                        told.add(member)
+                        log.warning(
+                            "encode failed, trying on",
+                            encoder=member.instance_id,
+                            error=error.message,
+                        )
                     problem = error
                 else:
                     self._holders[name] = member
