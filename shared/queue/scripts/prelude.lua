@@ -33,8 +33,8 @@ local function forget_live(rid)
   if cost then
     redis.call('HDEL', P .. ':live', rid)
     redis.call('HINCRBY', P .. ':meta', 'live_tokens', -tonumber(cost))
-    redis.call('SREM', P .. ':begun', rid)
   end
+  redis.call('SREM', P .. ':begun', rid)
 end
 
 local function set_live(rid, cost)
