@@ -34,7 +34,8 @@ local function forget_live(rid)
     redis.call('HDEL', P .. ':live', rid)
     redis.call('HINCRBY', P .. ':meta', 'live_tokens', -tonumber(cost))
   end
-  redis.call('SREM', P .. ':begun', rid)
+  -- Asked first: a script that has written, even nothing, is not refused any more where memory is full.
+  if redis.call('SISMEMBER', P .. ':begun', rid) == 1 then redis.call('SREM', P .. ':begun', rid) end
 end
 
 local function set_live(rid, cost)

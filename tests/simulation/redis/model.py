@@ -279,6 +279,9 @@ class RedisModel:
     def _scard(self, key: bytes) -> int:
         return len(self._find(key, Set) or ())
 
+    def _sismember(self, key: bytes, member: bytes) -> int:
+        return int(member in self._smembers(key))
+
     # Sorted sets
 
     def _zcard(self, key: bytes) -> int:
