@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from shared import secret_files
 from shared.errors import InvalidRequest
+from shared.net import secret_files
 
 _KEY = re.compile(
     r"[!-+\--~]+"

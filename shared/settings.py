@@ -330,6 +330,15 @@ def state_home() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 
 
+def cache_home() -> Path:
+    """Where programs keep what can be made again: `$XDG_CACHE_HOME`, else `~/.cache`. Raises RuntimeError where there
+    is no home.
+
+    Source: XDG Base Directory Specification 0.8.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
 def temporary_folder() -> Path:
     """The system's folder for temporary files."""
     return Path(tempfile.gettempdir())

@@ -22,6 +22,19 @@ if changed := changed_protos():
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 
 
+@pytest.hookimpl
+def pytest_configure(config: pytest.Config) -> None:
+    """What programs keep from one start to the next is theirs for one run of the tests, which its workers share."""
+    if not hasattr(config, "workerinput"):
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="tessera-cache-")
+
+
+@pytest.hookimpl
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """What a test and its fixtures draw of torch's own generator does not depend on the tests before it."""

@@ -25,6 +25,7 @@ from tests.support.checkpoints import (
     load_reference,
     make_checkpoint,
 )
+from tests.support.generic_models import parameters
 
 # The tower's last norm and its layers after the feature layer lead to no embedding row.
 _UNUSED = ("post_layernorm", "layers.", "head.")
@@ -67,7 +68,7 @@ def test_halves_of_a_class_make_the_whole(family: str, tmp_path: Path) -> None:
     assert isinstance(encoder, GenericEncoder)
     kind, config = model_class(checkpoint), read_config(checkpoint)
     decoder = load_model(checkpoint, kind, config, torch.float32)
-    halves = [{name for name, _ in half.named_parameters()} for half in (encoder._model, decoder)]
+    halves = [set(parameters(half)) for half in (encoder._model, decoder)]
     # The rows of Chameleon's pictures are those of the embedding table.
     both = {"model.embed_tokens.weight"} if family == "chameleon" else set()
     assert halves[0] & halves[1] == both
@@ -109,7 +110,7 @@ def test_a_decoder_reads_all_of_a_text_model(tmp_path: Path, family: str) -> Non
     if registry.find_decoder(checkpoint) is generic.GENERIC:
         kind, config = model_class(checkpoint), read_config(checkpoint)
         model = load_model(checkpoint, kind, config, torch.float32)
-        read = {name for name, _ in model.named_parameters()}
+        read = set(parameters(model))
     else:
         read = names_read(folder, load_decoder)
     left = set(checkpoint.names()) - read

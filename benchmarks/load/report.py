@@ -9,7 +9,7 @@ from benchmarks.load.errors import BenchError
 from benchmarks.load.recording import Recording
 from benchmarks.load.result import LATENCIES, PERCENTILES, Result
 from benchmarks.load.settings import BenchSettings
-from services.launcher import hardware
+from services.launcher.doctor import hardware
 
 _MOST_ERRORS = 5  # different ones that are printed
 

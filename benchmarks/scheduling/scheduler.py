@@ -15,11 +15,11 @@ from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.decoders import convert
-from services.scheduler.output.output_tracker import OutputTracker
 from services.scheduler.output.request import Request
-from shared.net.registry import Member
+from services.scheduler.requests.output_tracker import OutputTracker
 from shared.queue import TakenRequest
 from shared.queue.keys import new_request_id
+from shared.queue.registry import Member
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import StepResult

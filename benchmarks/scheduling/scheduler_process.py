@@ -22,10 +22,10 @@ import uvloop
 from benchmarks.checkpoints import toy_model
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from services.launcher.service_commands import QUIET_GRPC
-from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
 from shared.queue import Queue, connect
 from shared.queue.keys import Keys, new_instance_id, new_request_id
+from shared.queue.registry import Announcement
 from shared.queue.token_log import encode_tokens
 from shared.settings import child_environment
 from tessera.common.v1.sampling_pb2 import SamplingParams

@@ -19,9 +19,9 @@ import httpx
 import psutil
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
-from shared.net.registry import Directory
 from shared.queue import connect
 from shared.queue.keys import Keys
+from shared.queue.registry import Directory
 from shared.settings import child_environment, python_path
 from shared.text.text_fold import TokenBytes
 from tests.support.gateway.neighbours import PreprocessPlayer, SchedulerPlayer

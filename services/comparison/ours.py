@@ -9,17 +9,16 @@ from torch import Tensor
 
 from services.comparison.prepared import Prepared
 from services.decoder.devices.cpu.device import CpuDevice
+from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.layer_spec import paged_layers
 from services.decoder.worker.inputs import Rows, build_batch
 from services.decoder.worker.media.media_spans import MediaSpan
 from services.decoder.worker.slots import SlotTable
 from services.families import registry
 from services.families.family import is_generic, load_part
 from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderDevice
+from services.vision_encoder.embedding_producer import item_of
 from services.vision_encoder.loading import load_encoder
-from services.vision_encoder.towers.encoder import Item
-from shared.artifacts import bundle
 from shared.checkpoint.folder import Checkpoint
 from shared.model_backends import ModelBackend
 from tessera.decoder.v1.decoder_pb2 import NewSequence
@@ -36,7 +35,7 @@ def load_decoder(
     load = load_part(family.decoder).load
     more = {"trust_remote_code": trust_remote_code} if is_generic(family.decoder) else {}
     model: DecoderModel = load(checkpoint, ops, longest, **more)
-    model.needs.require_served()
+    paged_layers(model.layers)  # refuses those of another kind
     return model
 
 
@@ -48,10 +47,11 @@ def encode(checkpoint: Checkpoint, prompts: list[Prepared]) -> list[dict[bytes, 
     assert encoder is not None
     found = []
     for prompt in prompts:
-        items = [Item(bundle.unpack(one)) for one in prompt.bundles]
+        made = zip(prompt.items, prompt.pixels, strict=True)
+        items = [item_of(item, pixels) for item, pixels in made]
         rows = [encoder.encode([item])[0] for item in items]
-        made = zip(prompt.items, rows, strict=True)
-        found.append({bytes(item.digest): torch.as_tensor(some) for item, some in made})
+        digests = [bytes(item.digest) for item in prompt.items]
+        found.append(dict(zip(digests, map(torch.as_tensor, rows), strict=True)))
     return found
 
 
@@ -63,8 +63,8 @@ class Whole:
     device: CpuDevice
 
     @torch.inference_mode()
-    def logits(self, prompt: Prepared, rows: dict[bytes, Tensor]) -> Tensor:
-        """float32 [tokens, vocabulary] of a prompt in one step."""
+    def logits(self, prompt: Prepared, rows: dict[bytes, Tensor], asked: Tensor) -> Tensor:
+        """float32 [n, vocabulary] of a prompt in one step, of its tokens at `asked` [n]."""
         count, size, model = len(prompt.ids), self.device.block_size, self.model
         slots = SlotTable(1, count, size, model.config.vocab_size, model.rotary_axes)
         ids = prompt.ids.astype("<i4").tobytes()
@@ -96,4 +96,4 @@ class Whole:
         )
         hidden = model.embed(batch.step.ids, batch.embeds, batch.runs)
         last = model.forward(hidden, batch.step, caches)
-        return model.logits(last[:count])
+        return model.logits(last[:count][asked])

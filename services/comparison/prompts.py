@@ -13,23 +13,16 @@ if __name__ == "__main__":
 
 import numpy as np
 
+from services.comparison import rule_prompts
 from services.comparison.answer import say_refusal
-from services.comparison.prepared import Prepared, write
+from services.comparison.prepared import Prepared, media_items, write
+from services.comparison.prompt_builder import open_builder
 from services.families import registry
-from services.families.family import load_part
-from services.preprocess.prompt.builder import Prompt, PromptBuilder
+from services.families.family import GENERIC_PROMPT, load_part
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
-from services.preprocess.prompt.tokenizer import PromptTokenizer
-from services.preprocess.worker.processor_maker import (
-    ProcessorMaker,
-    example_prompts,
-)
-from shared.artifacts.small_tensor import small_tensor
+from services.preprocess.worker.processor_maker import ProcessorMaker, example_prompts
 from shared.checkpoint.folder import Checkpoint
-from shared.text.template_processes import TemplateProcesses
-from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
-
-_LONGEST = 1 << 20  # tokens; the model's own length is no matter here
+from tessera.common.v1.media_pb2 import Modality, PixelFormat
 
 
 def main(folder: str, family: str, file: str) -> None:
@@ -40,22 +33,19 @@ def main(folder: str, family: str, file: str) -> None:
 def prepare(checkpoint: Checkpoint) -> list[Prepared]:
     """Prompts with one picture and, where the model takes several, with two of different sizes.
 
-    Raises InvalidRequest for what preprocess refuses at its start.
+    Raises InvalidRequest for what preprocess refuses at its start, and for a family's own prompt rule that writes other
+    tokens than the processor.
     """
-    family = registry.find(checkpoint)
+    is_generic = registry.find(checkpoint).prompt == GENERIC_PROMPT
+    return _by_processor(checkpoint) if is_generic else rule_prompts.prepare(checkpoint)
+
+
+def _by_processor(checkpoint: Checkpoint) -> list[Prepared]:
+    """Of the rule for all models that have none of their own."""
     maker = ProcessorMaker(checkpoint.folder, checkpoint.family)
-    rule: PromptRule = load_part(family.prompt)(checkpoint, ImageProcessing(maker.settings))
-    tokenizer = PromptTokenizer(checkpoint.folder)
-    builder = PromptBuilder(
-        tokenizer,
-        None,
-        rule,
-        TemplateProcesses(),  # none is started: these prompts have no template
-        vocab_size=max(tokenizer.vocab_size, registry.text_sizes(checkpoint).vocab_size),
-        max_model_len=_LONGEST,
-        processor_adds_special_tokens=True,
-        trust_request_template=False,
-    )
+    find = load_part(registry.find(checkpoint).prompt)
+    rule: PromptRule = find(checkpoint, ImageProcessing(maker.settings))
+    builder = open_builder(checkpoint, rule)
     found = []
     most = rule.limits[Modality.MODALITY_IMAGE]
     for example, (text, pictures) in zip(rule.examples, example_prompts(most), strict=False):
@@ -63,25 +53,9 @@ def prepare(checkpoint: Checkpoint) -> list[Prepared]:
         arrays = {name: np.asarray(inputs[name]) for name in inputs if name != "text"}
         bundles = [maker.make(picture)[0].astype(np.uint8) for picture in pictures]
         prompt = builder.write(example)
-        found.append(Prepared(prompt.ids, _items(prompt), bundles, arrays))
+        items = media_items(prompt, pictures, PixelFormat.PIXEL_FORMAT_BUNDLE)
+        found.append(Prepared(prompt.ids, items, bundles, arrays))
     return found
-
-
-def _items(prompt: Prompt) -> list[MediaItem]:
-    return [
-        MediaItem(
-            digest=bytes([number]) * 16,
-            modality=Modality.MODALITY_IMAGE,
-            offset=offset,
-            length=len(span.token_ids),
-            embed_runs=[EmbedRun(start=start, length=length) for start, length in span.embed_runs],
-            rows=span.rows,
-            fields={name: small_tensor(value) for name, value in span.fields.items()},
-        )
-        for number, (offset, span) in enumerate(
-            zip(prompt.offsets, prompt.spans, strict=True), start=1
-        )
-    ]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import transformers
 from torch import nn
 
 from services.comparison.small_config import smaller
+from services.families.verdicts import WEIGHTS
 from shared.checkpoint.folder import Checkpoint
 
 _MOST_PARAMETERS = 700_000_000  # 2.8 GB
@@ -22,7 +23,13 @@ _ATTEMPTS = (
     {"widths": False, "layers": True},
     {"widths": False, "layers": False},
 )
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".msgpack", ".h5")
+_NO_MEMORY = "can't allocate memory"  # torch's
+
+
+def raise_if_passing(error: Exception) -> None:
+    """Raises an error that says nothing of the model, and may be gone the next time."""
+    if isinstance(error, MemoryError | OSError) or _NO_MEMORY in str(error):
+        raise error
 
 
 class CannotBeMade(Exception):
@@ -45,6 +52,7 @@ def small_models(kind: type[Any], config: Any) -> Iterator[Any]:
             eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
             model = kind._from_config(found, dtype=torch.float32, **eager)
         except Exception as error:  # whatever a class says of sizes that do not fit each other
+            raise_if_passing(error)
             reasons.append(f"{type(error).__name__}: {error}")
             continue
         _randomise(model)
@@ -57,7 +65,7 @@ def save(model: Any, checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     model.save_pretrained(folder)
     sizes = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for file in checkpoint.folder.iterdir():
-        if file.is_file() and not file.name.endswith(_WEIGHTS):
+        if file.is_file() and not file.name.endswith((*WEIGHTS, ".index.json")):
             shutil.copy(file, folder)
     before = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
     changed = _changes(before.to_dict(), model.config.to_dict())

@@ -18,10 +18,10 @@ from services.decoder.settings import DecoderSettings
 from services.decoder.worker.executor import Executor
 from shared import service_process
 from shared.cpu_kernels import host_memory
-from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
+from shared.queue.registry import Announcement
 from tessera.decoder.v1 import decoder_pb2_grpc
 from tessera.decoder.v1.decoder_pb2 import AttentionKind, Hello
 

@@ -50,7 +50,8 @@ class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
-        description="Bytes of KV cache for each decoder; unless given the least of 4 GiB on a CPU (512 MiB for a model"
+        description="Bytes of KV cache for each decoder, with the state of its layers that keep some for each sequence;"
+        " unless given the least of 4 GiB on a CPU (512 MiB for a model"
         " below 100 million parameters), what --gpu-memory-utilization allows, and what --max-num-seqs sequences of"
         " --max-model-len tokens take.",
     )

@@ -6,11 +6,11 @@ from typing import Any
 
 from services.families import registry
 from services.families.family import load_part
-from shared.checkpoint.bounded_file import read_text
+from shared.bounded_file import read_text
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.text.template_file import TEMPLATE, read_template, read_tool_template
-from shared.text.template_processes import TemplateLimit, TemplateProcesses, TemplateRefusal
+from shared.text.templates.processes import TemplateLimit, TemplateProcesses, TemplateRefusal
+from shared.text.templates.template_file import TEMPLATE, read_template, read_tool_template
 from shared.text.tokenizer_file import TokenizerFile
 
 _QUESTION, _ANSWER = "t3ss3ra question", "t3ss3ra answer"

@@ -6,18 +6,19 @@ from enum import Flag, auto
 from pathlib import Path
 
 from services.families import generic, registry
-from shared.checkpoint.bounded_file import OutOfBounds, require_bounded
-from shared.checkpoint.folder import Checkpoint
-from shared.devices import require_computable
-from shared.errors import InvalidRequest
-from shared.model_backends import ModelBackend
-from shared.model_config.decoder import refuse_quantization
-from shared.model_config.files import (
+from services.families.family import is_generic
+from shared.bounded_file import OutOfBounds, require_bounded
+from shared.checkpoint.files import (
     read_json,
     require_processor,
     require_tokenizer,
     require_weights,
 )
+from shared.checkpoint.folder import Checkpoint
+from shared.devices import require_computable
+from shared.errors import InvalidRequest
+from shared.model_backends import ModelBackend
+from shared.model_config.decoder import refuse_quantization
 from shared.text.vocabulary_bounds import tokens_outside
 from tessera.common.v1.media_pb2 import Modality
 
@@ -60,9 +61,11 @@ def require_servable(
     checkpoint = Checkpoint(folder, family)
     with understood(folder):
         record = registry.find(checkpoint)
-        refuse_quantization(checkpoint)
-        sizes = registry.text_sizes(checkpoint, backend)
         decoder = registry.find_decoder(checkpoint, backend)
+        generic_code = is_generic(decoder.decoder)
+        by = ModelBackend.TRANSFORMERS if generic_code else ModelBackend.NATIVE
+        refuse_quantization(checkpoint, by)
+        sizes = registry.text_sizes(checkpoint, backend)
         if decoder is generic.GENERIC and trust_remote_code is not None:
             generic.require_trusted(checkpoint, trust_remote_code)
         if record.takes_media:

@@ -15,12 +15,13 @@ GENERIC_ENCODER = "services.vision_encoder.generic:GenericEncoder"
 
 @dataclass(frozen=True)
 class ItemSize:
-    """Size of a media item before it is processed: `width`, `height` in pixels; `frames` of a video, 0 for an image."""
+    """Size of a media item before it is processed: `width`, `height` in pixels; `frames` of a video."""
 
     width: int
     height: int
     frames: int = 0
     tokens: int = 0  # prompt tokens that stand for it, where known; else 0
+    modality: Modality.ValueType = Modality.MODALITY_IMAGE
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Family:
     # (`shared/text/reply_cleaning.py`).
     clean_up: str = ""
     sizes: str = ""  # a function of a Checkpoint and a Modality, for `largest`, without torch
-    takes_videos: bool = False  # beside images
+    # Kinds of media that its prompts may have, where it has an encoder; see `modalities`.
+    takes: tuple[Modality.ValueType, ...] = (Modality.MODALITY_IMAGE,)
     # Of generic parts: "finish" and "features" name functions, "merge" may be "add" and "rows" "all", "most_images" is
     # a number, "decoder_path" is where the text model hangs in the class, "encoder_path" where the encoder of one
     # inside its decoder does (docs/add-a-model.md).
@@ -95,8 +97,7 @@ class Family:
     @property
     def modalities(self) -> tuple[Modality.ValueType, ...]:
         """Kinds of media that its prompts may have."""
-        images = (Modality.MODALITY_IMAGE,) if self.takes_media else ()
-        return (*images, Modality.MODALITY_VIDEO) if self.takes_videos else images
+        return self.takes if self.takes_media else ()
 
     def largest(self, checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
         """The size of an item that takes most tokens. Raises InvalidRequest for media options that are not served."""

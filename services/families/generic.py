@@ -13,6 +13,7 @@ from services.families.family import Family
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.refusal import unsupported
 from shared.errors import InvalidRequest
+from shared.model_backends import ModelBackend
 from shared.model_config.decoder import TextSizes, read_whole, refuse_quantization
 
 GENERIC = Family(
@@ -54,7 +55,7 @@ def read(checkpoint: Checkpoint) -> TextSizes:
 
     Raises InvalidRequest for a model that transformers' code cannot run here.
     """
-    refuse_quantization(checkpoint)
+    refuse_quantization(checkpoint, ModelBackend.TRANSFORMERS)
     reason = _reason(checkpoint)
     if reason:
         raise unsupported(checkpoint, reason)

@@ -2,65 +2,43 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from services.gateway.admission.admission import Admission, QueueLimits
-from services.gateway.admission.answer_limits import AnswerLimits
-from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.admission import Admission
 from services.gateway.admission.held_requests import HeldRequests
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.preprocess_pool import PreprocessPool
-from services.gateway.admission.request_options import Timeouts
-from services.gateway.admission.tenant_weights import TenantWeights, read_weights
-from services.gateway.api.generating import Generating
-from services.gateway.api.openai.completions import Completions
-from services.gateway.api.openai.endpoint import OpenAiEndpoint
-from services.gateway.api.openai.models import Models
-from services.gateway.api.openai.tokenize import Tokenizing
-from services.gateway.api.tessera.endpoint import TesseraEndpoint
-from services.gateway.api.tessera.grpc_chat import ChatServicer
-from services.gateway.api.tessera.grpc_limits import CallLimits
-from services.gateway.api.tessera.information import Information
-from services.gateway.api.tessera.requests import Requests
-from services.gateway.api.writers import make_writer
-from services.gateway.following.cancels import Cancels
+from services.gateway.api.parts import Api
+from services.gateway.apis import APIS
 from services.gateway.following.follower import Follower
-from services.gateway.following.resume import Resumption
 from services.gateway.health import Health
-from services.gateway.http.app import App
-from services.gateway.http.body_budget import BodyBudget
-from services.gateway.http.cross_origin import CrossOrigin
-from services.gateway.http.exchange import BodyLimits
-from services.gateway.http.hosts import Hosts
-from services.gateway.http.open_files import connections_within_limits
-from services.gateway.http.protocol import HttpLimits
 from services.gateway.http.server import HttpServer
+from services.gateway.model.served_model import ServedModel
+from services.gateway.open_parts import load_model, open_parts
+from services.gateway.servers import (
+    add_chat_service,
+    body_budget,
+    http_limits,
+    join,
+    make_app,
+    make_grpc_server,
+    read_api_keys,
+)
 from services.gateway.settings import GatewaySettings
-from services.gateway.slices import Slices
-from services.gateway.telemetry.metrics import Metrics
-from services.gateway.telemetry.reporter import Reporter
-from services.gateway.telemetry.served_parts import ServedParts
-from shared import access, service_process
+from shared import service_process
 from shared.net import tasks
-from shared.net.registry import Announcement, Directory
 from shared.net.rpc.server import RpcServer
 from shared.net.server_tls import ServerTls
-from shared.queue import Queue, TokenChannel, connect
+from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
-from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
+from shared.queue.registry import Announcement
 
 log = structlog.get_logger(__name__)
 
-_SERVICE = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
-# A body may be this much smaller in bytes than the message made of it.
-_MESSAGE_EXTRA = 1 << 20
 # The servers close what is open at the end of the shutdown timeout; from a little before that on, a
 # closed answer is no client that has left.
 _EARLIER_S = 0.1
-_GRPC_IDLE_MS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,140 +73,56 @@ async def open_gateway(
     settings: GatewaySettings,
     http: Callable[..., HttpServer] = HttpServer,
     settle: Callable[[], None] = lambda: None,
+    apis: Sequence[Api] = APIS,
 ) -> AsyncIterator[Gateway]:
-    """Starts a gateway whose REST endpoints `http` serves, once it has called `settle`; leaving the block drains it
-    within `shutdown_timeout`.
+    """Starts a gateway whose REST endpoints, those of `apis`, `http` serves, once it has called `settle`; leaving the
+    block drains it within `shutdown_timeout`.
 
     Raises ServingError if an address is taken or the model cannot be read. Redis may be away: it is
     not ready then.
     """
     tls = ServerTls.of(settings)
-    limit = settings.max_body_bytes + _MESSAGE_EXTRA
-    weights = read_weights(settings.tenant_weights)
-    api_keys = _api_keys(settings)
-    budget = BodyBudget(max(settings.max_body_bytes_in_flight, 2 * limit))
-    grpc_server = RpcServer(
-        _join(settings.host, settings.grpc_port),
-        credentials=tls.grpc_credentials() if tls else None,
-        heartbeat=settings.heartbeat,
-        max_message_bytes=limit,
-        limits=_grpc_limits(settings),
-        gate=CallLimits(api_keys, limit, budget),
-        grace_s=0.5,
-        public=True,
-    )
+    api_keys, budget = read_api_keys(settings), body_budget(settings)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(grpc_server)
+        # Addresses are taken before the model is loaded: it fails at once where it would later.
+        grpc_server = await stack.enter_async_context(
+            make_grpc_server(settings, tls, api_keys, budget)
+        )
         http_server = http(
-            settings.host, settings.port, settings.shutdown_timeout, _http_limits(settings), tls
+            settings.host, settings.port, settings.shutdown_timeout, http_limits(settings), tls
         )
         stack.callback(http_server.unbind)
-        model = await asyncio.to_thread(
-            ServedModel.load,
-            settings.model,
-            settings.model_name,
-            settings.max_model_len,
-            family=settings.family,
-            chat_template=settings.chat_template,
-            max_choices=settings.max_choices,
-            max_logprobs=settings.max_logprobs,
-            max_prompts=settings.max_prompts,
-        )
+        model = await asyncio.to_thread(load_model, settings)
         redis = connect(settings.queue_url)
         stack.push_async_callback(redis.aclose)
-        keys = Keys(model.name)
-        queue = Queue(redis, keys)
-        preprocess = await stack.enter_async_context(Directory(redis, keys, "preprocess"))
-        decoder = await stack.enter_async_context(Directory(redis, keys, "decoder"))
-        needed = {"preprocess": preprocess, "decoder": decoder}
-        if model.has_vision and not settings.language_model_only:
-            encoder = Directory(redis, keys, "vision_encoder")
-            needed["vision encoder"] = await stack.enter_async_context(encoder)
-        health = await stack.enter_async_context(Health(queue, needed))
-        slices = Slices()
-        follower = await stack.enter_async_context(
-            Follower(queue, TokenChannel(redis, keys), slices)
-        )
-        await stack.enter_async_context(TenantWeights(queue, weights))
-        pool = PreprocessPool(preprocess, limit)
-        stack.push_async_callback(pool.close)
         instance_id = new_instance_id()
-        metrics = Metrics(model.name, model.max_model_len)
-        reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
-        limits = QueueLimits(settings.max_waiting_requests, settings.max_waiting_tokens)
-        cancels = Cancels(queue)
-        stack.push_async_callback(cancels.settled)
-        held_requests = await stack.enter_async_context(
-            HeldRequests(queue, follower, cancels, metrics)
+        parts = await stack.enter_async_context(
+            open_parts(settings, model, redis, instance_id, apis, api_keys, budget)
         )
-        resumption = Resumption(model, queue, follower, held_requests, metrics)
-        admission = Admission(
-            model,
-            queue,
-            pool,
-            follower,
-            held_requests,
-            cancels,
-            resumption,
-            metrics,
-            limits,
-            shares_prefixes=settings.share_prefix_cache or not settings.api_keys,
-        )
-
-        body_limits = BodyLimits(settings.max_body_bytes, settings.request_body_timeout, budget)
-        answer_limits = AnswerLimits(settings.max_answer_bytes, settings.max_answer_bytes_in_flight)
-        timeouts = Timeouts.of_seconds(
-            settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
-        )
-        generating = Generating(model, admission, metrics, body_limits, answer_limits, timeouts)
-        information = Information(health, metrics, reporter, lambda: len(follower))
-        parts = ServedParts(queue)
-        app = App(
-            [
-                OpenAiEndpoint(
-                    Completions(generating),
-                    Models(model, parts),
-                    Tokenizing(model, pool, body_limits, slices),
-                ),
-                TesseraEndpoint(Requests(resumption, make_writer), information),
-            ],
-            api_keys,
-            CrossOrigin(settings.web_origins),
-            Hosts(settings.host, has_keys=bool(settings.api_keys), allowed=settings.hosts),
-            metrics.http,
-            keys.tag,
-        )
-        grpc_server.add(
-            _SERVICE,
-            chat_pb2_grpc.add_ChatServiceServicer_to_server,
-            ChatServicer(model, parts, admission, resumption, metrics, api_keys, timeouts),
-        )
+        app = make_app(settings, parts, apis)
+        add_chat_service(grpc_server, parts)
         settle()
         http_server.start(app)
+        health = parts.health
         await grpc_server.ready(also=lambda: not health.missing())
-        url = f"{'https' if tls else 'http'}://{_join(settings.host, http_server.port)}"
-        instance = Announcement(redis, keys, "gateway", instance_id, url)
+        url = f"{'https' if tls else 'http'}://{join(settings.host, http_server.port)}"
+        instance = Announcement(redis, Keys(model.name), "gateway", instance_id, url)
         await stack.enter_async_context(instance)
-        gateway = Gateway(url, grpc_server.address, model, admission, follower, health, http_server)
         try:
-            yield gateway
+            yield Gateway(
+                url,
+                grpc_server.address,
+                model,
+                parts.admission,
+                parts.follower,
+                health,
+                http_server,
+            )
         finally:
             health.drain()
             await grpc_server.not_ready()
             await instance.withdraw()
-            await _drain(http_server, grpc_server, held_requests, settings.shutdown_timeout)
-
-
-def _api_keys(settings: GatewaySettings) -> ApiKeys:
-    """The keys that it was given. Raises InvalidRequest if it needs one and has none."""
-    keys = settings.api_keys
-    access.warn_of_open_key_file(settings.api_key_file)
-    access.require_keys_or_loopback(
-        keys,
-        settings.published_host or settings.host,
-        allow_unauthenticated=settings.allow_unauthenticated,
-    )
-    return ApiKeys(keys)
+            await _drain(http_server, grpc_server, parts.held_requests, settings.shutdown_timeout)
 
 
 async def _until_told(stop: asyncio.Event, http_server: HttpServer) -> None:
@@ -241,31 +135,6 @@ async def _until_told(stop: asyncio.Event, http_server: HttpServer) -> None:
             serving.result()
     finally:
         await tasks.end(stopping, serving)
-
-
-def _http_limits(settings: GatewaySettings) -> HttpLimits:
-    return HttpLimits(
-        head_bytes=settings.max_header_bytes,
-        head_fields=settings.max_header_count,
-        head_s=settings.request_header_timeout,
-        keep_alive_s=settings.keep_alive_timeout,
-        connections=connections_within_limits(settings.max_connections),
-    )
-
-
-def _grpc_limits(settings: GatewaySettings) -> list[tuple[str, int]]:
-    """Limits on peers whose keys have not been checked."""
-    return [
-        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
-        ("grpc.max_allowed_incoming_connections", settings.max_connections),
-        ("grpc.max_metadata_size", settings.max_header_bytes // 2),
-        ("grpc.absolute_max_metadata_size", settings.max_header_bytes),
-        ("grpc.server_handshake_timeout_ms", round(settings.request_header_timeout * 1000)),
-        ("grpc.http2.settings_timeout", round(settings.request_header_timeout * 1000)),
-        ("grpc.max_connection_idle_ms", _GRPC_IDLE_MS),
-        # The window of a stream stays as it is: what is not read waits at the client.
-        ("grpc.http2.bdp_probe", 0),
-    ]
 
 
 async def _drain(
@@ -286,7 +155,3 @@ async def _drain(
     finally:
         timer.cancel()
         close()
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -8,9 +8,9 @@ from typing import Self
 from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net import supervise
-from shared.net.registry import Directory
 from shared.net.supervise import Background
 from shared.queue import Queue
+from shared.queue.registry import Directory
 
 _PING_S = 1.0
 _PING_TIMEOUT_S = 2.0

@@ -10,17 +10,15 @@ from services.families.chat_format import find_template, stop_ids
 from services.families.check import require_readable, require_servable, understood
 from services.families.comparison import Comparison, compares_pictures, has_comparison
 from services.families.family import load_part
+from services.families.generic import require_length
 from services.families.report import REFUSED, TRANSFORMERS, PartReport, parts_of
 from services.launcher.settings import CheckSettings
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.hub import find_in_cache
 from shared.errors import InvalidRequest, ServingError
-from shared.model_backends import ModelBackend
+from shared.prompts.modality import plural
 from shared.settings import hub_name
 from shared.text.tokenizer_file import read_tokenizer
-from tessera.common.v1.media_pb2 import Modality
-
-_MODALITIES = {Modality.MODALITY_IMAGE: "images", Modality.MODALITY_VIDEO: "videos"}
 
 
 def main(arguments: list[str]) -> int:
@@ -44,7 +42,9 @@ def main(arguments: list[str]) -> int:
     try:
         require_servable(folder, family=settings.family, **settings.computation)
         with understood(folder):
-            for what, said in _facts(checkpoint, parts, settings.model_backend):
+            known = registry.text_sizes(checkpoint, settings.model_backend).max_position_embeddings
+            longest = require_length(settings.max_model_len or known)
+            for what, said in _facts(checkpoint, parts, longest):
                 print(f"{what:<8} {said}")
         if has_comparison(checkpoint, settings.model_backend):
             _compare(checkpoint, settings)
@@ -62,8 +62,10 @@ def _compare(checkpoint: Checkpoint, settings: CheckSettings) -> None:
     trusted = settings.trust_remote_code
     with Comparison(checkpoint, settings.model_backend, trusted) as comparison:
         comparison.require_equal()
-    what = "prompts with pictures" if compares_pictures(checkpoint) else "text"
-    print(f"{'compared':<8} {what}: as the class's own forward, in a small random model")
+    with_pictures = compares_pictures(checkpoint, settings.model_backend)
+    what = "prompts with pictures" if with_pictures else "text"
+    known = ", as was found before" if comparison.was_known else ""
+    print(f"{'compared':<8} {what}: as the class's own forward, in a small random model{known}")
 
 
 def _folder(settings: CheckSettings) -> Path:
@@ -90,7 +92,7 @@ def _ends(checkpoint: Checkpoint) -> str:
 
 
 def _facts(
-    checkpoint: Checkpoint, parts: list[PartReport], backend: ModelBackend
+    checkpoint: Checkpoint, parts: list[PartReport], longest: int
 ) -> Iterator[tuple[str, str]]:
     """What is taken, how long it may be, and what is off."""
     family = registry.find(checkpoint)
@@ -99,10 +101,10 @@ def _facts(
         taken = (
             f", as {size.width} x {size.height} pixels {size.tokens} tokens" if size.tokens else ""
         )
-        yield _MODALITIES[modality], f"taken{taken} (--limit-mm-per-prompt)"
+        yield plural(modality), f"taken{taken} (--limit-mm-per-prompt)"
     yield "ends", _ends(checkpoint)
     own = parts[-1]
-    yield "length", f"{registry.text_sizes(checkpoint, backend).max_position_embeddings} tokens"
+    yield "length", f"{longest} tokens"
     if own.code == TRANSFORMERS:
         yield (
             "tensors",

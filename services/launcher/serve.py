@@ -9,15 +9,15 @@ from typing import TextIO, cast
 
 import structlog
 
-from services.launcher import hardware
-from services.launcher.console.banner import banner
+from services.launcher.banner import banner
 from services.launcher.console.console import ConsoleStream, open_console
+from services.launcher.doctor import hardware
+from services.launcher.model_folder import with_model_folder
 from services.launcher.ports import require_free
 from services.launcher.redis.embedded_redis import PRIVATE, EmbeddedRedis
 from services.launcher.service_commands import KEY_VARIABLES, ServiceCommands, gateway_addresses
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
-from services.launcher.state.model_folder import with_model_folder
 from services.launcher.supervise.probe import RedisProbe
 from services.launcher.supervise.process import Program
 from services.launcher.supervise.process_table import ProcessTable, System, waiting

@@ -13,10 +13,10 @@ from services.families.family import GENERIC_PROMPT, load_part
 from services.families.generic import require_length
 from services.families.report import code_of
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
+from services.preprocess.items.intake import IntakeLimits, MediaIntake
+from services.preprocess.items.pixel_cache import PixelCache
 from services.preprocess.limit_setting import parse_limits
 from services.preprocess.media.image_limits import ImageLimits
-from services.preprocess.media.intake import IntakeLimits, MediaIntake
-from services.preprocess.media.pixel_cache import PixelCache
 from services.preprocess.media.processor_config import read_frame_selection
 from services.preprocess.mindie.name_lists import NameLists
 from services.preprocess.mindie.pictures import SharedPictures
@@ -33,10 +33,11 @@ from shared.artifacts.producer import open_producer
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.net import tasks
+from shared.prompts.modality import IMAGE
 from shared.queue.media_store import MediaStore
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
-from shared.text.template_processes import TemplateProcesses, TemplateRefusal
+from shared.text.templates.processes import TemplateProcesses, TemplateRefusal
 from tessera.preprocess.v1 import preprocess_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -109,7 +110,7 @@ async def serve(
                 "serving",
                 model=settings.model_name,
                 address=producer.server.address,
-                images=builder.takes_images,
+                images=IMAGE in builder.limits,
                 **part.content,
                 start_ms=watch.lap_us() // 1000,
             )

@@ -8,8 +8,8 @@ from typing import Any
 import grpc.aio
 import structlog
 
+from services.preprocess.items.intake import MediaIntake, TakenMedia
 from services.preprocess.media.fitted_picture import Square
-from services.preprocess.media.intake import MediaIntake, TakenMedia
 from services.preprocess.mindie.pictures import SharedPictures
 from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
@@ -19,6 +19,7 @@ from shared.artifacts.small_tensor import small_tensor
 from shared.errors import InvalidRequest, Precondition
 from shared.mindie_shm import NAMES_FIELD
 from shared.net import tasks
+from shared.prompts.modality import IMAGE, NAMES, require_taken
 from shared.telemetry import request_names
 from shared.telemetry.logs import Stopwatch
 from tessera.common.v1.media_pb2 import (
@@ -75,8 +76,8 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         request_names.bind(request.request_id, request.client_request_id)
         media = self._media_of(request)
         work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
-        square = self._builder.square(sum(isinstance(item, Media) for item in media))
-        work += [self._take(item, request.tenant, square) for item in media]
+        square = self._builder.square(sum(modality == IMAGE for modality, _ in media))
+        work += [self._take(modality, item, request.tenant, square) for modality, item in media]
         (draft, tokenize_us), *images = await tasks.together(work)
         images += await self._take_shared(draft, request.tenant)
         prompt = self._builder.expand(draft, [image.pixels.item for image in images])
@@ -117,7 +118,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         log.debug("pixels sent", digest=request.media.digest.hex())
         return GetPixelsResponse(pixels=pixels.ref)
 
-    def _media_of(self, request: PrepareRequest) -> list[Media | Video]:
+    def _media_of(self, request: PrepareRequest) -> list[tuple[Modality.ValueType, Media | Video]]:
         media = conversation.media(request.conversation)
         self._check_shared(request)
         if media and self._intake is None:
@@ -128,11 +129,14 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             )
         if media and request.keep_last_tokens:
             raise _no_truncation("media")
-        for item in media:
+        found = [(conversation.modality_of(item), item) for item in media]
+        for modality, item in found:
+            field = item.field or NAMES[modality]
+            require_taken(modality, self._builder.limits, self._model_name, field)
             if isinstance(item, Video):
-                self._check_video(item)
-        self._limits.check(media)
-        return media
+                self._check_video(item, field)
+        self._limits.check((modality, item.field) for modality, item in found)
+        return found
 
     def _check_shared(self, request: PrepareRequest) -> None:
         coded = request.WhichOneof("input") == "mindie_ids"
@@ -154,7 +158,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         shared = self._shared_pictures
         if shared is None or not draft.pictures:
             return []
-        self._limits.check([Media(field=picture.field) for picture in draft.pictures])
+        self._limits.check((IMAGE, picture.field) for picture in draft.pictures)
         return await tasks.together(shared.take(picture, tenant) for picture in draft.pictures)
 
     async def _share(
@@ -169,12 +173,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             return b""
         return (await shared.write(prompt, images, names)).astype("<i8").tobytes()
 
-    def _check_video(self, video: Video) -> None:
-        field = video.field or "video"
-        if not self._builder.takes_videos:
-            raise InvalidRequest(
-                "NO_VIDEO_MODEL", f"{field}: {self._model_name} takes no videos", field=field
-            )
+    def _check_video(self, video: Video, field: str) -> None:
         if video.HasField("file"):
             if video.frames or video.seconds_per_frame:
                 raise InvalidRequest(
@@ -196,11 +195,17 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         draft = await loop.run_in_executor(self._executor, self._builder.draft, request)
         return draft, watch.lap_us()
 
-    async def _take(self, media: Media | Video, tenant: str, square: Square | None) -> TakenMedia:
+    async def _take(
+        self,
+        modality: Modality.ValueType,
+        media: Media | Video,
+        tenant: str,
+        square: Square | None,
+    ) -> TakenMedia:
         assert self._intake is not None
         if isinstance(media, Video):
             return await self._intake.take_video(media, tenant)
-        return await self._intake.take(media, tenant, square)
+        return await self._intake.take(media, modality, tenant, square)
 
 
 def _no_truncation(what: str) -> InvalidRequest:
@@ -217,7 +222,7 @@ def _items(prompt: Prompt, images: Sequence[TakenMedia], intake: MediaIntake) ->
         MediaItem(
             digest=image.digest,
             source_digest=image.source_digest,
-            modality=Modality.MODALITY_VIDEO if image.frames else Modality.MODALITY_IMAGE,
+            modality=image.pixels.item.modality,
             offset=offset,
             length=len(span.token_ids),
             embed_runs=[EmbedRun(start=start, length=length) for start, length in span.embed_runs],

@@ -13,20 +13,20 @@ from services.scheduler.decoders.crash_suspects import CrashSuspects
 from services.scheduler.decoders.fleet import Fleet
 from services.scheduler.decoders.link import DecoderLink, LinkEnd, LinkOptions
 from services.scheduler.decoders.process_death import has_died
-from services.scheduler.decoders.relocation import Relocation, Returns
 from services.scheduler.decoders.throughput import Throughput
 from services.scheduler.encoders import Encoders
 from services.scheduler.output.log_writer import LogWriter
-from services.scheduler.output.output_tracker import OutputTracker
 from services.scheduler.output.request import Request
 from services.scheduler.requests.deadlines import Deadlines
 from services.scheduler.requests.intake import Intake
+from services.scheduler.requests.output_tracker import KEPT_S, OutputTracker
 from services.scheduler.requests.recovery import Recovery
+from services.scheduler.requests.relocation import Relocation, Returns
 from shared.environment import monotonic
-from shared.errors import Unavailable
-from shared.net.registry import Directory, Member
+from shared.errors import InvalidRequest, Unavailable
 from shared.queue import ControlChannel, Queue, TakenRequest
 from shared.queue.media_store import MediaStore
+from shared.queue.registry import Directory, Member
 from shared.telemetry.request_names import names
 from shared.text.text_fold import TokenBytes
 from tessera.decoder.v1 import decoder_pb2
@@ -53,6 +53,7 @@ class Dispatcher:
         scheduler_id: str,
         *,
         link_options: LinkOptions,
+        kept_s: float = KEPT_S,
     ) -> None:
         self._queue = queue
         self._control = control
@@ -75,7 +76,7 @@ class Dispatcher:
             is_settled=lambda: self._recovery.is_settled,
             settled=lambda: self._recovery.settled(),
         )
-        self._tracker = OutputTracker(self._log, self._wake.set)
+        self._tracker = OutputTracker(self._log, self._wake.set, kept_s)
         self._recovery = Recovery(queue, scheduler_id, self._tracker)
         self._deadlines = Deadlines(self._tracker.find, self._tracker.end)
         self._returns = Returns(queue, scheduler_id, self._tracker, self._log, self._recovery)
@@ -183,7 +184,7 @@ class Dispatcher:
             try:
                 request = Request(one, self._table)
                 first = request.sequences[0]
-            except (ValueError, IndexError) as error:
+            except (ValueError, IndexError, InvalidRequest) as error:
                 called = names(one.spec.request_id, one.spec.client_request_id)
                 log.warning("bad request", **called, error=str(error))
                 self._tracker.refuse(one, str(error))

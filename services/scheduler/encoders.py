@@ -12,9 +12,9 @@ from shared.artifacts.embedding_name import embedding_name
 from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailable
 from shared.net import tasks
 from shared.net.channels import Channels
-from shared.net.registry import Directory, Member
 from shared.net.rpc.errors import calling
 from shared.net.single_flight import SingleFlight
+from shared.queue.registry import Directory, Member
 from shared.telemetry import request_names
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem

@@ -7,28 +7,32 @@ from pathlib import Path
 
 import structlog
 
-from services.scheduler.core.scheduler import PreemptionMode, Scheduler
+from services.scheduler.core.planner import PreemptionMode
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import POLICIES
 from services.scheduler.decoders.link import LinkOptions
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.encoders import Encoders
+from services.scheduler.requests.output_tracker import KEPT_S
 from services.scheduler.requests.ownership import Ownership
 from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
 from shared import service_process
 from shared.errors import InvalidRequest
 from shared.net import tasks
-from shared.net.registry import Announcement, Directory
 from shared.net.rpc.server import RpcServer
 from shared.queue import ControlChannel, Lifetimes, Queue, connect
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.media_store import MediaStore
+from shared.queue.registry import Announcement, Directory
 from shared.text.text_fold import TokenBytes
 from tessera.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 
 log = structlog.get_logger(__name__)
 
 _DRAIN_S = 2.0
+# Of the goal for a first token: what a request may have waited and still be in time. Computing it takes the rest.
+_WAIT_SHARE = 0.4
 FENCED = 3  # exit status: another scheduler took over; start a new incarnation
 
 
@@ -37,16 +41,21 @@ async def serve(
     stop: asyncio.Event,
     *,
     core: type[Scheduler] = Scheduler,
+    kept_s: float = KEPT_S,
     settle: Callable[[], None] = service_process.settle,
 ) -> int:
     """Runs until `stop` is set (0) or until this incarnation is fenced off (3). `core` decides for each decoder;
-    `settle` is called when all is loaded, before the scheduler takes requests.
+    requests that have ended are kept for `kept_s`; `settle` is called when all is loaded, before the scheduler takes
+    requests.
     """
     keys = Keys(settings.model_name)
     scheduler_id = new_instance_id()
     redis = connect(settings.queue_url)
-    same_content_ms = round(1000 * settings.changed_model_timeout)
-    queue = Queue(redis, keys, Lifetimes(same_content_ms=same_content_ms))
+    lifetimes = Lifetimes(
+        same_content_ms=round(1000 * settings.changed_model_timeout),
+        late_after_ms=round(1000 * _WAIT_SHARE * settings.first_token_goal),
+    )
+    queue = Queue(redis, keys, lifetimes)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         server = await stack.enter_async_context(
@@ -76,6 +85,7 @@ async def serve(
                 preemption_mode=PreemptionMode(settings.preemption_mode),
                 core=core,
             ),
+            kept_s=kept_s,
         )
         ownership = Ownership(
             queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s, dispatcher.note_others

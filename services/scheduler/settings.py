@@ -26,6 +26,13 @@ class SchedulerOptions(Settings):
         description="What is done with computed tokens when blocks run out: discarded and computed again, saved in the"
         " decoder's host blocks, or whichever is expected to cost less.",
     )
+    first_token_goal: float = Field(
+        10.0,
+        ge=0,
+        description="Seconds within which first tokens are to come. When more is asked than can be done, a request that"
+        " has waited 0.4 of it comes behind those that have not, but for every 20th turn. 0: strictly in order of"
+        " arrival. Batch work, and requests with a queue or first token timeout, keep their order.",
+    )
     changed_model_timeout: float = Field(
         120.0,
         ge=0,

@@ -17,6 +17,7 @@ from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactStore, Reservation
 from shared.errors import Precondition
 from shared.net.single_flight import SingleFlight
+from shared.prompts.modality import modality_of
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem, PixelFormat
 
@@ -99,14 +100,16 @@ class EmbeddingProducer:
         both = pixels.nbytes + reserved
         self._store.space.require_possible(both, "its pixel values and embeddings")
         await place.allocate(reserved)
-        return await self._queue.encode(_item(media, pixels), place)
+        return await self._queue.encode(item_of(media, pixels), place)
 
 
-def _item(media: MediaItem, pixels: Array) -> Item:
-    grid = (media.grid_t, media.grid_h, media.grid_w)
+def item_of(media: MediaItem, pixels: Array) -> Item:
+    """An item and its artifact as encoders take them. Raises BadPixels for an artifact of another form."""
+    grid, modality = (media.grid_t, media.grid_h, media.grid_w), modality_of(media)
     if media.format == PixelFormat.PIXEL_FORMAT_BUNDLE:
         try:
-            return Item(bundle.unpack(pixels), grid, media.height, media.width)
+            tensors = bundle.unpack(pixels)
+            return Item(tensors, grid, media.height, media.width, modality=modality)
         except ValueError as error:
             raise BadPixels(str(error)) from error
     scaling = None
@@ -115,7 +118,7 @@ def _item(media: MediaItem, pixels: Array) -> Item:
         scaling = PixelScaling(given.factor, tuple(given.mean), tuple(given.std))
     elif pixels.dtype != np.float32:
         raise BadPixels(f"pixels of {pixels.dtype} whose item names no scaling")
-    return pixel_item(pixels, grid, media.height, media.width, scaling)
+    return pixel_item(pixels, grid, media.height, media.width, scaling, modality)
 
 
 def _check_rows(media: MediaItem, ref: ArtifactRef) -> None:

@@ -9,8 +9,8 @@ from shared.artifacts.file import Array
 from shared.artifacts.store import ArtifactReader
 from shared.errors import NotFound, ServingError, Unavailable
 from shared.net.channels import Channels, open_channel
-from shared.net.registry import Directory, Member
 from shared.net.rpc.errors import calling
+from shared.queue.registry import Directory, Member
 from shared.telemetry import request_names
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest

@@ -99,7 +99,7 @@ class TowerQueue:
 
     def _fits(self, first: _Job, patches: int) -> bool:
         following = self._waiting[0]
-        together = not self._model.stacked or following.item.pixels.shape == first.item.pixels.shape
+        together = not self._model.stacked or _alike(following.item, first.item)
         return together and patches + following.patches <= self.max_patches
 
     def _compute(self, batch: list[_Job]) -> list[Encoded | Exception]:
@@ -132,6 +132,11 @@ class TowerQueue:
         if len(items) == 1:
             return [_out_of_memory(self._model.cost(items[0]))]
         return [rows for item in items for rows in self._encode([item])]
+
+
+def _alike(one: Item, other: Item) -> bool:
+    """Whether two items can be stacked."""
+    return one.modality == other.modality and one.pixels.shape == other.pixels.shape
 
 
 def _out_of_memory(patches: int) -> Precondition:

@@ -26,7 +26,7 @@ from shared.artifacts.producer import Producer, open_producer
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
-from shared.net.registry import Directory
+from shared.queue.registry import Directory
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
 from shared.torch_device import torch_device
@@ -61,14 +61,13 @@ async def serve(
             encoder = await _encoder(settings, device, model, producer)
             if profile is not None:
                 profile.clear()  # of the warm-up
+        family = registry.find(Checkpoint(settings.model, settings.family))
         producer.server.add(
             _SERVICE_NAME,
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
-            VisionEncoderServicer(encoder, settings.model_name, content),
+            VisionEncoderServicer(encoder, family.modalities, settings.model_name, content),
         )
-        part = ServedPart(
-            code_of(registry.find(Checkpoint(settings.model, settings.family)).encoder)
-        )
+        part = ServedPart(code_of(family.encoder))
         settle()
         async with producer.serving("vision_encoder", part):
             log.info(

@@ -1,5 +1,6 @@
 """VisionEncoderService: one media item in, one embedding artifact out."""
 
+from collections.abc import Collection
 from typing import Any
 
 import grpc.aio
@@ -8,6 +9,8 @@ import structlog
 from services.vision_encoder.embedding_producer import EmbeddingProducer
 from shared.artifacts.file import DIGEST_BYTES
 from shared.errors import InvalidRequest, NotFound, Precondition
+from shared.prompts.modality import modality_of, require_taken
+from tessera.common.v1.media_pb2 import Modality
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 from tessera.vision_encoder.v1.vision_encoder_pb2 import (
     EncodeRequest,
@@ -22,18 +25,26 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
-    """`encoder` is None for a text-only checkpoint; `content` is the digest of its weights, empty where not known."""
+    """`encoder` is None for a text-only checkpoint; `content` is the digest of its weights, empty where not known;
+    `modalities` are those that the model takes.
+    """
 
     def __init__(
-        self, encoder: EmbeddingProducer | None, model_name: str, content: bytes = b""
+        self,
+        encoder: EmbeddingProducer | None,
+        modalities: Collection[Modality.ValueType],
+        model_name: str,
+        content: bytes = b"",
     ) -> None:
         self._encoder = encoder
+        self._modalities = modalities
         self._model_name = model_name
         self._content = content
 
     async def Encode(self, request: EncodeRequest, context: _Context) -> EncodeResponse:
-        """Raises Overloaded while everything is retained, Precondition when the rows are not those promised, NotFound
-        where the decoder's weights are not those of this encoder.
+        """Raises InvalidRequest for a modality that the model does not take, Overloaded while everything is retained,
+        Precondition when the rows are not those promised, NotFound where the decoder's weights are not those of this
+        encoder.
         """
         if self._encoder is None:
             raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} has no vision part")
@@ -43,6 +54,7 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
                 "media needs a digest of 16 bytes and its number of rows",
                 field="media",
             )
+        require_taken(modality_of(request.media), self._modalities, self._model_name, "media")
         if request.content and self._content and request.content != self._content:
             raise NotFound(
                 "OTHER_CONTENT",

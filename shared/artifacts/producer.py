@@ -10,10 +10,10 @@ from redis.asyncio import Redis
 from shared.artifacts.neighbours import Neighbours
 from shared.artifacts.store import SERVICE_NAME, ArtifactServicer, ArtifactStore, remove_abandoned
 from shared.net.channels import MAX_MESSAGE_BYTES
-from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
+from shared.queue.registry import Announcement
 from shared.served_part import ServedPart
 from shared.settings import ServiceSettings
 from tessera.artifact.v1 import artifact_pb2_grpc

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.checkpoint.bounded_file import OutOfBounds, bounds_of, read_value
+from shared.bounded_file import OutOfBounds, bounds_of, read_value
 from shared.checkpoint.config_bounds import out_of_bounds
+from shared.checkpoint.files import INDEXES, SINGLES, find_weights
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
 from shared.devices import default_dtype
 from shared.errors import InvalidRequest, NotFound
-from shared.model_config.files import INDEXES, SINGLES, find_weights
 from shared.text.cutting import cut
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from typing import Any
 
 import structlog
 
-from shared.errors import NotFound, ServingError, Unavailable
-from shared.model_config.files import (
+from shared.checkpoint.files import (
     INDEXES,
     SINGLES,
     indexed_files,
     require_weights,
 )
+from shared.errors import NotFound, ServingError, Unavailable
 from shared.text.tokenizer_formats.other_files import OTHER_TOKENIZERS
 
 log = structlog.get_logger(__name__)

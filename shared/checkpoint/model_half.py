@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,10 +56,11 @@ def load_without(
     config: Any,
     left_out: Sequence[str],
     dtype: torch.dtype,
+    prepare: Callable[[Any], None] = lambda model: None,
     **options: Any,
 ) -> Any:
     """The model with empty modules, and no parameters, at some paths: their tensors have no place to go and are not
-    read. `options` are those of `from_pretrained`.
+    read. `prepare` gets it before anything is loaded; `options` are those of `from_pretrained`.
 
     Raises InvalidRequest for a checkpoint that lacks one of the other tensors.
     """
@@ -69,6 +70,7 @@ def load_without(
         for path in left_out:
             owner, _, name = path.rpartition(".")
             _leave_out(self.get_submodule(owner), name)
+        prepare(self)
 
     part: Any = type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
     with understood(checkpoint), _quiet():

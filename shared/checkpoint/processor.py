@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from shared.checkpoint.files import read_json
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.model_config.files import read_json
 
 if TYPE_CHECKING:
     import PIL.Image

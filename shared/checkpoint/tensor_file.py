@@ -5,8 +5,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shared.checkpoint.bounded_file import LARGE, require_few
-from shared.model_config.files import read_header
+from shared.bounded_file import LARGE, require_few
+from shared.checkpoint.files import read_header
 from shared.text.rust_panic import RustPanic, panics_as_errors
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from shared.model_config.files import require_archive
+from shared.checkpoint.files import require_archive
 
 # torch's types by safetensors' spelling.
 _SPELLED = {

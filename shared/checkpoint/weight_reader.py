@@ -21,9 +21,13 @@ _PAGE_BYTES = 4096
 class WeightReader:
     """Hands out tensors by name. The time between two of them is the caller's: packing, converting, moving."""
 
-    def __init__(self, checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, names: Iterable[str], say_every_s: float = _SAY_EVERY_S
+    ) -> None:
         """`names` are those that will be read: for the share that is shown, and to close a file after its last one, so
-        that no more than one shard is mapped beside what was made of it."""
+        that no more than one shard is mapped beside what was made of it. How far it is is logged once in `say_every_s`.
+        """
+        self._say_every_s = say_every_s
         self._checkpoint = checkpoint
         names = tuple(names)
         self._total = sum(checkpoint.nbytes(name) for name in names)
@@ -61,7 +65,7 @@ class WeightReader:
         if name not in self._seen:
             self._close_if_read(name)
         self._seen[name] = self._checkpoint.nbytes(name)
-        if now - self._said >= _SAY_EVERY_S:
+        if now - self._said >= self._say_every_s:
             self._said = now
             percent = 100 * sum(self._seen.values()) // self._total
             log.info("loading weights", percent=percent, **self._pace(now))

@@ -42,18 +42,21 @@ class Client:
         patience_s: float = 60.0,
         tries: int = 0,
         tls: ssl.SSLContext | None = None,
+        unknown_s: float = _UNKNOWN_S,
     ) -> None:
         """`urls` are base URLs of gateways, with or without /v1; the first is preferred.
 
         A stream gives up after `patience_s` seconds (1 to 600) without an event or a reason to wait; the server keeps
         its request as long. `tries` bounds the attempts in a row; 0 does not. `tls` is for https, that of
-        the system unless given. Raises ValueError for bad URLs.
+        the system unless given. `unknown_s`: how long a request that has begun may be unknown to the gateways. Raises
+        ValueError for bad URLs.
         """
         if not urls:
             raise ValueError("a client needs the address of a gateway")
         self._servers = [HttpClient(url, api_key, tls) for url in urls]
         self.patience_s = patience_s
         self.tries = tries
+        self.unknown_s = unknown_s
         self._preferred = 0
         self.reconnects = 0  # attempts after the first one, over all streams
 
@@ -232,7 +235,7 @@ class _Answer:
 
     def _may_pass(self, status: int, waited: float) -> bool:
         if status == _NOT_FOUND:
-            return bool(self._last_id) and waited < _UNKNOWN_S
+            return bool(self._last_id) and waited < self._client.unknown_s
         return status == _BAD_GATEWAY
 
     def _backoff(self) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.model_backends import ModelBackend
 from shared.model_config.rope import RopeConfig
 from shared.text.cutting import cut
 
@@ -67,7 +68,7 @@ def read_config(
     values |= overrides or {}
     if values["hidden_act"] not in ("silu", "swish"):
         raise _refuse(checkpoint, f"hidden_act {values['hidden_act']!r}; this model has silu")
-    refuse_quantization(checkpoint)
+    refuse_quantization(checkpoint, ModelBackend.NATIVE)
 
     def whole(key: str) -> int:
         return read_whole(checkpoint, key, values[key])
@@ -120,16 +121,22 @@ def read_whole(checkpoint: Checkpoint, key: str, value: Any) -> int:
         ) from None
 
 
-def refuse_quantization(checkpoint: Checkpoint) -> None:
-    """Raises InvalidRequest for a checkpoint whose weights are quantized."""
+def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
+    """Raises InvalidRequest for a checkpoint whose weights are quantized in a way that is not read where the code of
+    `by`, a decoder of ours or transformers, runs the layers."""
+    reason = {
+        ModelBackend.NATIVE: "quantized checkpoints are not supported yet",
+        ModelBackend.TRANSFORMERS: "quantized checkpoints are not supported where the code of transformers runs the"
+        " layers",
+    }[by]
     for key in ("quantization_config", "compression_config"):
         found = checkpoint.config.get(key) or checkpoint.text_config.get(key)
         if found:
             method = found.get("quant_method") if isinstance(found, dict) else found
             raise _refuse(
                 checkpoint,
-                f"{key} says {method or 'that weights are quantized'}: quantized checkpoints are not"
-                " supported yet; serve the model in float32, float16 or bfloat16",
+                f"{key} says {method or 'that weights are quantized'}: {reason}; serve the model in float32,"
+                " float16 or bfloat16",
             )
 
 

@@ -60,12 +60,13 @@ class _Entry(Generic[_C]):
 
 
 class Connections(Generic[_C]):
-    """One connection for each address, opened at first use. Those unused for a minute are closed when another one is
+    """One connection for each address, opened at first use. Those unused for `unused_s` are closed when another one is
     opened, so that dead peers cost nothing; a live one is connected to again.
     """
 
-    def __init__(self, open_connection: Callable[[str], _C]) -> None:
+    def __init__(self, open_connection: Callable[[str], _C], unused_s: float = _UNUSED_S) -> None:
         self._open = open_connection
+        self._unused_s = unused_s
         self._entries: dict[str, _Entry[_C]] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
 
@@ -99,7 +100,7 @@ class Connections(Generic[_C]):
         await tasks.end(*self._closing)
 
     def _close_unused(self) -> None:
-        horizon = asyncio.get_running_loop().time() - _UNUSED_S
+        horizon = asyncio.get_running_loop().time() - self._unused_s
         for address, entry in list(self._entries.items()):
             if not entry.calls and entry.used_at < horizon:
                 del self._entries[address]
@@ -111,5 +112,9 @@ class Connections(Generic[_C]):
 class Channels(Connections[grpc.aio.Channel]):
     """gRPC channels by address."""
 
-    def __init__(self, open_channel: Callable[[str], grpc.aio.Channel] = open_channel) -> None:
-        super().__init__(open_channel)
+    def __init__(
+        self,
+        open_channel: Callable[[str], grpc.aio.Channel] = open_channel,
+        unused_s: float = _UNUSED_S,
+    ) -> None:
+        super().__init__(open_channel, unused_s)

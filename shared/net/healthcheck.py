@@ -20,21 +20,21 @@ _IDLE_S = 5.0  # in which the event loop's thread does nothing
 _COMPUTED_S = 50.0  # without another turn of the event loop: it will not end
 
 
-def check(target: str) -> str:
-    """ "ready", or the reason why not."""
+def check(target: str, idle_s: float = _IDLE_S) -> str:
+    """ "ready", or the reason why not. `idle_s`: how long the thread of a service's event loop may do nothing."""
     if target.startswith("/"):
-        return _check_heartbeat(Path(target))
+        return _check_heartbeat(Path(target), idle_s)
     is_page = target.startswith(("http://", "https://"))
     return _check_page(target) if is_page else _check_grpc(target)
 
 
-def _check_heartbeat(path: Path) -> str:
+def _check_heartbeat(path: Path, idle_s: float) -> str:
     try:
         with Question(path) as question:
             beat = question.wait(_TIMEOUT_S)
     except OSError as error:  # TimeoutError among them
         return f"no heartbeat at {path}: {error}"
-    if beat.idle_s > _IDLE_S:
+    if beat.idle_s > idle_s:
         return f"its event loop has stood still for {beat.idle_s:.0f} s"
     if beat.computed_s > _COMPUTED_S:
         return f"its event loop has computed for {beat.computed_s:.0f} s without a turn"

@@ -15,7 +15,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from shared import secret_files
+from shared.net import secret_files
 
 _KEY = "tessera-internal-token"  # of the metadata
 _FLAG = "--internal-token-file"

@@ -21,6 +21,7 @@ from shared.net.redis_run import Runs
 
 Word = str | bytes | int | float
 
+_CONNECTING_S = 5.0
 _SILENCE_S = 5.0  # a Redis that owes an answer for so long counts as dead
 _NOTHING = object()
 _pack = cast(Callable[[tuple[Word, ...]], bytes], hiredis.pack_command)
@@ -40,8 +41,10 @@ class RedisConnection:
     It connects at the first command, and again after a break. It ends with its client.
     """
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool, silence_s: float = _SILENCE_S) -> None:
+        """A Redis that owes an answer for `silence_s` counts as dead."""
         self.runs = Runs()
+        self._silence_s = silence_s
         self._checked = True
         self._pool = pool
         self._stream: _CommandStream | None = None
@@ -83,7 +86,7 @@ class RedisConnection:
                 self._stream = None
             if self._stream is None or not self._checked:
                 self._checked = True
-                stream = self._stream or _CommandStream(self._pool)
+                stream = self._stream or _CommandStream(self._pool, self._silence_s)
                 try:
                     await stream.open()
                     await self.runs.check(stream.ask)
@@ -121,12 +124,18 @@ class _PooledConnection(asyncio.Protocol, ABC):
         """Connects and logs in. Raises Unavailable."""
         try:
             # A frozen server accepts connections and never answers.
-            async with asyncio.timeout(_SILENCE_S):
+            async with asyncio.timeout(_CONNECTING_S):
                 self._connection = await self._pool.get_connection()
                 await self._begin(self._connection)
         except (RedisError, OSError, TimeoutError) as error:
             await self.give_back()
             raise _away(error) from error
+        # The client library sends by `asyncio.wait_for`, which until Python 3.12 forgets a cancellation that comes as
+        # what it waits for ends.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            await self.give_back()
+            raise asyncio.CancelledError
         self._transport = cast(asyncio.Transport, self._connection._writer.transport)
         self._before = cast(asyncio.Protocol, self._transport.get_protocol())
         self._transport.set_protocol(self)
@@ -165,8 +174,9 @@ class _PooledConnection(asyncio.Protocol, ABC):
 class _CommandStream(_PooledConnection):
     """One pooled connection with commands in flight; closed for good when it breaks."""
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool, silence_s: float) -> None:
         super().__init__(pool)
+        self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
         # Of each call under way: who waits, how many answers are due, those that came.
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, list[Any]]] = deque()
@@ -196,7 +206,7 @@ class _CommandStream(_PooledConnection):
         if not self._waiting:
             self._last_answer = self._loop.time()
             if self._watch is None:
-                self._watch = self._loop.call_later(_SILENCE_S, self._check_silence)
+                self._watch = self._loop.call_later(self._silence_s, self._check_silence)
         self._waiting.append((future, answers, []))
         self._transport.write(packed)
         return future
@@ -226,10 +236,10 @@ class _CommandStream(_PooledConnection):
         """Every few seconds while there is traffic: a timer for each command would cost more than the command."""
         self._watch = None
         if self._waiting:
-            if self._loop.time() - self._last_answer > _SILENCE_S:
+            if self._loop.time() - self._last_answer > self._silence_s:
                 self._transport.abort()
             else:
-                self._watch = self._loop.call_later(_SILENCE_S, self._check_silence)
+                self._watch = self._loop.call_later(self._silence_s, self._check_silence)
 
 
 class Subscription(_PooledConnection):

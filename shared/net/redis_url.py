@@ -3,8 +3,8 @@
 from pathlib import Path
 from urllib.parse import SplitResult, quote, urlsplit
 
-from shared import secret_files
 from shared.errors import InvalidRequest
+from shared.net import secret_files
 
 _FLAG = "--redis-password-file"
 

@@ -17,6 +17,10 @@
     t:{m}:weights                 hash    tenant -> its share against others, 1 if not named
     t:{m}:due                     zset    rid -> until when (ms) it may wait: timeouts, follower's deadline
     t:{m}:w:<prio>:<tenant>       zset    rid -> rank (us of arrival): waiting; a returned request keeps its rank
+    t:{m}:late:<prio>:<tenant>    zset    rid -> rank: those of them that have waited longer than the goal for a first
+                                          token, and come behind the others
+    t:{m}:goal                    zset    rid -> rank of those that wait and can become late; +inf once they are
+    t:{m}:turns                   hash    tenant -> requests taken of it since the last late one, while such wait
     t:{m}:scheds                  zset    sid -> lease deadline (ms)
     t:{m}:load                    hash    sid -> GetLoadResponse, refreshed with the lease
     t:{m}:own:<sid>               set     rids it owns

@@ -50,6 +50,8 @@ class Lifetimes:
     grace_ms: int = 10_000  # that followers have to call again after Redis was away
     # A request that has begun waits so long for a decoder with the same weights while there are only others.
     same_content_ms: int = 120_000
+    # An interactive request that has waited so long comes behind those that have not; 0 is never.
+    late_after_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,10 @@ class SchedulerVerbs(Verbs):
         wherever it is bound. The first of the places gets them as long as that is not known.
         """
         words = [word for p in places for word in (p.content, p.max_requests, p.max_tokens)]
-        answer = await self._scripts.call("take", *self._closing, scheduler_id, *words)
+        late_after_ms = self._lifetimes.late_after_ms
+        answer = await self._scripts.call(
+            "take", *self._closing, scheduler_id, late_after_ms, *words
+        )
         if answer[0] == b"GONE":
             return None
         return [_taken(item) for item in answer[1:]]

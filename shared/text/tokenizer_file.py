@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from shared.checkpoint.bounded_file import LARGE, Bounds, bounds_of, read_value
+from shared.bounded_file import LARGE, Bounds, bounds_of, read_value
 from shared.text.cutting import cut
 from shared.text.processor_tokens import added_by_processor
 from shared.text.tokenizer_formats.other_files import convert, find_other

@@ -1,15 +1,64 @@
 """A whole system on a GPU, where there is one."""
 
 import pytest
+import torch
 
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.cuda.device import CudaDevice
+from services.decoder.devices.cuda.ops import CudaOps
+from services.decoder.loading.linear_weight import as_codes
 from shared.devices import cuda_fault
+from tests.support.decoder.adapted_layer import NAMES, STACKED, Drawn, DrawnLayer, check_added
+from tests.support.decoder.coded_weights import FORMS, Form
+from tests.support.decoder.packs import require_equal_packs, require_packs_ask
 from tests.support.processes.demo_question import ask, unseen
 from tests.support.processes.system import System
 
+needs_gpu = pytest.mark.skipif(bool(cuda_fault()), reason="there is no CUDA device here")
 
-@pytest.mark.skipif(bool(cuda_fault()), reason="there is no CUDA device here")
+
+@needs_gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_picture_is_answered_from_a_gpu(dtype: str) -> None:
     with System(None, "--device", "cuda", "--dtype", dtype) as system:
         answer = ask(system.base_url)
         assert unseen(answer) == [], answer
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
+)
+def test_quantized_weights_are_packed_on_a_gpu_as_their_numbers_are(dtype: torch.dtype) -> None:
+    ops = CudaDevice(dtype).ops
+    require_packs_ask(ops)
+    require_equal_packs(ops)
+
+
+@needs_gpu
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_product_with_a_quantized_weight_on_a_gpu_is_that_of_the_reference(form: Form) -> None:
+    weight = as_codes(form.make(64, 256), torch.linspace(-1, 1, 64))
+    ops, plain = CudaDevice(torch.float32).ops, BaseOps(torch.device("cpu"), torch.float32)
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
+    found = ops.linear(x.to(ops.device), ops.pack(weight)).cpu()
+    torch.testing.assert_close(found, plain.linear(x, plain.pack(weight)), rtol=1e-4, atol=1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-4), (torch.float16, 0.01), (torch.bfloat16, 0.04)],
+    ids=str,
+)
+@pytest.mark.parametrize("name", [*NAMES, *STACKED])
+def test_a_gpu_adds_to_linear_layers_what_the_reference_adds(
+    name: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    """One segment, and three that have rows in common."""
+    layer, ops = DrawnLayer(), CudaOps(torch.device("cuda"), dtype)
+    rows = [(0, 1, 4, 5, 6), (0, 3, 4, 9), (0, 5, 9, 11)]
+    several = [Drawn.of(name, some, i, rank=4 + i) for i, some in enumerate(rows)]
+    with torch.inference_mode():
+        check_added(layer, ops, [Drawn.of(name, (0, 2, 4, 5, 6, 9), 0)], tolerance)
+        check_added(layer, ops, several, tolerance)

@@ -31,13 +31,17 @@ from tests.support.processes.services_in_process import services_in_process
 NEW_TOKENS = 8
 SERVED = ("cosmos3_edge", "deepseek_vl", "got_ocr2", "hyperclovax_vision_v2")
 REFUSED = {
+    "blip": "it has no token for an image",
     "cohere2_vision": "alone, not for Pillow",
     "cosmos3_omni": "transformers has no processor",
     "granite4_vision": "only rows for layers of its choice",
     "idefics2": "does not say what it writes in the place of a picture",
     "kimi_k25": "alone, not for Pillow",
+    "lfm2_vl": "alone, not for Pillow",
+    "mistral3": "import of torch halted",
     "paligemma": "needs a prompt rule of its own",
     "video_llama_3": "cannot be served",
+    "video_llava": "its encoder fails on a picture",
 }
 
 

@@ -36,6 +36,7 @@ from tests.support.decoder.step_stream import (
     make_plan,
     running_decoder,
 )
+from tests.support.generic_models import parameters
 from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
@@ -173,7 +174,7 @@ def test_decoder_and_encoder_share_a_checkpoint_out(tmp_path: Path, language: st
     checkpoint = Checkpoint(folder)
     kind, config = model_class(checkpoint), read_config(checkpoint)
     decoder = load_model(checkpoint, kind, config, torch.float32)
-    decoders = {name for name, _ in decoder.named_parameters(remove_duplicate=False)}
+    decoders = set(parameters(decoder, shared=True))
     encoders = {name for name, _ in load(folder)._model.named_parameters()}
     assert not decoders & encoders
     assert decoders | encoders >= set(checkpoint.names())

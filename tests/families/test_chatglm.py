@@ -9,7 +9,7 @@ import pytest
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.text.template_processes import TemplateRefusal
+from shared.text.templates.processes import TemplateRefusal
 from tests.reference_models.text_models import chatglm
 from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties

@@ -43,6 +43,7 @@ from tests.support.decoder.step_stream import (
     make_plan,
     running_decoder,
 )
+from tests.support.generic_models import parameters
 from tests.support.preprocess.service import (
     PreprocessMaker,
     file_of,
@@ -257,7 +258,7 @@ def test_decoder_and_encoder_share_a_checkpoint_out(tmp_path: Path, named_by_mod
     checkpoint = Checkpoint(folder)
     kind, config = model_class(checkpoint), read_config(checkpoint)
     decoder = load_model(checkpoint, kind, config, torch.float32)
-    decoders = {name for name, _ in decoder.named_parameters(remove_duplicate=False)}
+    decoders = set(parameters(decoder, shared=True))
     encoders = {fuyu.respelt(name, "new") for name in names_read(folder, lambda it: load_named(it))}
     assert encoders == {"model.vision_embed_tokens.weight", "model.vision_embed_tokens.bias"}
     assert not decoders & encoders

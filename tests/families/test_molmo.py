@@ -23,7 +23,7 @@ from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_class, image_processor_name
 from shared.errors import InvalidRequest
-from shared.text.template_processes import TemplateRefusal
+from shared.text.templates.processes import TemplateRefusal
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.decoder.models.test_shapes import SharingScheduler
 from tests.preprocess.prompt.test_counts import sizes

@@ -18,7 +18,7 @@ from services.families.check import Parts, require_servable
 from services.families.molmo2 import FAMILY
 from services.families.molmo2.image_processor import Molmo2ImageProcessor
 from services.families.molmo2.sizes import Cells
-from services.gateway.admission.model import ServedModel
+from services.gateway.model.served_model import ServedModel
 from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderCpu
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import Item
@@ -209,7 +209,7 @@ def test_marks_and_separators_take_rows_of_zeros(folder: Path) -> None:
         assert rows.any(1).tolist() == (ids == load_config(folder)["image_patch_id"]).tolist()
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [TEXTS[0], pytest.param(TEXTS[1], marks=pytest.mark.full)])
 async def test_whole_pictures_are_taken_from_the_prefix_cache(
     text: dict[str, Any], tmp_path: Path, short_tmp: Path
 ) -> None:

@@ -232,7 +232,7 @@ def test_molmo2_is_known_by_either_name_of_its_vision_part(tmp_path: Path, visio
                 "architectures": ["Gemma2ForCausalLM"],
                 "quantization_config": {"quant_method": "fp8"},
             },
-            "fp8: quantized",
+            "fp8: quantized checkpoints are not supported where the code of transformers runs",
         ),
     ],
 )

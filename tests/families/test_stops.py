@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.admission.model import ServedModel
+from services.gateway.model.served_model import ServedModel
 from tests.reference_models import qwen_vl, tiktoken_words, wemm, xcomposer2
 from tests.reference_models.text_models import chatglm
 from tests.support.checkpoints import make_checkpoint, tokenizer

@@ -199,13 +199,10 @@ async def test_what_is_invalid_is_not_asked_again() -> None:
     assert len(only.asked) == 1
 
 
-async def test_a_request_that_is_gone_for_good_is_a_refusal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shared.client.resuming._UNKNOWN_S", 0.15)
+async def test_a_request_that_is_gone_for_good_is_a_refusal() -> None:
     gone = [refusal(404, "no such request")] * 20
     async with gateway(stream(token(1), whole=False), *gone) as only:
-        client = Client([only.url])
+        client = Client([only.url], unknown_s=0.15)
         with pytest.raises(Refused, match="no such request"):
             await read(client)
         client.close()

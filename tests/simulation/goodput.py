@@ -51,8 +51,9 @@ def capacity() -> float:
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request. Times are seconds since it came."""
+    """What became of one request. Other times are seconds since it came."""
 
+    came_s: float  # when the request came, since the beginning
     tokens: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
@@ -72,7 +73,7 @@ class Visitor:
 
     def __init__(self, world: "BusyWorld", number: int, at: float, prompt: list[int], tokens: int):
         self.name = f"visitor-{number}"
-        self.answer = Answer()
+        self.answer = Answer(at)
         self.done = False
         self.state = "not begun"
         self.num_tokens = 0
@@ -122,15 +123,21 @@ class Visitor:
 
 
 class BusyWorld(World):
-    """Requests at `rate` a second for so many seconds; each allows so long for its first token (0: any time)."""
+    """Requests at `rate` a second for so many seconds; each allows so long for its first token (0: any time).
 
-    def __init__(self, rate: float, seconds: float, first_token_timeout_s: float) -> None:
+    `first_token_goal_s` is the scheduler's option; 0 is none.
+    """
+
+    def __init__(
+        self, rate: float, seconds: float, first_token_timeout_s: float, first_token_goal_s: float
+    ) -> None:
         super().__init__(seed=1, faults=False)
         self.core_class = Scheduler
         self.loop.max_events = _EVENTS
         self.needs = Needs()
         self.keys = ["ann's"]
         self.first_token_timeout_s = first_token_timeout_s
+        self.first_token_goal_s = first_token_goal_s
         self.answers: list[Answer] = []
         self._rate = rate
         self._seconds = seconds
@@ -176,28 +183,39 @@ class Goodput:
         return sum(map(of, self.answers))
 
     @property
+    def last_s(self) -> float:
+        """When the last answer ended, since the beginning."""
+        return max(answer.came_s + answer.last_s for answer in self.answers)
+
+    @property
     def in_time_a_second(self) -> float:
         """Requests that were answered in time, of each second in which some came."""
         return self.count(lambda answer: answer.in_time) / self.seconds
 
 
 def measure(
-    times_capacity: float, seconds: float, first_token_timeout_s: float = FIRST_TOKEN_S
+    times_capacity: float,
+    seconds: float,
+    *,
+    first_token_timeout_s: float = 0.0,
+    first_token_goal_s: float = FIRST_TOKEN_S,
 ) -> Goodput:
     """So many virtual seconds at so many times what the system can do."""
-    world = BusyWorld(times_capacity * capacity(), seconds, first_token_timeout_s)
+    rate = times_capacity * capacity()
+    world = BusyWorld(rate, seconds, first_token_timeout_s, first_token_goal_s)
     failures = run(world).failures
     return Goodput(seconds, world.answers, failures)
 
 
-def table(times_capacity: float, seconds: float, first_token_timeout_s: float) -> str:
-    """What a load gave, in a line."""
-    found = measure(times_capacity, seconds, first_token_timeout_s)
+def table(times_capacity: float, seconds: float, **options: float) -> str:
+    """What a load gave, in a line. `options` as `measure` takes them."""
+    found = measure(times_capacity, seconds, **options)
     first = sorted(answer.first_s for answer in found.answers if answer.tokens)
     line = (
         f"x {times_capacity:<4g}{len(found.answers):5} asked, {found.count(lambda a: a.whole):5} answered, "
         f"{found.count(lambda a: a.in_time):5} in time ({found.in_time_a_second:.3f}/s), "
         f"{found.count(lambda a: a.refused):5} refused, {found.count(lambda a: a.late):5} ended late; "
-        f"first token median {first[len(first) // 2]:.1f} s, last {first[-1]:.1f} s"
+        f"first token median {first[len(first) // 2]:.1f} s, last {first[-1]:.1f} s; "
+        f"all over after {found.last_s:.0f} s"
     )
     return "\n".join([line, *(f"FAILED {failure}" for failure in found.failures[:3])])

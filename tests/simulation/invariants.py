@@ -72,12 +72,11 @@ class Watch:
         open_ = int(found.get(b"open", b"0"))
         if (state == b"ended") != (open_ <= 0):
             self._world.broken(f"{rid!r} is {state!r} with {open_} open choices")
-        waiting = b":".join(
-            [self._prefix, b"w", found.get(b"prio", b""), found.get(b"tenant", b"")]
-        )
-        waits = rid in self._redis.model.data.get(waiting, ())
+        whose = [found.get(b"prio", b""), found.get(b"tenant", b"")]
+        waiting = [b":".join([self._prefix, which, *whose]) for which in (b"w", b"late")]
+        waits = sum(rid in self._redis.model.data.get(key, ()) for key in waiting)
         if waits != (state == b"queued"):
-            self._world.broken(f"{rid!r} is {state!r} and waits: {waits}")
+            self._world.broken(f"{rid!r} is {state!r} and waits at {waits} places")
 
     def _text(self, key: bytes) -> bytes:
         value = self._redis.model.data.get(key, b"")
@@ -106,11 +105,10 @@ def leftovers(world: "World") -> list[str]:
     """What has not been cleaned up, in words. Empty when all is quiet."""
     prefix = Keys(MODEL_NAME).prefix.encode()
     found = []
+    waiting = (b":w:", b":late:", b":tenants:", b":goal", b":turns", b":wanted", b":due")
     for key, value in world.redis.model.data.items():
         part = key.removeprefix(prefix)
-        if part.startswith(
-            (b":own:", b":w:", b":tenants:", b":resv", b":live", b":begun", b":wanted", b":due")
-        ):
+        if part.startswith((*waiting, b":own:", b":resv", b":live", b":begun")):
             found.append(f"{key!r}: {value!r}")
         elif part.startswith(b":r:") and isinstance(value, Hash) and value[b"state"] != b"ended":
             found.append(f"{key!r} is {value[b'state']!r}")

@@ -108,6 +108,8 @@ class World:
         self.keys = random.Random(f"{seed}/keys").choice([[""], ["ann's", "bob's"]])
         # Of the model that the decoders run.
         self.needs = random.Random(f"{seed}/needs").choice(ALL_NEEDS)
+        # For a first token, after 0.4 of which the order changes.
+        self.first_token_goal_s = random.Random(f"{seed}/goal").choice([10.0, 0.5, 0.0])
         self._with_faults = faults
         self._nobody = surroundings(self)  # the context of what belongs to no process
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.preprocess.content_format import ContentFormat
 from services.preprocess.prompt.chat_template import ChatTemplate
-from shared.text.template_processes import TemplateProcesses
+from shared.text.templates.processes import TemplateProcesses
 
 
 @cache

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import PreTrainedConfig
 
+from services.decoder.models.generic.taken_linear import TakenLinear
 from tests.support.checkpoints.options import randomise, tokenizer
 
 _SIZES: Mapping[str, Any] = {
@@ -65,3 +67,15 @@ def make_generic_checkpoint(folder: Path, family: str, seed: int = 0, **changes:
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def parameters(model: nn.Module, shared: bool = False) -> dict[str, int]:
+    """How many elements each parameter has, also those that linear layers of a generic decoder are still to read;
+    `shared`: one by all its names."""
+    taken = {
+        f"{name}.weight": part.out_features * part.in_features
+        for name, part in model.named_modules()
+        if type(part) is TakenLinear
+    }
+    own = model.named_parameters(remove_duplicate=not shared)
+    return taken | {name: values.numel() for name, values in own}

@@ -27,14 +27,15 @@ goes with every decoder, and where a decoder is missing in a row it is another r
 outputs are compared with in the tests, on small models with random weights: the class of `transformers`, or *ours*, an
 implementation in `tests/reference_models` that was written from the model's description alone.
 
-Prompts with pictures that the code of transformers writes are compared with the class's own forward before a model is
-served, in a small random model of the checkpoint's configuration: by each decoder at its start, and by `tessera check`,
-which therefore takes some seconds ([add-a-model.md](add-a-model.md#the-comparison-with-pictures)). Served so, and
-compared in the tests with transformers' `generate`: Idefics3, LLaVA-OneVision, Gemma 3, Qwen3-VL, Chameleon, Molmo2,
-Ovis2 and ERNIE 4.5 VL. Known to be refused, each with its reason: classes whose image processor needs torchvision
-(Kimi-K2.5, Llama 4), those whose processor does not say what it writes for a picture (Idefics2), and that add rows in
-layers of their choice (Granite 4 Vision). A request alone is refused whose picture has other text around it than the
-rest, which is tokenized before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a single tile.
+Prompts with pictures of a model of which any part is the code of transformers are compared with its class's own forward
+before it is served, in a small random model of the checkpoint's configuration: by each decoder at its start, and by
+`tessera check`, which therefore takes some seconds the first time
+([add-a-model.md](add-a-model.md#the-comparison-with-pictures)). Served so, and compared in the tests with
+transformers' `generate`: Idefics3, LLaVA-OneVision, Gemma 3, Qwen3-VL, Chameleon, Molmo2, Ovis2 and ERNIE 4.5 VL.
+Known to be refused, each with its reason: classes whose image processor needs torchvision (Kimi-K2.5, Llama 4), those
+whose processor does not say what it writes for a picture (Idefics2), and that add rows in layers of their choice
+(Granite 4 Vision). A request alone is refused whose picture has other text around it than the rest, which is tokenized
+before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a single tile.
 
 """
 _SERVED = "served"

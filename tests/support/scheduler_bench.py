@@ -8,13 +8,14 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from services.scheduler.requests.output_tracker import KEPT_S
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
-from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
 from shared.queue import Queue, connect, token_log
 from shared.queue.keys import Keys, new_request_id
 from shared.queue.log_event import PROMPT
+from shared.queue.registry import Announcement
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2_grpc import add_DecoderServiceServicer_to_server
@@ -80,14 +81,14 @@ class Bench:
         return running
 
     def scheduler(
-        self, listen: str = "127.0.0.1:0", **more: Any
+        self, listen: str = "127.0.0.1:0", kept_s: float = KEPT_S, **more: Any
     ) -> tuple[asyncio.Event, asyncio.Task[int]]:
         """Starts one; what stops it, and its task."""
         stop = asyncio.Event()
         settings = SchedulerSettings(
             model=self.model, served_model_name=MODEL, redis_url=self.url, listen=listen, **more
         )
-        task = asyncio.create_task(serve(settings, stop))
+        task = asyncio.create_task(serve(settings, stop, kept_s=kept_s))
 
         async def end() -> None:
             stop.set()

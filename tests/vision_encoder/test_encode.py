@@ -230,3 +230,21 @@ async def test_broken_promises(
         with pytest.raises(Precondition) as caught:
             await encoder.encode(items[0])
         assert caught.value.reason == "TEXT_ONLY_MODEL"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_only_modalities_that_the_model_takes_are_encoded(
+    clip_folder: Path, make_encoder: EncoderMaker, clip_service: RunningPreprocess
+) -> None:
+    (item,) = await items_of(clip_service, 1)
+    async with make_encoder(clip_folder, "e1") as encoder:
+        later = MediaItem()
+        later.CopyFrom(item)
+        later.ClearField("modality")  # as an older version wrote it: an image
+        assert len(await encoder.rows(later)) == 16
+        for number, reason in ((2, "NO_VIDEO_MODEL"), (9, "UNKNOWN_MODALITY")):
+            later.modality = number  # type: ignore[assignment]
+            with pytest.raises(InvalidRequest) as caught:  # although it is cached as an image
+                await encoder.encode(later)
+            assert caught.value.reason == reason
+        assert "modality 9" in caught.value.message

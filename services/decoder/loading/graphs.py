@@ -10,8 +10,8 @@ import torch
 
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import Graphs, blank_step, graph_sizes
+from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.layer_spec import paged_layers
 from services.decoder.models.step import Step
 from services.decoder.worker.worker import Worker
 from shared.errors import InvalidRequest
@@ -62,7 +62,10 @@ def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker)
     same, as their steps have to have the same rows."""
     if not _are_possible(asked, model, device):
         if asked == "on":
-            log.warning("no graphs", reason=f"the model's layers run by the code of {model.code}")
+            reason = f"the model's layers run by the code of {model.code}"
+            if model.needs.state:
+                reason = "the model's layers keep state outside the cache's blocks"
+            log.warning("no graphs", reason=reason)
         return None
     began = time.perf_counter()
     sizes, axes = graph_sizes(worker.limits.max_slots), max(1, model.rotary_axes)
@@ -81,6 +84,8 @@ def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker)
 
 
 def _are_possible(asked: str, model: DecoderModel, device: Device) -> bool:
+    if model.needs.state:  # where a row finds it differs from step to step
+        return False
     return asked != "off" and device.has_graphs and model.code == DecoderModel.code
 
 

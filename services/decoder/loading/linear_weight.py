@@ -2,39 +2,28 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.decoder.loading.quantized_weight import (
+    NotAsCodes,
+    Numbers,
+    QuantizedWeight,
+    stacked,
+)
+from shared.errors import InvalidRequest
+
 Axis = Literal["out", "in"]
 Range = tuple[int, int]  # [first, last)
-Numbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 # Numbers of outputs or inputs, in any order; None: all of them, in theirs.
 Places: TypeAlias = "Numbers | None"
 
 
-@dataclass(frozen=True)
-class QuantizedWeight:
-    """Codes and what makes numbers of them: (code - zero) * scale + minimum, or codebook[code] * scale."""
-
-    codes: Tensor  # uint8 [out, inputs], of 4 bits two a byte
-    scales: Tensor  # [out, groups]
-    bits: int
-    group: int  # inputs of one scale; 0: the whole row
-    zeros: Tensor | None = None
-    minima: Tensor | None = None
-    codebook: tuple[int, ...] | None = None
-    order: Tensor | None = None  # permutation of the inputs
-
-
 class LinearWeight(ABC):
-    """[out, inputs] of float32, bfloat16 or float16, or codes; `bias` [out] or None; `order`: a permutation of inputs
-    that comes before every cut, None where there is none."""
-
-    order: Tensor | None = None
+    """[out, inputs] of float32, bfloat16 or float16, or codes; `bias` [out] or None."""
 
     def __init__(self, name: str, out: int, inputs: int, bias: Tensor | None) -> None:
         """name: in a checkpoint, for messages."""
@@ -52,8 +41,19 @@ class LinearWeight(ABC):
         """The weights of some outputs (rows) and inputs (columns), in their order. No others are read."""
 
     def quantized(self) -> QuantizedWeight | None:
-        """The codes, or None for a weight that is not quantized."""
-        return None
+        """The codes, or None for a weight that is not quantized. Whatever was cut, stacked, reordered or spread is
+        so in the codes too: dequantized they are `dense`, bit for bit. They are read each time it is called.
+
+        Raises InvalidRequest where codes cannot express that, such as a cut inside a group of inputs with one scale.
+        """
+        try:
+            return self.select_quantized(None, None)
+        except NotAsCodes as error:
+            raise _refusal(self, str(error)) from None
+
+    @abstractmethod
+    def select_quantized(self, rows: Places, columns: Places) -> QuantizedWeight | None:
+        """`select` of the codes, None as of `quantized`. Raises NotAsCodes where codes cannot express it."""
 
     def shard(self, axis: Axis, ranges: Sequence[Range]) -> "LinearWeight":
         """The outputs or the inputs of some ranges, one behind the other; ranges may overlap those of another shard.
@@ -98,6 +98,40 @@ class StoredWeight(LinearWeight):
             found = found[row_order]
         return (found if column_order is None else found[:, column_order]).to(dtype)
 
+    def select_quantized(self, rows: Places, columns: Places) -> None:
+        """None."""
+
+
+class CodedWeight(LinearWeight):
+    """One weight as codes."""
+
+    def __init__(
+        self,
+        name: str,
+        out: int,
+        inputs: int,
+        bias: Tensor | None,
+        read: Callable[[slice], QuantizedWeight],
+    ) -> None:
+        """read: gives some outputs that follow each other, each time it is called."""
+        super().__init__(name, out, inputs, bias)
+        self._read = read
+
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        """See `LinearWeight.select`."""
+        found = self._rows(rows).dequantize(dtype)
+        return found if columns is None else found[:, columns]
+
+    def select_quantized(self, rows: Places, columns: Places) -> QuantizedWeight:
+        """See `LinearWeight.select_quantized`."""
+        found = self._rows(rows)
+        return found if columns is None else found.select_inputs(columns)
+
+    def _rows(self, rows: Places) -> QuantizedWeight:
+        runs, order = _runs(rows, self.out)
+        found = stacked([self._read(run) for run in runs])
+        return found if order is None else found.outputs(order.numpy())
+
 
 class StackedWeight(LinearWeight):
     """Several weights of the same inputs as one, their outputs one below the other."""
@@ -130,6 +164,30 @@ class StackedWeight(LinearWeight):
             first = last
         return found
 
+    def select_quantized(self, rows: Places, columns: Places) -> QuantizedWeight | None:
+        """See `LinearWeight.select_quantized`. All parts are quantized in the same way, or none is."""
+        found: list[QuantizedWeight | None] = []
+        at: list[Numbers] = []
+        first = 0
+        for part in self._parts:
+            mine = None
+            if rows is not None:
+                places = np.flatnonzero((rows >= first) & (rows < first + part.out))
+                mine = rows[places] - first
+                at.append(places)
+            if mine is None or len(mine):
+                found.append(part.select_quantized(mine, columns))
+            first += part.out
+        codes = [part for part in found if part is not None]
+        if not codes:
+            return None
+        if len(codes) < len(found):
+            raise NotAsCodes(
+                "of layers that are computed as one some are quantized and some are not"
+            )
+        whole = stacked(codes)
+        return whole if rows is None else whole.outputs(np.argsort(np.concatenate(at)))
+
 
 class _Shard(LinearWeight):
     def __init__(self, whole: LinearWeight, axis: Axis, ranges: Sequence[Range]) -> None:
@@ -147,6 +205,11 @@ class _Shard(LinearWeight):
             return self._whole.select(_of(self._places, rows), columns, dtype)
         return self._whole.select(rows, _of(self._places, columns), dtype)
 
+    def select_quantized(self, rows: Places, columns: Places) -> QuantizedWeight | None:
+        if self._axis == "out":
+            return self._whole.select_quantized(_of(self._places, rows), columns)
+        return self._whole.select_quantized(rows, _of(self._places, columns))
+
 
 class _Reordered(LinearWeight):
     def __init__(self, whole: LinearWeight, order: Sequence[int]) -> None:
@@ -156,6 +219,9 @@ class _Reordered(LinearWeight):
 
     def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
         return self._whole.select(_of(self._places, rows), columns, dtype)
+
+    def select_quantized(self, rows: Places, columns: Places) -> QuantizedWeight | None:
+        return self._whole.select_quantized(_of(self._places, rows), columns)
 
 
 class _Spread(LinearWeight):
@@ -182,11 +248,37 @@ class _Spread(LinearWeight):
         at = torch.from_numpy(stored)
         return found.new_zeros(shape).index_copy_(0 if out else 1, at, found)
 
+    def select_quantized(self, rows: Places, columns: Places) -> QuantizedWeight | None:
+        out = self._axis == "out"
+        sources = _of(self._sources, rows if out else columns)
+        mine = sources[sources >= 0]
+        found = self._whole.select_quantized(mine if out else rows, columns if out else mine)
+        if found is None:
+            return None
+        spread = np.full(len(sources), -1, np.int64)
+        spread[sources >= 0] = np.arange(len(mine))
+        return found.outputs(spread) if out else found.select_inputs(spread)
+
 
 def in_memory(weight: Tensor, bias: Tensor | None = None, name: str = "a tensor") -> LinearWeight:
     """Of a tensor [out, inputs] that is there already."""
     out, inputs = weight.shape
     return StoredWeight(name, out, inputs, bias, lambda rows, columns: weight[rows, columns])
+
+
+def as_codes(
+    weight: QuantizedWeight, bias: Tensor | None = None, name: str = "a tensor"
+) -> LinearWeight:
+    """Of codes that are there already."""
+    return CodedWeight(name, len(weight.codes), weight.inputs, bias, weight.outputs_between)
+
+
+def _refusal(weight: LinearWeight, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        "UNSUPPORTED_WEIGHTS",
+        f"{weight.name} [{weight.out} outputs, {weight.inputs} inputs] cannot be used quantized: {why}",
+        field="model",
+    )
 
 
 def _of(places: Numbers, some: Places) -> Numbers:

@@ -18,12 +18,12 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.loading.graphs import find_graphs, graph_bytes, require_graphs
-from services.decoder.loading.memory import count_blocks, count_host_blocks, kv_bytes
+from services.decoder.loading.limits import find_limits
 from services.decoder.loading.profile_run import Profile, profile
-from services.decoder.loading.step_size import StepSize, step_size
+from services.decoder.loading.step_size import step_size
 from services.decoder.loading.warm_up import warm_up
+from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.layer_spec import paged_layers
 from services.decoder.models.needs import Needs
 from services.decoder.parallel.embeddings import LeadingEmbeddings
 from services.decoder.parallel.leader import Leader
@@ -34,7 +34,6 @@ from services.decoder.parallel.refusal import require_divisible
 from services.decoder.parallel.share import Share
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.media.embeddings import Embeddings
-from services.decoder.worker.plan import Limits
 from services.decoder.worker.worker import Worker
 from services.families import registry
 from services.families.comparison import Comparison, compares_pictures
@@ -92,18 +91,21 @@ def _compared(settings: DecoderSettings) -> Iterator[None]:
     """While the model is loaded, another process compares prompts with pictures, whose encoder and prompt are other
     services', where they are the code of transformers. Raises InvalidRequest at the end for one that differs."""
     checkpoint = Checkpoint(settings.model, settings.family)
-    if settings.skip_model_check or not compares_pictures(checkpoint):
+    backend = settings.model_backend
+    if settings.skip_model_check or not compares_pictures(checkpoint, backend):
         yield
         return
     trusted = settings.trust_remote_code
-    with Comparison(checkpoint, settings.model_backend, trusted) as comparison:
+    with Comparison(checkpoint, backend, trusted) as comparison:
         try:
             yield
         except InvalidRequest:  # of two reasons the one that `tessera check` gives
             comparison.require_equal()
             raise
         comparison.require_equal()
-    log.info("prompts with pictures compared with the model's own forward")
+    log.info(
+        "prompts with pictures compared with the model's own forward", before=comparison.was_known
+    )
 
 
 def _lead(settings: DecoderSettings, leader: Leader) -> Loaded:
@@ -171,7 +173,8 @@ def load_rank(
         model = _load_model(settings, checkpoint, device.ops, longest)
         if device.ops.ranks is not None:
             device.ops.ranks.settle()
-        model.needs.require_served()
+        spec = cache_spec(model.layers)
+        model.needs.require_state(bool(spec.states))
         device.require_attention(model.needs.attention)
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)
@@ -181,7 +184,7 @@ def load_rank(
         steps = step_size(model.needs, checkpoint, tokens, slots, longest)
         measured = profile(model, device, steps.largest, slots, longest)
         graphs = graph_bytes(settings.graphs, model, device, slots, longest)
-        limits = _limits(settings, model, device, longest, steps, measured.step_bytes, graphs)
+        limits = find_limits(settings, spec, device, longest, steps, measured.step_bytes, graphs)
         embeddings = make_embeddings(
             ArtifactReader(), device.copy_in, settings.embedding_cache_bytes
         )
@@ -237,50 +240,3 @@ def _promises_equal_rows(ops: BaseOps) -> bool:
     if not equal:
         log.warning("equal tokens are not promised: libraries round by batch size here")
     return equal
-
-
-def _limits(
-    settings: DecoderSettings,
-    model: DecoderModel,
-    device: Device,
-    longest: int,
-    steps: StepSize,
-    step_bytes: int,
-    graphs: int,
-) -> Limits:
-    block_size, ops = device.block_size, device.ops
-    host_sharers = settings.memory_sharers * ops.share.size
-    sharers = host_sharers if device.is_host else settings.memory_sharers
-    block_bytes = sum(ops.block_bytes(layer) for layer in paged_layers(model.layers))
-    useful = (settings.max_num_seqs * -(-longest // block_size) + 1) * block_bytes
-    budget = device.cache_budget(
-        settings.gpu_memory_utilization, sharers, step_bytes, settings.npu_reserved_memory
-    ).less("graphs (--graphs)", graphs)
-    asked = settings.kv_cache_memory_bytes or 0
-    total = kv_bytes(asked, budget.nbytes, useful)
-    swap = device.swap_bytes(host_sharers)
-    if ops.ranks is not None:  # every rank has all sequences
-        least = ops.ranks.least(total // block_bytes, swap // block_bytes)
-        total, swap = (blocks * block_bytes for blocks in least)
-    reason = "" if asked else str(budget)
-    blocks = count_blocks(total, block_bytes, longest, block_size, reason)
-    host_blocks = count_host_blocks(settings.num_host_blocks, blocks, swap, block_bytes)
-    held = (blocks - 1) * block_size
-    log.info(
-        "allocating cache",
-        budget=str(budget),
-        kv_mb=blocks * block_bytes >> 20,
-        blocks=blocks,
-        tokens=held,
-        at_full_length=round(held / longest, 1),
-        host_blocks=host_blocks,
-    )
-    return Limits(
-        num_blocks=blocks,
-        num_host_blocks=host_blocks,
-        max_slots=settings.max_num_seqs,
-        max_model_len=longest,
-        max_batched_tokens=steps.usual,
-        max_step_tokens=steps.largest,
-        block_size=block_size,
-    )

@@ -1,4 +1,4 @@
-"""How many blocks the cache has."""
+"""How much memory each kind of cache has: state of every slot first, blocks from what is left."""
 
 from shared.errors import InvalidRequest
 
@@ -9,6 +9,19 @@ def kv_bytes(asked: int, budget: int, most_useful: int) -> int:
     `most_useful`: what every slot at its longest would fill.
     """
     return asked or min(budget, most_useful)
+
+
+def less_state(total_bytes: int, state_bytes: int, max_slots: int, budget: str = "") -> int:
+    """Bytes that are left for blocks. Raises InvalidRequest if the state of all slots does not fit. budget: how
+    `total_bytes` came about, for that."""
+    if total_bytes < state_bytes:
+        raise InvalidRequest(
+            "KV_CACHE_TOO_SMALL",
+            f"the state of {max_slots} sequences takes {state_bytes} bytes, but the cache has {total_bytes}: lower"
+            f" --max-num-seqs or raise --kv-cache-memory-bytes{budget and f' ({budget})'}",
+            field="max_num_seqs",
+        )
+    return total_bytes - state_bytes
 
 
 def count_blocks(
@@ -32,3 +45,15 @@ def count_blocks(
 def count_host_blocks(asked: int | None, num_blocks: int, allowed: int, block_bytes: int) -> int:
     """Blocks in host memory: what was asked for, or as many as the cache has, in `allowed` bytes at most."""
     return min(num_blocks - 1, allowed // block_bytes) if asked is None else asked
+
+
+def require_no_swapping(asked: int | None) -> None:
+    """Raises InvalidRequest where blocks in host memory are asked for, of a model whose sequences are more than their
+    blocks."""
+    if asked:
+        raise InvalidRequest(
+            "UNSUPPORTED_SWAPPING",
+            f"--num-host-blocks {asked}: layers of this model keep state outside the cache's blocks, so its sequences"
+            " are not swapped out but computed again; leave the flag away",
+            field="num_host_blocks",
+        )

@@ -2,16 +2,16 @@
 with until it has seen steps itself. Together it costs less than one step of the largest size."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from services.decoder.devices.base.device import Device
+from services.decoder.models.cache_spec import CacheSpec, cache_spec
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.layer_spec import Paged, paged_layers
 from services.decoder.models.step import Step
+from services.decoder.worker.slot_states import SlotStates
 
 _TIMED_TOKENS = 48  # where the whole is not run: enough for the products to be what takes the time
 _LOGIT_BYTES = 4
@@ -31,19 +31,20 @@ def profile(
     model: DecoderModel, device: Device, max_tokens: int, max_slots: int, max_model_len: int
 ) -> Profile:
     """Of steps of up to `max_tokens` tokens and `max_slots` samples."""
-    in_full = device.profile_in_full
-    layers = paged_layers(model.layers)
+    spec = cache_spec(model.layers)
+    # Of layers of several kinds the first does not tell the rest.
+    in_full = device.profile_in_full or bool(spec.states)
     with torch.inference_mode():
         if in_full:
-            largest = _Trial(model, device, max_tokens, max_model_len, layers)
+            largest = _Trial(model, device, max_tokens, max_model_len, spec)
             step_bytes = device.peak_bytes(lambda: largest.run(max_slots))
         else:
-            step_bytes = _scaled_bytes(model, device, max_tokens, max_slots, max_model_len)
+            step_bytes = _scaled_bytes(model, device, max_tokens, max_slots, max_model_len, spec)
         # Below, kernels are chosen and memory is touched for the first time: the first run of a size is not timed,
         # but for the larger one where one layer was measured: that has been done above.
         timed = max_tokens if in_full else min(_TIMED_TOKENS, max_tokens)
-        one = _Trial(model, device, 1, max_model_len, layers)
-        several = _Trial(model, device, timed, max_model_len, layers)
+        one = _Trial(model, device, 1, max_model_len, spec)
+        several = _Trial(model, device, timed, max_model_len, spec)
         one.run(1)
         least, more = _seconds(one), _seconds(several)
     token_s = max(0.0, more - least) / max(1, timed - 1)
@@ -51,11 +52,16 @@ def profile(
 
 
 def _scaled_bytes(
-    model: DecoderModel, device: Device, max_tokens: int, max_slots: int, max_model_len: int
+    model: DecoderModel,
+    device: Device,
+    max_tokens: int,
+    max_slots: int,
+    max_model_len: int,
+    spec: CacheSpec,
 ) -> int:
     """One layer and one sample tell the rest: layers use the same memory one after the other, and each sample more is a
     row of logits more."""
-    first = paged_layers(model.layers)[:1]
+    first = replace(spec, paged=spec.paged[:1])
     trial = _Trial(model, device, max_tokens, max_model_len, first)
     seen = device.peak_bytes(lambda: trial.run(1))
     return seen + (max_slots - 1) * model.config.vocab_size * _LOGIT_BYTES
@@ -68,8 +74,8 @@ def _seconds(trial: "_Trial") -> float:
 
 
 class _Trial:
-    """A step of some tokens in as few rows as that takes, every token an embedding of media, by the first layers of a
-    model, `layers`. The cache it writes is its own."""
+    """A step of some tokens in as few rows as that takes, every token an embedding of media, by the layers of a model
+    that `spec` has, which may be the first ones. The caches it writes are its own."""
 
     def __init__(
         self,
@@ -77,7 +83,7 @@ class _Trial:
         device: Device,
         tokens: int,
         max_model_len: int,
-        layers: Sequence[Paged],
+        spec: CacheSpec,
     ) -> None:
         self._model, self._device = model, device
         size = device.block_size
@@ -90,7 +96,10 @@ class _Trial:
         places = np.concatenate([np.arange(count) for count in counts])
         rows = np.repeat(np.arange(len(counts)), counts)
         slots = blocks[rows, places // size].astype(np.int64) * size
-        self._kv = [device.ops.alloc_kv(layer, blocks.size + 1) for layer in layers]
+        self._kv = [device.ops.alloc_kv(layer, blocks.size + 1) for layer in spec.paged]
+        states = SlotStates(spec.states, device.ops, len(counts))
+        begin = np.zeros(len(counts), np.int64)
+        self._states = states.advance(np.arange(len(counts)), begin, np.array(counts))
         self._counts, self._blocks = counts, blocks
         self._slots = slots + places % size
         self._places = np.tile(places, (max(1, model.rotary_axes), 1))
@@ -98,13 +107,16 @@ class _Trial:
     def run(self, samples: int) -> None:
         """Computes all tokens and so many rows of logits, and waits for them."""
         model, ops, tokens = self._model, self._device.ops, len(self._slots)
-        sent = self._device.upload(self._places, self._blocks, self._slots)
+        states = self._states
+        where = () if states is None else (states.read, states.write)
+        sent = self._device.upload(self._places, self._blocks, self._slots, *where)
         step = Step(
             ids=torch.zeros(tokens, dtype=torch.int64, device=ops.device),
             positions=sent[0],
             meta=ops.make_meta(self._counts, self._counts, sent[1], sent[2]),
             slots=range(len(self._counts)),
             media=torch.arange(tokens, device=ops.device),
+            states=() if states is None else states.on_device(sent[3], sent[4]),
         )
         media = torch.zeros((tokens, model.config.hidden_size)).to(ops.device, ops.dtype)
         hidden = model.embed(step.ids, [media], [(0, tokens)])

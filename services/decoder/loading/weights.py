@@ -82,12 +82,20 @@ class LanguageWeights:
         """One tensor, mapped. Raises InvalidRequest if it is missing or has another shape."""
         return self._reader.tensor(self._claim(canonical, shape))
 
-    def take_linear(self, name: str, out: int, inputs: int, bias: bool = False) -> LinearWeight:
+    def take_linear(
+        self, name: str, out: int, inputs: int, bias: bool = False, factor: float = 1
+    ) -> LinearWeight:
         """A linear layer: the tensors `name`.weight [out, inputs] and, with `bias`, `name`.bias [out]. The weight is
-        read when it is packed, of a shard nothing but its part. Raises InvalidRequest as `take` does."""
+        read when it is packed, of a shard nothing but its part; it is multiplied by `factor` in the type in which it is
+        stored. Raises InvalidRequest as `take` does."""
         stored = self._claim(f"{name}.weight", (out, inputs))
         shift = self.take(f"{name}.bias", out) if bias else None
-        return StoredWeight(name, out, inputs, shift, partial(self._reader.part, stored))
+        read = partial(self._reader.part, stored)
+
+        def scaled(rows: slice, columns: slice) -> Tensor:
+            return read(rows, columns) * factor
+
+        return StoredWeight(name, out, inputs, shift, read if factor == 1 else scaled)
 
     def finish(self) -> None:
         """Raises InvalidRequest if a tensor of the model was never asked for. Biases are left out with a warning, as by

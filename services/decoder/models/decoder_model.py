@@ -67,8 +67,9 @@ class DecoderModel(ABC):
 
     @abstractmethod
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
-        """Hidden rows [T, H] after the last norm, from those of `embed`; one cache a layer, or fewer caches for as many
-        first layers.
+        """Hidden rows [T, H] after the last norm, from those of `embed`; one cache for each layer that is `Paged`, or
+        where all are, fewer caches for as many first layers. Layers that are a `State` have it in `step.states`, and
+        all their rows write it.
 
         May overwrite `hidden`.
         """
@@ -76,6 +77,12 @@ class DecoderModel(ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocabulary] of rows that `forward` returned."""
+
+    @property
+    def sketched_rows(self) -> int:
+        """Up to how many rows `largest` takes about half the time of `logits` or less; 0 if it never does. Only where a
+        row's logits do not depend on the others in the batch."""
+        return 0
 
     def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Of each row's logits the index [rows] of the largest, the first of equals, and its value

@@ -1,11 +1,10 @@
 """What each layer of a decoder keeps of its sequences."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from services.decoder.devices.base.attention_meta import KVSpec
-from shared.errors import InvalidRequest
+from services.decoder.devices.base.slot_state import StateTensor
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,14 @@ class Shared:
 
 @dataclass(frozen=True)
 class State:
-    """`nbytes` bytes for each sequence, whatever its length (recurrent layers)."""
+    """These tensors for each sequence, whatever its length (convolutions, recurrences)."""
 
-    nbytes: int
+    tensors: tuple[StateTensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes for one sequence."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,3 @@ class Opaque:
 
 
 LayerSpec: TypeAlias = Paged | Shared | State | Opaque
-
-
-def paged_layers(layers: Sequence[LayerSpec]) -> list[Paged]:
-    """The layers of a model that keeps everything in blocks. Raises InvalidRequest naming the first that does not."""
-    found = []
-    for number, layer in enumerate(layers):
-        if not isinstance(layer, Paged):
-            raise InvalidRequest(
-                "UNSUPPORTED_MODEL",
-                f"layer {number} keeps {layer}: only layers whose whole cache is in blocks are served",
-                field="model",
-            )
-        found.append(layer)
-    return found

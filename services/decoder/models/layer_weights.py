@@ -41,8 +41,7 @@ def load_layer(
         hidden,
         config.mlp_bias,
     )
-    if config.up_first:
-        gate_up = gate_up.reordered([*range(inner, 2 * inner), *range(inner)])
+    gate_up = gate_up.reordered(gate_up_order(config))
     down = weights.take_linear(f"{layer}.mlp.down_proj", hidden, inner, config.mlp_bias)
     return DecoderLayer(
         qkv=ops.pack(own_heads(_qkv(weights, attention, config), config, ops)),
@@ -103,6 +102,13 @@ def _qkv(weights: LanguageWeights, attention: str, config: DecoderConfig) -> Lin
     fused = f"{attention}.qkv_proj"
     stacked = _stacked(weights, fused, parts, config.hidden_size, config.qkv_bias)
     return stacked.reordered(qkv_order(config))
+
+
+def gate_up_order(config: DecoderConfig) -> list[int]:
+    """Of each row of a layer's gates above what they gate the row of the stored ones."""
+    inner = config.intermediate_size
+    gates, gated = range(inner), range(inner, 2 * inner)
+    return [*gated, *gates] if config.up_first else [*gates, *gated]
 
 
 def qkv_order(config: DecoderConfig) -> list[int]:

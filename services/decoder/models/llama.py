@@ -1,6 +1,6 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import ClassVar
 
@@ -8,16 +8,15 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.adapters import LayerSegments
 from services.decoder.devices.base.attention_meta import Heads, Packed, PagedKV
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight, in_memory
+from services.decoder.loading.linear_weight import LinearWeight
 from services.decoder.loading.weights import LanguageWeights, canonical_name
+from services.decoder.models.adapters import Adapter, segments_of_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
 from services.decoder.models.layer_weights import heads, load_layer
-from services.decoder.models.plora import LayerAddition
 from services.decoder.models.rope import rope_table
 from services.decoder.models.step import Step
 from services.families import registry
@@ -59,7 +58,7 @@ class Llama(DecoderModel):
         self._first_norm: Tensor | None
         self._head: Packed  # of several ranks this one's share
         self._outputs: int  # of all ranks together
-        self._additions: Sequence[LayerAddition] = ()
+        self._media_adapter: Adapter | None = None
         self.sums = 2 * config.num_layers  # behind attention, and behind the MLP
 
     @staticmethod
@@ -99,7 +98,7 @@ class Llama(DecoderModel):
         model._head = ops.pack_head(ops.share.outputs(head))
         model._outputs = head.out
         model._embedding = ops.embedding_table(table)
-        model._additions = model.load_additions(weights, checkpoint)
+        model._media_adapter = model.load_media_adapter(weights, checkpoint)
         weights.finish()
         return model
 
@@ -107,11 +106,11 @@ class Llama(DecoderModel):
         """The token embedding [ids, hidden] and the output matrix [ids, hidden]."""
         return embedding_and_head(weights, self.config)
 
-    def load_additions(
+    def load_media_adapter(
         self, weights: LanguageWeights, checkpoint: Checkpoint
-    ) -> Sequence[LayerAddition]:
-        """Partial LoRA of each layer, for models that have it."""
-        return ()
+    ) -> Adapter | None:
+        """Partial LoRA, for models that have it."""
+        return None
 
     def embed(
         self, ids: Tensor, embeds: Sequence[Tensor], runs: Sequence[tuple[int, int]]
@@ -130,18 +129,20 @@ class Llama(DecoderModel):
         normed = hidden
         if self._first_norm is not None:
             normed = ops.rms_norm(hidden, self._first_norm, self.config.rms_norm_eps)
-        added = self._segments(step)
+        adapted = self.adapted_rows(step)
+        added = segments_of_layers(adapted, len(self._layers)) if adapted else repeat(None)
         for layer, cache, segments in zip(self._layers, caches, added, strict=False):
             normed, residual = ops.decoder_layer(
                 normed, residual, layer, cos, sin, cache, step.meta, segments
             )
         return normed
 
-    def _segments(self, step: Step) -> Iterable[LayerSegments | None]:
-        """What each layer adds for the tokens that take an embedding row."""
-        if step.media is None or not self._additions:
-            return repeat(None)
-        return [addition.on(step.media) for addition in self._additions]
+    def adapted_rows(self, step: Step) -> Sequence[tuple[Adapter, Tensor]]:
+        """Which adapters are added for which tokens [n] of a step, in the order in which a token gets them: partial
+        LoRA for the tokens that take an embedding row."""
+        if step.media is None or self._media_adapter is None:
+            return ()
+        return [(self._media_adapter, step.media)]
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, D] at positions [axes, T], as `ops.rope` takes them."""
@@ -151,6 +152,11 @@ class Llama(DecoderModel):
         """See `DecoderModel.logits`."""
         ranks, own = self._ops.ranks, self._ops.linear_float32(hidden, self._head)
         return own if ranks is None else ranks.join(own, self._outputs)
+
+    @property
+    def sketched_rows(self) -> int:
+        """See `DecoderModel.sketched_rows`."""
+        return self._ops.sketched_rows(self._head)
 
     def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `DecoderModel.largest`."""
@@ -169,16 +175,12 @@ def embedding_and_head(
     sizes = (config.vocab_size, config.hidden_size)
     stored = [name for name in names if f"{name}.weight" in weights]
     if config.tied and len(stored) == 1:
-        table = weights.take(f"{stored[0]}.weight", *sizes)
-        return table, in_memory(table)
+        names = (stored[0], stored[0])
     table = weights.take(f"{names[0]}.weight", *sizes)
     head = weights.take_linear(names[1], *sizes)
-    if not config.tied:
-        return table, head
-    if torch.equal(table, head.dense(table.dtype)):
-        return table, in_memory(table)
-    log.warning(
-        "tie_word_embeddings is set, but lm_head.weight is stored and differs from the embedding:"
-        " the stored head is used; set tie_word_embeddings to false"
-    )
+    if config.tied and len(stored) == 2 and not torch.equal(table, head.dense(table.dtype)):
+        log.warning(
+            "tie_word_embeddings is set, but lm_head.weight is stored and differs from the embedding:"
+            " the stored head is used; set tie_word_embeddings to false"
+        )
     return table, head

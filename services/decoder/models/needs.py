@@ -17,7 +17,8 @@ class AttentionKind(Enum):
 @dataclass(frozen=True)
 class Needs:
     """`whole_prompt`: what is not computed yet is never split between steps, and nothing of it is taken from blocks of
-    others; `state`: something lies outside the blocks of the cache."""
+    others; `state`: something lies outside the blocks of the cache, so that sequences begin at their first token, and
+    nothing is swapped out."""
 
     attention: AttentionKind = AttentionKind.CAUSAL
     whole_prompt: bool = False
@@ -29,11 +30,13 @@ class Needs:
         alone = ["prefix reuse"] if self.whole_prompt or self.state else []
         return [*alone, "swapping"] if self.state else alone
 
-    def require_served(self) -> None:
-        """Raises InvalidRequest for state outside the blocks."""
-        if self.state:
+    def require_state(self, keeps: bool) -> None:
+        """`keeps`: whether layers keep state in slots. Raises InvalidRequest where `state` says something else: other
+        sequences would begin in blocks without it."""
+        if keeps != self.state:
             raise InvalidRequest(
                 "UNSUPPORTED_MODEL",
-                "the model needs what is not served: state is kept outside the cache's blocks",
+                f"the model's layers keep {'state' if keeps else 'no state'} outside the cache's blocks, but its needs"
+                f" say state={self.state}: a mistake in its decoder class",
                 field="model",
             )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from services.decoder.devices.base.attention_meta import AttnMeta
+from services.decoder.devices.base.slot_state import LayerState
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,4 @@ class Step:
     # int64 [n], ascending: tokens that take an embedding row; None where none does
     media: Tensor | None = None
     levels: Sequence[Tensor] = ()  # deepstack rows [T, H], one tensor for each level
+    states: Sequence[LayerState] = ()  # one for each layer that is a `State`, in their order

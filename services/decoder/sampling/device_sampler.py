@@ -49,18 +49,24 @@ class Draws:
         return tokens
 
 
+def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Of logits float32 [samples, vocabulary] the index int32 of each row's largest one, the first of equals, and its
+    value; NaN, and any index, if there is one among them."""
+    values = logits.amax(-1)
+    return (logits == values[:, None]).float().argmax(-1).to(torch.int32), values
+
+
 def draw(logits: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
     """Of logits float32 [samples, vocabulary] the chosen tokens int32, -1 where the host has to choose, and each row's
     largest logit. `packed`: of `Draws`."""
     temperature, top_k, top_p, min_p, numbers = packed.unbind(0)
-    largest = logits.amax(-1)
-    greedy = (logits == largest[:, None]).float().argmax(-1)
+    greedy, values = largest(logits)
     warm = torch.where(temperature > 0, temperature, 1.0)
-    weights = torch.exp((logits - largest[:, None]) / warm[:, None])
+    weights = torch.exp((logits - values[:, None]) / warm[:, None])
     limited = (top_k > 0) | (top_p < 1) | (min_p > 0)
     among = _draw_limited(logits, weights, top_k, top_p, min_p, numbers)
     tokens = torch.where(limited, among, _draw_free(weights, numbers))
-    return torch.where(temperature > 0, tokens, greedy).to(torch.int32), largest
+    return torch.where(temperature > 0, tokens, greedy).to(torch.int32), values
 
 
 def _draw_free(weights: Tensor, numbers: Tensor) -> Tensor:

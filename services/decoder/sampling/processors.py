@@ -103,6 +103,28 @@ class Adjustments:
         if self._counts is not None:
             self._counts.penalize(logits)
 
+    @property
+    def only_lowers(self) -> bool:
+        """Whether `apply` never raises a logit."""
+        only_lower = self._counts is None or self._counts.only_lowers
+        return only_lower and bool((self._bias <= 0).all())
+
+    def keeps(self, token: int, output_len: int) -> bool:
+        """Whether `apply` would leave a token's logit as it is."""
+        if len(self._allowed) and token not in self._allowed:
+            return False
+        if token in self._bad or token in self._bias_ids:
+            return False
+        if output_len == 0 and token in self._first_bad:
+            return False
+        if output_len < self._min_tokens and token in self._stops:
+            return False
+        if self._bad_words and token in self._bad_words.forbidden():
+            return False
+        if self._ngrams is not None and token in self._ngrams.forbidden():
+            return False
+        return self._counts is None or token not in self._counts
+
     def _forbid(self, logits: Row, output_len: int) -> None:
         if len(self._bad):
             logits[self._bad] = _FORBIDDEN

@@ -1,36 +1,24 @@
 """Chooses the next token of every sample of a step, each by the settings of its own slot."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
+from services.decoder.sampling.choices import Choices, LogVector, RawLogits
 from services.decoder.sampling.device_sampler import CANDIDATES, Draws
-from services.decoder.sampling.logprobs import scores
+from services.decoder.sampling.guesses import Guesses
 from services.decoder.sampling.parameters import COLD, check_params
 from services.decoder.sampling.processors import Adjustments, needs_adjustment
 from services.decoder.sampling.random_numbers import uniform
+from services.decoder.sampling.split import Flags, Ids, Split
 from services.decoder.sampling.token_masks import TokenMasks, TokenMatcher
 from services.decoder.sampling.truncation import Truncation, choose
-from shared.errors import Internal, InvalidRequest, ServingError
-from shared.step_columns import RESULT_COLUMNS
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 Floats = np.ndarray[tuple[int, int], np.dtype[np.float32]]
-Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
-
-LogIds = np.ndarray[tuple[int], np.dtype[np.int32]]
-LogVector = np.ndarray[tuple[int], np.dtype[np.float32]]
-
-
-@dataclass
-class Choices:
-    """What was chosen, in the order of the samples."""
-
-    tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]"  # -1 where it failed
-    failed: dict[int, ServingError] = field(default_factory=dict)  # by sample
-    # Each asking sample's own log-probability, and its best ids with theirs.
-    logprobs: dict[int, tuple[float, LogIds, LogVector]] = field(default_factory=dict)
+Tokens = np.ndarray[tuple[int], np.dtype[np.signedinteger]]
 
 
 class Sampler:
@@ -49,14 +37,29 @@ class Sampler:
         self._choice = np.zeros(max_slots, np.uint64)
         self._logprobs = np.full(max_slots, -1, np.int32)  # -1: none asked
         self._plain = np.ones(max_slots, bool)  # greedy, unchanged logits, no log-probabilities
-        self._drawable = np.ones(max_slots, bool)  # plain, or drawn from unchanged logits
+        self._drawable = np.ones(max_slots, bool)  # `device_sampler` can choose
+        self._lowered = np.zeros(max_slots, bool)  # plain, but for some logits that may be lowered
+        self._guesses = Guesses(max_slots)
         self._adjustments: dict[int, Adjustments] = {}
         self._masks = None if matcher is None else TokenMasks(matcher, vocab_size)
 
+    def prepare(self, params: SamplingParams) -> Callable[[], object] | None:
+        """Work for another thread, whose result `introduce` takes; None if there is none."""
+        if self._masks is None or not params.grammar:
+            return None
+        return self._masks.prepare(params.grammar)
+
     def introduce(
-        self, slot: int, choice: int, params: SamplingParams, prompt: Ids, output: Ids
+        self,
+        slot: int,
+        choice: int,
+        params: SamplingParams,
+        prompt: Ids,
+        output: Ids,
+        prepared: "Future[object] | None" = None,
     ) -> None:
-        """Takes a sequence's settings. Raises InvalidRequest for what is wrong or not here yet."""
+        """Takes a sequence's settings; prepared: of the work from `prepare`, which is waited for where the first token
+        is chosen. Raises InvalidRequest for what is wrong or not here yet."""
         check_params(params, with_grammars=self._masks is not None)
         greedy = params.temperature < COLD
         self._temperature[slot] = 1.0 if greedy else params.temperature
@@ -69,8 +72,9 @@ class Sampler:
         self._choice[slot] = choice
         self._logprobs[slot] = params.logprobs if params.HasField("logprobs") else -1
         self.drop(slot)
+        self._guesses.begin(slot)
         if self._masks is not None and params.grammar:
-            self._masks.introduce(slot, params.grammar, output)
+            self._masks.introduce(slot, params.grammar, output, prepared)
         if needs_adjustment(params):
             self._adjustments[slot] = Adjustments(params, self._vocab_size, prompt, output)
         self._set_plain(slot)
@@ -88,10 +92,8 @@ class Sampler:
             array[child] = array[parent]
         self._choice[child] = choice
         self.drop(child)
-        if parent in self._adjustments:
-            self._adjustments[child] = self._adjustments[parent].fork()
-        if self._masks is not None and parent in self._masks:
-            self._masks.fork(child, parent)
+        self._guesses.begin(child)
+        self._fork_state(child, parent)
         self._set_plain(child)
 
     def drop(self, slot: int) -> None:
@@ -104,9 +106,50 @@ class Sampler:
         """Whether all of them take the largest logit and want to know no more."""
         return bool(self._plain[slots].all())
 
-    def is_drawable(self, slots: Ids) -> bool:
-        """Whether `device_sampler` can choose for all of them."""
-        return bool(self._drawable[slots].all())
+    def split(self, slots: Ids, *, device_draws: bool, guessed_rows: int = 0) -> Split:
+        """Who chooses for the samples of a step, given the slot of each.
+
+        device_draws: whether `device_sampler` runs where logits are computed. guessed_rows: up to how many samples the
+        largest logits take clearly less time than all logits; 0 if they never do.
+        """
+        plain = self._plain[slots]
+        if plain.all():
+            return Split.largest(len(slots))
+        none = np.zeros(len(slots), bool)
+        if device_draws:
+            on_device = self._drawable[slots]
+            return Split(on_device, ~on_device | (self._logprobs[slots] >= 0), none)
+        # Here one product gives the logits of all samples in the time of one sample's.
+        if len(slots) <= guessed_rows and self._can_guess(slots, plain):
+            return Split(~none, none, ~plain)
+        return Split(none, ~none, none)
+
+    def _can_guess(self, slots: Ids, plain: Flags) -> bool:
+        lowered = slots[~plain]
+        if not self._lowered[lowered].all() or _repeats(lowered):
+            return False
+        return self._guesses.are_worth(lowered)
+
+    def late(self, slots: Ids) -> "list[Future[object]]":
+        """What has to be prepared before tokens are chosen for these slots."""
+        return [] if self._masks is None else self._masks.late(slots)
+
+    def confirm(self, slots: Ids, output_lens: Ids, tokens: Tokens, values: LogVector) -> Flags:
+        """Which tokens of guessed samples are those that `sample` would choose; values: the largest logits."""
+        right = np.isfinite(values)
+        if self._masks is not None:
+            right[list(self._masks.settle(slots))] = False
+        given = zip(slots.tolist(), output_lens.tolist(), tokens.tolist(), strict=True)
+        for place, (slot, output_len, token) in enumerate(given):
+            right[place] = right[place] and self._keeps(slot, token, output_len)
+            self._guesses.learn(slot, bool(right[place]))
+        return right
+
+    def _keeps(self, slot: int, token: int, output_len: int) -> bool:
+        adjustments = self._adjustments.get(slot)
+        if adjustments is not None and not adjustments.keeps(token, output_len):
+            return False
+        return self._masks is None or self._masks.allows(slot, token)
 
     def draws(self, slots: Ids, output_lens: Ids) -> Draws:
         """What `device_sampler` needs to know of them; output_lens: as for `sample`."""
@@ -116,40 +159,77 @@ class Sampler:
         positions = output_lens.astype(np.uint64)
         return Draws(settings, uniform(self._seed[slots], self._choice[slots], positions))
 
-    def take_largest(
+    def take(
         self,
-        tokens: "np.ndarray[tuple[int], np.dtype[np.signedinteger]]",
-        values: "np.ndarray[tuple[int], np.dtype[np.float32]]",
+        tokens: Tokens,
+        values: LogVector,
     ) -> Choices:
-        """The choices of plain sequences, given the largest logit of each."""
+        """The choices that the device made, given the largest logit of each sample."""
         result = Choices(tokens.astype(np.int32))
-        _fail_not_finite(result, values)
+        result.fail_not_finite(values)
         return result
+
+    def wanted_logprobs(self, slots: Ids) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+        """How many of the most likely ids each slot asks for with its log-probabilities; -1: it asks for none."""
+        return self._logprobs[slots]
 
     def sample(self, logits: Floats, slots: Sequence[int] | Ids, output_lens: Ids) -> Choices:
         """Chooses for logits [samples, vocabulary], which it may overwrite.
 
-        output_lens: tokens that each sequence has generated before this one.
+        output_lens: tokens that each sequence has generated before this one. A slot may have several samples, at
+        consecutive positions and in their order: each is chosen as if those before it had been committed.
         """
         index = np.asarray(slots, np.int64)
+        wrong = {} if self._masks is None else self._masks.settle(index)
+        result = self._choose_all(logits, index, output_lens)
+        for row, error in wrong.items():
+            result.fail(row, error)
+        return result
+
+    def _choose_all(self, logits: Floats, index: Ids, output_lens: Ids) -> Choices:
+        several = self._dependent(index)
+        if not several:
+            return self._choose(logits, index, index, output_lens)
+        # What depends on the tokens is copied under a number that is no slot, and goes ahead there.
+        states = np.where(np.isin(index, several), ~index, index)
+        try:
+            for slot in several:
+                self._fork_state(~slot, slot)
+            return self._choose_in_turn(logits, index, states, output_lens)
+        finally:
+            for slot in several:
+                self.drop(~slot)
+
+    def _choose_in_turn(self, logits: Floats, index: Ids, states: Ids, output_lens: Ids) -> Choices:
+        """First each slot's first sample, then each one's second."""
+        result = Choices(np.full(len(index), -1, np.int32))
+        for rows in _turns(index):
+            part = self._choose(logits[rows], index[rows], states[rows], output_lens[rows])
+            result.put(rows, part)
+            copies = states[rows] < 0
+            self.commit(states[rows][copies], part.tokens[copies])
+        return result
+
+    def _choose(self, logits: Floats, index: Ids, states: Ids, output_lens: Ids) -> Choices:
+        """One token for each row; states: the numbers of the slots, or of copies of what depends on their tokens."""
         rows = np.arange(len(index))
-        if self.is_plain(index):
+        if self._plain[index].all():
             best = logits.argmax(axis=1)
-            return self.take_largest(best, logits[rows, best])
-        raw = self._raw_scores(logits, index)
+            return self.take(best, logits[rows, best])
+        raw = self._raw_logits(logits, index)
         if self._adjustments or self._masks is not None:
-            logits = self._adjust(logits, index, output_lens)
+            logits = self._adjust(logits, states, output_lens)
         best = logits.argmax(axis=1)
         largest = logits[rows, best]
         tokens = best.astype(np.int64)
         warm = np.flatnonzero((self._temperature[index] > 0) & np.isfinite(largest))
         if len(warm):
-            some = index[warm]
-            draws = self.draws(some, output_lens[warm])
+            draws = self.draws(index[warm], output_lens[warm])
             tokens[warm] = choose(logits, warm, draws.settings, draws.numbers)
         result = Choices(tokens.astype(np.int32))
-        _fail_not_finite(result, largest)
-        _report(result, raw)
+        result.fail_not_finite(largest)
+        for row, found in raw.items():
+            result.report(row, found)
         return result
 
     def commit(self, slots: Ids, tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
@@ -166,91 +246,62 @@ class Sampler:
                 self._masks.commit(slot, token)
 
     def _set_plain(self, slot: int) -> None:
-        unchanged = self._logprobs[slot] < 0 and not self._is_adjusted(slot)
-        self._plain[slot] = unchanged and self._temperature[slot] == 0
-        self._drawable[slot] = unchanged and self._top_k[slot] < CANDIDATES
+        changed, scored = self._is_adjusted(slot), bool(self._logprobs[slot] >= 0)
+        greedy = bool(self._temperature[slot] == 0)
+        adjustments = self._adjustments.get(slot)
+        only_lowered = adjustments is None or adjustments.only_lowers
+        self._plain[slot] = greedy and not scored and not changed
+        self._lowered[slot] = greedy and not scored and changed and only_lowered
+        self._drawable[slot] = not changed and self._top_k[slot] < CANDIDATES
+
+    def _fork_state(self, child: int, parent: int) -> None:
+        """Copies what depends on the parent's tokens."""
+        if parent in self._adjustments:
+            self._adjustments[child] = self._adjustments[parent].fork()
+        if self._masks is not None and parent in self._masks:
+            self._masks.fork(child, parent)
+
+    def _dependent(self, index: Ids) -> list[int]:
+        """Slots with several samples, of which later ones depend on the tokens of earlier ones."""
+        if not (self._adjustments or self._masks is not None) or not _repeats(index):
+            return []
+        found, counts = np.unique(index, return_counts=True)
+        return [slot for slot in found[counts > 1].tolist() if self._is_adjusted(slot)]
 
     def _is_adjusted(self, slot: int) -> bool:
         masked = self._masks is not None and slot in self._masks
         return masked or slot in self._adjustments
 
-    def _raw_scores(self, logits: Floats, index: Ids) -> dict[int, "_Raw"]:
+    def _raw_logits(self, logits: Floats, index: Ids) -> dict[int, RawLogits]:
         """What the samples that ask for log-probabilities need of their logits as they came."""
         raw = {}
         for row in np.flatnonzero(self._logprobs[index] >= 0).tolist():
             slot = int(index[row])
-            total, ids, values = scores(logits[row], int(self._logprobs[slot]))
-            kept = logits[row].copy() if self._is_adjusted(slot) else logits[row]
-            raw[row] = _Raw(kept, total, ids, values)
+            k, will_change = int(self._logprobs[slot]), self._is_adjusted(slot)
+            raw[row] = RawLogits.of(logits[row], k, will_change=will_change)
         return raw
 
-    def _adjust(self, logits: Floats, index: Ids, output_lens: Ids) -> Floats:
+    def _adjust(self, logits: Floats, states: Ids, output_lens: Ids) -> Floats:
         if not logits.flags.writeable:
             logits = logits.copy()
-        for row, slot in enumerate(index.tolist()):
+        for row, slot in enumerate(states.tolist()):
             adjustments = self._adjustments.get(slot)
             if adjustments is not None:
                 adjustments.apply(logits[row], int(output_lens[row]))
         if self._masks is not None:
-            self._masks.apply(logits, index.tolist())
+            self._masks.apply(logits, states.tolist())
         return logits
 
-    def pack_logprobs(
-        self, slots: Ids, ran: "np.ndarray[tuple[int], np.dtype[np.intp]]", chosen: Choices
-    ) -> tuple[bytes, bytes, bytes]:
-        """The result's logprobs, top_ids and top_logprobs for samples of `slots`, of which `ran`
-        were sampled; NaN and -1 where there is nothing to tell. Empty if no sequence asked."""
-        asked = np.where(self._logprobs[slots] >= 0)[0].tolist()
-        if not asked:
-            return b"", b"", b""
-        own = np.full(len(slots), np.nan, RESULT_COLUMNS["logprobs"])
-        told = {int(ran[sample]): entry for sample, entry in chosen.logprobs.items()}
-        ids, values = [], []
-        for sample in asked:
-            k = min(int(self._logprobs[slots[sample]]), self._vocab_size)
-            nothing = (np.nan, np.full(k, -1, np.int32), np.full(k, np.nan, np.float32))
-            own[sample], best, best_values = told.get(sample, nothing)
-            ids.append(best.astype(RESULT_COLUMNS["top_ids"]).tobytes())
-            values.append(best_values.astype(RESULT_COLUMNS["top_logprobs"]).tobytes())
-        return own.tobytes(), b"".join(ids), b"".join(values)
+
+def _repeats(slots: Ids) -> bool:
+    return len(set(slots.tolist())) < len(slots)
 
 
-@dataclass(frozen=True, slots=True)
-class _Raw:
-    """The logits of one sample before they were adjusted, what they are above log-probabilities,
-    and the most likely ids.
-    """
-
-    row: LogVector
-    total: np.float64
-    ids: LogIds
-    values: LogVector
-
-
-def _report(result: Choices, raw: dict[int, _Raw]) -> None:
-    for sample, found in raw.items():
-        if sample not in result.failed:
-            own = float(np.float32(found.row[result.tokens[sample]] - found.total))
-            result.logprobs[sample] = (own, found.ids, found.values)
-
-
-def _fail_not_finite(
-    result: Choices, largest: "np.ndarray[tuple[int], np.dtype[np.float32]]"
-) -> None:
-    """A row whose largest logit is not a number or infinite has no token."""
-    finite = np.isfinite(largest)
-    if finite.all():
-        return
-    for row in np.flatnonzero(~finite).tolist():
-        result.tokens[row] = -1
-        if np.isneginf(largest[row]):
-            result.failed[row] = InvalidRequest(
-                "NO_TOKEN_LEFT", "bias and allowed ids leave no token to choose", field="sampling"
-            )
-        else:
-            result.failed[row] = nan_logits()
-
-
-def nan_logits() -> Internal:
-    """The failure of a row that did not compute to finite numbers."""
-    return Internal("NAN_LOGITS", "the model's output is not finite for this sequence")
+def _turns(slots: Ids) -> list[Ids]:
+    """The places of each slot's first sample, then of each one's second, and so on."""
+    seen: Counter[int] = Counter()
+    turns: dict[int, list[int]] = {}
+    for place, slot in enumerate(slots.tolist()):
+        turns.setdefault(seen[slot], []).append(place)
+        seen[slot] += 1
+    return [np.asarray(places) for places in turns.values()]

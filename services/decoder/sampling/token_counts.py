@@ -56,6 +56,15 @@ class TokenCounts:
             self._cost[place] += self._presence
         self._cost[place] += self._frequency
 
+    @property
+    def only_lowers(self) -> bool:
+        """Whether no token is rewarded for having been seen."""
+        return bool(self._repetition >= 1 and self._presence >= 0 and self._frequency >= 0)
+
+    def __contains__(self, token: int) -> bool:
+        """Whether `penalize` changes its logit."""
+        return token in self._place
+
     def penalize(self, logits: Row) -> None:
         """Changes the logits of the tokens in question."""
         ids = self._ids[: self._size]

@@ -10,12 +10,14 @@ from torch import Tensor
 from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array
-from services.decoder.sampling.sampler import Sampler, nan_logits
+from services.decoder.sampling.choices import nan_logits, pack_logprobs
+from services.decoder.sampling.sampler import Sampler
 from services.decoder.worker.inputs import Flags, Longs
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.token_choice import TokenChoice
 from shared.errors import ServingError
 from tessera.decoder.v1.decoder_pb2 import FailedRow, StepResult
 
@@ -33,13 +35,14 @@ class Collecting:
         ops: BaseOps,
         slots: SlotTable,
         sampler: Sampler,
+        choice: TokenChoice,
         prompt_logprobs: PromptLogprobs,
         embeddings: Embeddings,
         kv: Sequence[PagedKV],
     ) -> None:
         """kv: the cache of every layer."""
         self._ops, self._kv = ops, kv
-        self._slots, self._sampler = slots, sampler
+        self._slots, self._sampler, self._choice = slots, sampler, choice
         self._prompt_logprobs, self._embeddings = prompt_logprobs, embeddings
 
     def finish(
@@ -149,49 +152,14 @@ class Collecting:
         if not len(kept):
             return
         samples, owner = step.samples[kept], step.owners[kept]
-        if step.chosen_on_device:
-            best, values = arrived
-            if step.draws is not None:
-                best = self._choose_the_rest(step, best, values, later)
-            chosen = self._sampler.take_largest(best[kept], values[kept])
-        else:
-            logits = arrived[0].reshape(len(step.samples), -1)
-            if len(kept) < len(step.samples):
-                logits = logits[kept]
-            # The token to choose is counted in the length already.
-            output = (slots.length[owner] - 1 - slots.prompt_len[owner]).astype(np.int64)
-            chosen = self._sampler.sample(logits, owner, output)
+        chosen = self._choice.finish(step, arrived, kept, later)
         tokens[samples] = chosen.tokens
         for sample, error in chosen.failed.items():
             if int(owner[sample]) not in step.dropped:
                 slots.failed[owner[sample]] = True
             step.failed[int(plan.sample_row[samples[sample]])] = error
-        packed = self._sampler.pack_logprobs(plan.sample_slot.astype(np.int64), samples, chosen)
+        packed = pack_logprobs(step.wanted_logprobs, samples, chosen, self._slots.vocab_size)
         step.result.logprobs, step.result.top_ids, step.result.top_logprobs = packed
-
-    def _choose_the_rest(
-        self,
-        step: LaunchedStep,
-        tokens: Array,
-        largest: Array,
-        later: Sequence[LaunchedStep],
-    ) -> Array:
-        """Tokens of the device with those that it could not choose. Later steps have run on something else in the place
-        of these: they compute the rows again."""
-        rows = np.flatnonzero((tokens < 0) & np.isfinite(largest))
-        if not len(rows):
-            return tokens
-        assert step.draws is not None and step.logits is not None
-        with torch.inference_mode():
-            index = torch.from_numpy(rows).to(step.logits.device)
-            logits = step.logits.index_select(0, index).cpu().numpy()
-        result = np.array(tokens)
-        result[rows] = step.draws.choose(logits, rows)
-        owners = step.owners[rows]
-        owners = owners[~step.are_dropped(owners)]
-        for after in later:
-            after.redo.update(np.flatnonzero(np.isin(after.plan.row_slot, owners)).tolist())
-        return result
 
     def _complete(self, step: LaunchedStep, tokens: Tokens) -> None:
         """Puts the tokens [computed samples] in the places that were kept for them; -1: there is none."""

@@ -14,6 +14,7 @@ from services.decoder.models.needs import AttentionKind
 from services.decoder.models.step import Step
 from services.decoder.worker.media.media_spans import MediaSpan, contiguous_runs
 from services.decoder.worker.media.whole_spans import whole_spans
+from services.decoder.worker.slot_states import StateRows
 from services.decoder.worker.slots import SlotTable
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -55,6 +56,7 @@ class Batch:
     blocks: Longs  # each token's block, without padding
     written: Longs  # each token's place in the cache
     extra: Sequence[Tensor]  # what was sent along
+    states: StateRows | None = None  # of `rows`, where layers keep state
 
 
 def order_rows(rows: Rows) -> Rows:
@@ -75,12 +77,14 @@ def build_batch(
     levels: int = 0,
     attention: AttentionKind = AttentionKind.CAUSAL,
     least_rows: int = 0,
+    states: StateRows | None = None,
 ) -> Batch:
     """Builds the batch of `order_rows(...)`; every row fits its history and its block table.
 
     ends: where each row ends in the batch; extra: arrays that are sent in the same transfer; last_tokens: int32 [slots]
     on the device, from which ids that are PENDING are taken; levels: see `DecoderModel.levels`; least_rows: if
-    there are fewer, they are filled up with sequences of one token that nobody asked for, where all rows have one.
+    there are fewer, they are filled up with sequences of one token that nobody asked for, where all rows have one;
+    states: of the rows, where layers keep state.
     """
     token_rows, places = _lay_out(rows, ends)
     owners = rows.slot[token_rows]
@@ -105,6 +109,8 @@ def build_batch(
         optional["media"] = _tokens_of(runs)
     if last_tokens is not None and (ids < 0).any():
         optional["owners"] = _padded(owners, padded)
+    if states is not None:
+        optional["read"], optional["write"] = states.read, states.write
     table: Array = slots.table[rows.slot, :width]
     if blank:
         table = np.concatenate([table, np.zeros((blank, width), np.int32)])
@@ -124,6 +130,7 @@ def build_batch(
             slots=slots_of_rows,
             media=found.get("media"),
             levels=deeper,
+            states=() if states is None else states.on_device(found["read"], found["write"]),
         ),
         embeds=embeds,
         runs=runs,
@@ -132,6 +139,7 @@ def build_batch(
         blocks=blocks,
         written=written,
         extra=sent[4 : 4 + len(extra)],
+        states=states,
     )
 
 

@@ -1,12 +1,16 @@
 """A plan that is being computed."""
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from services.decoder.devices.base.staging import Download
+from services.decoder.sampling.choices import LogIds
 from services.decoder.sampling.device_sampler import Draws
+from services.decoder.sampling.split import Split
 from services.decoder.worker.inputs import Batch, Flags, Longs
 from services.decoder.worker.plan import Plan
 from shared.errors import ServingError
@@ -32,14 +36,18 @@ class LaunchedStep:
     owners: Longs = field(default_factory=lambda: _NONE)  # the slot of each
     # Rows of the batch whose prompts' log-probabilities are reported.
     reported: list[int] = field(default_factory=list)
-    # Whether the device chooses the tokens: else it gives logits, and the host chooses.
-    chosen_on_device: bool = False
-    # Settings and numbers of the samples where not all of them take the largest logit, and the logits, for those that
-    # the device cannot choose.
+    # By sample: tokens that its sequence has generated before, and where the next one is chosen.
+    positions: Longs = field(default_factory=lambda: _NONE)
+    # By sample of the plan, see `Sampler.wanted_logprobs`.
+    wanted_logprobs: LogIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    late: "Sequence[Future[object]]" = ()  # what is being prepared that the choice needs
+    split: Split = field(default_factory=lambda: Split.largest(0))
+    # Settings and numbers of the samples where the device draws some of them, and the logits, for those that it cannot
+    # choose.
     draws: Draws | None = None
     logits: Tensor | None = None
-    # float32 [T], finite where the hidden row is; then tokens int32 [samples] and their logits float32 [samples], or
-    # logits float32 [samples, vocabulary].
+    last: Tensor | None = None  # [samples, H] where the largest logit of some is guessed to decide
+    # float32 [T], finite where the hidden row is; then what `SampleArrays` says.
     download: Download | None = None
     # Slots that a later plan has dropped: what this step finds out about them concerns nobody any more.
     dropped: set[int] = field(default_factory=set)
@@ -48,10 +56,16 @@ class LaunchedStep:
     # Rows of the plan that ran on a token which the device could not choose.
     redo: set[int] = field(default_factory=set)
 
-    @property
-    def is_needed_whole(self) -> bool:
-        """Whether the next step must not be launched before this one is collected: the host chooses its tokens."""
-        return bool(self.reported) or (len(self.samples) > 0 and not self.chosen_on_device)
+    def must_precede(self, plan: Plan) -> bool:
+        """Whether a plan must not be launched before this step is collected: because it goes on with a token that the
+        host chooses, or ends such a sequence, or this step reports on prompts."""
+        if self.reported or self.split.is_plain:
+            return bool(self.reported)
+        chosen = self.owners[~self.split.on_device]
+        if not len(chosen):
+            return False
+        used = (plan.row_slot, plan.fork_parent, plan.set_token_slot, plan.drop)
+        return bool(np.isin(chosen, np.concatenate(used)).any())
 
     def are_dropped(self, slots: Longs) -> Flags:
         """Which of the slots a later plan has dropped."""

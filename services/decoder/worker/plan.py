@@ -1,7 +1,9 @@
 """A step plan as numpy arrays, checked for form: what does not depend on the decoder's state."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -17,6 +19,11 @@ from shared.step_columns import (
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan
 
+if TYPE_CHECKING:
+    from services.decoder.worker.kept_by_slot import KeptBySlot
+
+# By what keeps something of a new sequence what is being prepared for it.
+Prepared: TypeAlias = "Mapping[KeptBySlot, Future[object]]"
 Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
@@ -43,6 +50,8 @@ class Plan(PlanColumns[Ints]):
     fetch: Sequence[ArtifactRef]
     release: Sequence[bytes]
     sealed_hashes: bytes
+    # Of each of `new`, where something is being prepared.
+    prepared: "Sequence[Prepared]" = field(default=(), init=False)
 
 
 _GROUP_OF = {name: group for group in parallel_columns() for name in group}

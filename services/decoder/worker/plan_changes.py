@@ -1,17 +1,16 @@
 """What a plan changes before its rows run: sequences, their tables, blocks, and embeddings in use."""
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import structlog
 
 from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.device import Device
-from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.sampling.sampler import Sampler
+from services.decoder.worker.kept_by_slot import Introduced, KeptBySlot
 from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.moves import apply_moves
-from services.decoder.worker.plan import Plan
-from services.decoder.worker.prompt_logprobs import PromptLogprobs
+from services.decoder.worker.plan import Plan, Prepared
 from services.decoder.worker.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots import SlotTable
 from shared.errors import ServingError
@@ -26,20 +25,18 @@ class PlanChanges:
 
     def __init__(
         self,
-        model: DecoderModel,
         device: Device,
         slots: SlotTable,
-        sampler: Sampler,
+        kept: Sequence[KeptBySlot],
         sealed: SealedBlocks,
         embeddings: Embeddings,
-        prompt_logprobs: PromptLogprobs,
         kv: Sequence[PagedKV],
         host_kv: Sequence[PagedKV],
     ) -> None:
-        """kv, host_kv: the caches of all layers, on the device and on the host."""
-        self._model, self._device = model, device
-        self._slots, self._sampler, self._sealed = slots, sampler, sealed
-        self._embeddings, self._prompt_logprobs = embeddings, prompt_logprobs
+        """kept: whatever else is kept by slot, in the order in which it is introduced; kv, host_kv: the caches of all
+        layers with blocks, on the device and on the host."""
+        self._device, self._slots, self._kept = device, slots, kept
+        self._sealed, self._embeddings = sealed, embeddings
         self._kv, self._host_kv = kv, host_kv
 
     def apply(self, plan: Plan) -> None:
@@ -52,8 +49,8 @@ class PlanChanges:
             for slot in plan.drop.tolist():
                 self.forget(slot)
             slots.drop(plan.drop)
-        for sequence in plan.new:
-            self._introduce(sequence)
+        for sequence, prepared in zip(plan.new, plan.prepared or repeat({}), strict=False):
+            self._introduce(sequence, prepared)
         for child, parent, choice in zip(
             plan.fork_child.tolist(),
             plan.fork_parent.tolist(),
@@ -61,8 +58,8 @@ class PlanChanges:
             strict=True,
         ):
             slots.fork(child, parent, choice)
-            self._sampler.fork(child, parent, choice)
-            self._embeddings.use(span.digest for span in slots.media.get(child, ()))
+            for kept in self._kept:
+                kept.fork(child, parent, choice)
         slots.set_last_tokens(plan.set_token_slot, plan.set_token)
         if len(plan.edit_slot):
             slots.edit_tables(plan)
@@ -74,13 +71,10 @@ class PlanChanges:
 
     def forget(self, slot: int) -> None:
         """Drops what is kept of a slot beside the table of slots."""
-        self._sampler.drop(slot)
-        self._prompt_logprobs.drop(slot)
-        media = self._slots.media.get(slot)
-        if media:
-            self._embeddings.unuse(span.digest for span in media)
+        for kept in self._kept:
+            kept.drop(slot)
 
-    def _introduce(self, sequence: NewSequence) -> None:
+    def _introduce(self, sequence: NewSequence, prepared: Prepared) -> None:
         slot = sequence.slot
         log.debug(
             "sequence introduced",
@@ -93,18 +87,9 @@ class PlanChanges:
         )
         try:
             tokens = self._slots.introduce(sequence)
-            self._embeddings.use(span.digest for span in self._slots.media.get(slot, ()))
-            prompt, output = tokens[: sequence.prompt_len], tokens[sequence.prompt_len :]
-            params = sequence.sampling
-            self._sampler.introduce(slot, sequence.choice, params, prompt, output)
-            self._slots.prefix_len[slot] = self._model.prefix(prompt)
-            if self._model.rotary_axes:
-                rotary = self._model.positions(prompt, sequence.media)
-                self._slots.set_rotary(slot, *rotary)
+            for kept in self._kept:
+                kept.introduce(slot, Introduced(sequence, tokens, prepared.get(kept)))
         except ServingError as error:
             if error.reason == "INVALID_PLAN":
                 raise
             self._slots.fail(slot, error)
-            return
-        if params.HasField("prompt_logprobs"):
-            self._prompt_logprobs.introduce(slot, params.prompt_logprobs)

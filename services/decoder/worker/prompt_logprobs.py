@@ -6,6 +6,7 @@ from torch import Tensor
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.logprobs import log_softmax, top
 from services.decoder.worker.inputs import Rows
+from services.decoder.worker.kept_by_slot import Introduced, KeptBySlot
 from services.decoder.worker.slots import SlotTable
 from shared.errors import Precondition
 from shared.step_columns import RESULT_COLUMNS
@@ -15,7 +16,7 @@ from tessera.decoder.v1 import decoder_pb2
 _PIECE = 64
 
 
-class PromptLogprobs:
+class PromptLogprobs(KeptBySlot):
     """Keeps which sequences asked, and each one's hidden state after its last computed prompt token.
 
     A token's probability comes from the token before it, which may be in an earlier chunk.
@@ -27,9 +28,11 @@ class PromptLogprobs:
         self._wanted: dict[int, int] = {}
         self._carried: dict[int, tuple[int, Tensor]] = {}
 
-    def introduce(self, slot: int, k: int) -> None:
-        """The sequence wants k alternatives for each prompt token."""
-        self._wanted[slot] = k
+    def introduce(self, slot: int, sequence: Introduced) -> None:
+        """See `KeptBySlot.introduce`."""
+        params = sequence.message.sampling
+        if params.HasField("prompt_logprobs"):
+            self._wanted[slot] = params.prompt_logprobs
 
     def drop(self, slot: int) -> None:
         """Forgets a sequence."""

@@ -12,6 +12,7 @@ from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.worker.inputs import Longs, ReadRows, Rows, build_batch
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.token_choice import SampleArrays
 
 
 class Recomputation:
@@ -32,8 +33,9 @@ class Recomputation:
     @torch.inference_mode()
     def run(self, step: LaunchedStep, arrived: Sequence[Array]) -> list[Array]:
         """The step's download as it would be, had its rows in `redo` been given the right tokens. What they wrote to
-        the cache is written anew."""
+        the cache is written anew; state is that from before the step again."""
         assert step.batch is not None
+        states = step.batch.states
         index = np.flatnonzero(np.isin(step.batch.rows.place, list(step.redo)))
         rows = step.batch.rows.select(index)
         ends = np.cumsum(rows.count)
@@ -46,6 +48,7 @@ class Recomputation:
             self._read,
             levels=self._model.levels,
             attention=needs.attention,
+            states=None if states is None else states.select(index),
         )
         hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
         hidden = self._model.forward(hidden, batch.step, self._kv)
@@ -73,11 +76,13 @@ class Recomputation:
         picked = torch.tensor([last_of[row] for row in row_of[affected].tolist()])
         last = hidden.index_select(0, picked.to(hidden.device))
         logits = self._model.logits(last).cpu().numpy()
-        if not step.chosen_on_device:
-            found[1][affected] = logits
-            return
-        found[2][affected] = logits.max(axis=1)
-        chosen = logits.argmax(axis=1)
-        if step.draws is not None:
-            chosen = step.draws.choose(logits, affected)
-        found[1][affected] = chosen
+        arrays = SampleArrays.of(step.split, found[1:])
+        if arrays.logits is not None:
+            given = step.split.whole[affected]
+            arrays.logits[step.split.logits_of(affected[given])] = logits[given]
+        if arrays.tokens is not None and arrays.values is not None:
+            arrays.values[affected] = logits.max(axis=1)
+            chosen = logits.argmax(axis=1)
+            if step.draws is not None:
+                chosen = step.draws.choose(logits, affected)
+            arrays.tokens[affected] = chosen

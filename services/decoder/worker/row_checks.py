@@ -4,6 +4,7 @@ import numpy as np
 
 from services.decoder.worker.inputs import ReadRows, Rows, spans_of
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.slot_states import SlotStates
 from services.decoder.worker.slots import ANY_START, SlotTable
 from shared.errors import Precondition, ServingError
 
@@ -11,8 +12,8 @@ from shared.errors import Precondition, ServingError
 class RowChecks:
     """Checks rows against the table of slots, and that their embeddings are here."""
 
-    def __init__(self, slots: SlotTable, read: ReadRows) -> None:
-        self._slots, self._read = slots, read
+    def __init__(self, slots: SlotTable, read: ReadRows, states: SlotStates) -> None:
+        self._slots, self._read, self._states = slots, read, states
 
     def runnable(self, step: LaunchedStep) -> Rows:
         """The rows that agree with what is known here; fails the others."""
@@ -29,6 +30,7 @@ class RowChecks:
         end = rows.end
         good = slots.known[rows.slot] & ~slots.failed[rows.slot]
         good &= (counted == rows.start) | (counted == ANY_START)
+        good &= self._states.continues(rows.slot, rows.start)
         good &= end <= slots.length[rows.slot]
         good &= end <= slots.table_len[rows.slot] * slots.block_size
         owner = plan.sample_slot.astype(np.int64)

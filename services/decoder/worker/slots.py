@@ -55,7 +55,7 @@ class SlotTable:
         # Why sequences failed before any of their rows could say so.
         self.unreported: dict[int, ServingError] = {}
         self._max_model_len = max_model_len
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
 
     @property
     def empty(self) -> bool:
@@ -152,7 +152,7 @@ class SlotTable:
             last = int(self.length[slot]) - 1
             if not self.known[slot] or last < max(self.prompt_len[slot], self.computed[slot]):
                 raise bad_plan(f"set_token: slot {slot} has no last token that may be chosen")
-            if not 0 <= token < self._vocab_size:
+            if not 0 <= token < self.vocab_size:
                 raise bad_plan(f"set_token: {token} is outside the vocabulary")
             self.tokens[slot, last] = token
 
@@ -208,13 +208,13 @@ class SlotTable:
     def _checked_ids(self, tokens: Slots, spans: tuple[MediaSpan, ...]) -> Slots:
         places = embed_positions(spans)
         clamped = tokens.copy()
-        clamped[places] = np.clip(clamped[places], 0, self._vocab_size - 1)
-        wrong = np.flatnonzero((clamped < 0) | (clamped >= self._vocab_size))
+        clamped[places] = np.clip(clamped[places], 0, self.vocab_size - 1)
+        wrong = np.flatnonzero((clamped < 0) | (clamped >= self.vocab_size))
         if len(wrong):
             raise InvalidRequest(
                 "INVALID_TOKEN",
                 f"token {tokens[wrong[0]]} at position {wrong[0]} is outside the vocabulary of"
-                f" {self._vocab_size}",
+                f" {self.vocab_size}",
                 field="tokens",
             )
         return clamped

@@ -3,6 +3,7 @@ left."""
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent import futures
 from threading import Condition
 
 import numpy as np
@@ -12,13 +13,20 @@ from torch import Tensor
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.devices.base.staging import Array
+from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.layer_spec import paged_layers
 from services.decoder.models.step import Step
 from services.decoder.parallel.rank_group import RankGroup
-from services.decoder.sampling.device_sampler import draw
+from services.decoder.sampling.split import Split
 from services.decoder.worker.collecting import Collecting, Deliver
-from services.decoder.worker.inputs import Batch, Longs, Rows, build_batch, order_rows
+from services.decoder.worker.inputs import Batch, Rows, build_batch, order_rows
+from services.decoder.worker.kept_by_slot import (
+    LayerStates,
+    MediaInUse,
+    Preparations,
+    PromptPlaces,
+    SampledSlots,
+)
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.media.media_spans import MediaSpan
@@ -28,7 +36,9 @@ from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.recomputation import Recomputation
 from services.decoder.worker.row_checks import RowChecks
 from services.decoder.worker.sealed_blocks import SealedBlocks
+from services.decoder.worker.slot_states import SlotStates, StateRows
 from services.decoder.worker.slots import PENDING, SlotTable
+from services.decoder.worker.token_choice import TokenChoice
 from shared.environment import monotonic
 from shared.errors import Overloaded
 from shared.telemetry.logs import Stopwatch
@@ -49,9 +59,10 @@ class Worker:
         self.embeddings = embeddings
         self._model = model
         self._device, ops = device, device.ops
-        layers = paged_layers(model.layers)
-        self._kv = [ops.alloc_kv(layer, limits.num_blocks) for layer in layers]
-        host_kv = [ops.alloc_host_kv(layer, limits.num_host_blocks) for layer in layers]
+        spec = cache_spec(model.layers)
+        self._kv = [ops.alloc_kv(layer, limits.num_blocks) for layer in spec.paged]
+        host_kv = [ops.alloc_host_kv(layer, limits.num_host_blocks) for layer in spec.paged]
+        self._states = states = SlotStates(spec.states, ops, limits.max_slots)
         vocabulary = model.config.vocab_size
         self.slots = slots = SlotTable(
             limits.max_slots,
@@ -63,18 +74,22 @@ class Worker:
         self.sealed = SealedBlocks(limits.num_blocks)
         self._sampler = sampler = device.make_sampler(limits.max_slots, vocabulary)
         self._prompt_logprobs = logprobs = PromptLogprobs(model, slots)
-        self._changes = PlanChanges(
-            model, device, slots, sampler, self.sealed, embeddings, logprobs, self._kv, host_kv
+        # What is added by slot is introduced, forked and dropped here; the table itself comes first.
+        kept = (
+            LayerStates(states),
+            MediaInUse(slots, embeddings),
+            SampledSlots(sampler),
+            PromptPlaces(slots, model),
+            logprobs,
         )
-        self._checks = RowChecks(slots, self._read)
-        self._collecting = Collecting(ops, slots, sampler, logprobs, embeddings, self._kv)
+        self._preparations = Preparations(kept)
+        self._changes = PlanChanges(device, slots, kept, self.sealed, embeddings, self._kv, host_kv)
+        self._checks = RowChecks(slots, self._read, states)
+        self._choice = choice = TokenChoice(model, device, slots, sampler)
+        self._collecting = Collecting(ops, slots, sampler, choice, logprobs, embeddings, self._kv)
         self._recomputation = Recomputation(model, device, slots, self._read, self._kv)
-        # By slot the token that was chosen last, where steps are launched before the host knows it.
-        self._last_tokens: Tensor | None = None
         # Of `forward`, for steps that only generate; None where these run as all others do.
         self.graphs: Graphs | None = None
-        if device.asynchronous:
-            self._last_tokens = torch.zeros(limits.max_slots, dtype=torch.int32, device=ops.device)
         # Guards all of the state above but the device's. Steps that were launched and not collected, oldest first.
         self._collected = Condition()
         self._in_flight: deque[LaunchedStep] = deque()
@@ -100,9 +115,10 @@ class Worker:
             self.embeddings.forget_sequences()
 
     def accept(self, message: StepPlan) -> Plan:
-        """A plan that is to be launched later, checked for its form. What it fetches is pulled from now on: called on
-        the event loop. Raises as `read_plan` does."""
+        """A plan that is to be launched later, checked for its form. What it fetches is pulled from now on, and what
+        takes long of its new sequences is prepared: called on the event loop. Raises as `read_plan` does."""
         plan = read_plan(message, self.limits)
+        plan.prepared = [self._preparations.begin(sequence) for sequence in plan.new]
         for ref in plan.fetch:
             self.embeddings.start(ref)
         return plan
@@ -161,6 +177,7 @@ class Worker:
             # Until then the device was computing the step before.
             step.times.queue_us += step.watch.skip_to(self._arrived_at)
             self._arrived_at = monotonic()
+            futures.wait(step.late)
             with self._collected:
                 self._finish(step, arrived, deliver)
         except BaseException as error:
@@ -195,7 +212,9 @@ class Worker:
         """Whether a step in flight has to be collected before a plan is applied."""
         if not self._in_flight:
             return False
-        if len(self._in_flight) > 1 or self._is_draining or self._in_flight[-1].is_needed_whole:
+        if len(self._in_flight) > 1 or self._is_draining:
+            return True
+        if self._in_flight[-1].must_precede(plan):
             return True
         slots = self.slots
         touched = np.concatenate([plan.fork_parent, plan.set_token_slot])
@@ -210,13 +229,7 @@ class Worker:
         """The tensors of the rows, sent to the device; makes places for the tokens that will be chosen."""
         rows = order_rows(rows)
         ends = np.cumsum(rows.count)
-        last = self._choose_samples(step, rows, ends)
-        extra: list[Array] = []
-        if len(last):
-            extra = [last]
-            step.chosen_on_device = self._sampler.is_plain(step.owners)
-            if self._device.asynchronous:
-                extra += [step.owners, *self._draw_on_device(step)]
+        extra = self._choice.begin(step, rows, ends)
         least_rows = self._rows_of_graph(rows)
         step.is_replayed = least_rows is not None
         batch = build_batch(
@@ -226,18 +239,29 @@ class Worker:
             self._device,
             self._read,
             extra,
-            self._last_tokens,
+            self._choice.last_tokens,
             self._model.levels,
             self._model.needs.attention,
             least_rows or 0,
+            self._advance(step, rows),
         )
         step.reported = self._prompt_logprobs.reported(rows)
         self.sealed.overwrite(batch.blocks)
         self.slots.computed[rows.slot] = rows.end
-        if len(last):
+        if len(step.owners):
             row = step.plan.sample_row[step.samples]
             self.slots.extend(step.owners, step.plan.row_start[row] + step.plan.row_count[row])
         return batch
+
+    def _advance(self, step: LaunchedStep, rows: Rows) -> StateRows | None:
+        """The state of rows that will run. Forks that sample from another's row go on from what that row leaves."""
+        found = self._states.advance(rows.slot, rows.start, rows.end)
+        if found is None:
+            return None
+        sources = step.plan.row_slot[step.plan.sample_row[step.samples]]
+        for place in np.flatnonzero(sources != step.owners).tolist():
+            self._states.fork(int(sources[place]), int(step.owners[place]))
+        return found
 
     def _rows_of_graph(self, rows: Rows) -> int | None:
         """Rows of the graph that computes these; None if there is none: graphs have one token of each row, and no
@@ -246,27 +270,6 @@ class Worker:
             return None
         generates = (rows.count == 1) & (rows.start >= self.slots.prompt_len[rows.slot])
         return self.graphs.size_for(len(rows.slot)) if generates.all() else None
-
-    def _draw_on_device(self, step: LaunchedStep) -> list[Array]:
-        """What the device needs to choose tokens that are not all the largest; nothing if it does not choose."""
-        if step.chosen_on_device or not self._sampler.is_drawable(step.owners):
-            return []
-        output = self.slots.length[step.owners] - self.slots.prompt_len[step.owners]
-        step.draws = self._sampler.draws(step.owners, output.astype(np.int64))
-        step.chosen_on_device = True
-        return [step.draws.packed()]
-
-    def _choose_samples(self, step: LaunchedStep, rows: Rows, ends: Longs) -> Longs:
-        """The samples of rows that run: their last tokens' places in the batch."""
-        plan, slots = step.plan, self.slots
-        token_of = np.full(len(plan.row_slot), -1, np.int64)
-        token_of[rows.place] = ends - 1
-        owner = plan.sample_slot.astype(np.int64)
-        token = token_of[plan.sample_row]
-        usable = (token >= 0) & slots.known[owner] & ~slots.failed[owner]
-        step.samples = np.flatnonzero(usable)
-        step.owners = owner[step.samples]
-        return token[step.samples]
 
     def _compute_within_memory(self, step: LaunchedStep) -> None:
         """Computes; where memory does not suffice once more with what the device holds unused, and then without the
@@ -309,7 +312,7 @@ class Worker:
         for _ in range(made, sums):
             ranks.sum(hidden.zero_())
         if made <= sums and len(step.owners):
-            self._submit_samples(step, hidden.zero_(), batch.extra)
+            self._choice.submit(step, hidden.zero_(), batch.extra)
 
     def _leave_out_largest(self, step: LaunchedStep, batch: Batch) -> None:
         """Fails the longest row, and prepares the others anew."""
@@ -325,8 +328,9 @@ class Worker:
             self.slots.failed[rows.slot[largest]] = True
             step.failed[place] = out_of_memory(f"{count} tokens of a prompt do")
             self.slots.length[step.owners] -= 1  # their places are made again
+            self._states.go_back(rows.slot, rows.start)
             step.samples = step.owners = np.zeros(0, np.int64)
-            step.draws, step.chosen_on_device = None, False
+            step.draws, step.split = None, Split.largest(0)
             kept = rows.select(np.flatnonzero(rows.place != place))
             step.batch = self._prepare(step, kept) if len(kept.slot) else None
 
@@ -348,29 +352,8 @@ class Worker:
         wanted = [hidden.sum(-1, dtype=torch.float32)]
         step.times.forward_us = step.watch.lap_us()
         if len(step.owners):
-            wanted += self._submit_samples(step, hidden, batch.extra)
+            wanted += self._choice.submit(step, hidden, batch.extra)
         step.download = self._device.download(*wanted)
-
-    def _submit_samples(
-        self, step: LaunchedStep, hidden: Tensor, sent: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        """Tokens and their rows' largest logits, or logits alone; sent: the samples' last tokens in the batch, then
-        their slots and `Draws` where the device needs them."""
-        last = hidden.index_select(0, sent[0])
-        if not step.chosen_on_device:
-            return [self._model.logits(last)]
-        if step.draws is None:
-            tokens, values = self._model.largest(last)
-        else:
-            step.logits = self._model.logits(last)
-            tokens, values = draw(step.logits, sent[2])
-        if self._last_tokens is not None:
-            tokens = tokens.to(torch.int32)
-            # The next step may run before anyone knows that there is no token: a row that is not finite has any index,
-            # and the host may have to choose.
-            valid = tokens.clamp(0, self._model.config.vocab_size - 1)
-            self._last_tokens.index_copy_(0, sent[1], valid)
-        return tokens, values
 
 
 def out_of_memory(what: str) -> Overloaded:

@@ -8,9 +8,9 @@ import torch
 
 from services.families.blip2.sizes import PictureConfig
 from services.families.family import ItemSize
-from services.vision_encoder import pixel_values
 from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.generic import GenericEncoder
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import PIXEL_VALUES, BadPixels, Item, PixelArray
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import picture_tensors

@@ -1,7 +1,7 @@
 """The chat formats of ChatGLM2 and ChatGLM3, which folders of their first releases have in their code alone."""
 
+from shared.checkpoint.files import read_json
 from shared.checkpoint.folder import Checkpoint
-from shared.model_config.files import read_json
 from shared.text.reply_cleaning import STRIP, TRAINING_DATE
 
 # Rounds are numbered from one; the last question ends with the answer's beginning.

@@ -11,7 +11,8 @@ import torch
 from services.families.deepseek_vl2.sizes import Tiling
 from services.families.deepseek_vl2.tower import DeepSeekVL2Tower, deepseek_vl2_modules
 from services.families.deepseek_vl2.vision_config import VisionConfig
-from services.vision_encoder import pixel_values, weights
+from services.vision_encoder import weights
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
 from shared.checkpoint.folder import Checkpoint

@@ -1,5 +1,6 @@
 """DeepSeek-VL2's decoder: its text model in transformers' code, which has no class for the whole."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import transformers
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.generic.decoder import GenericDecoder
+from services.decoder.models.generic.taken_linear import take_linears
 from services.families.deepseek_vl2.plain_attention import PlainDeepseekV2ForCausalLM
 from services.families.deepseek_vl2.text_model import class_and_settings
 from shared.checkpoint.folder import Checkpoint
@@ -41,4 +43,5 @@ def load_text_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         config = kind.config_class.from_dict(settings)
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     renamed = {_PREFIX: ""}
-    return load_without(checkpoint, kind, config, (), dtype, key_mapping=renamed, **eager)
+    prepare = partial(take_linears, checkpoint=checkpoint, dtype=dtype, key_mapping=renamed)
+    return load_without(checkpoint, kind, config, (), dtype, prepare, key_mapping=renamed, **eager)

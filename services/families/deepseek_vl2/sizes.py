@@ -8,8 +8,8 @@ from services.families.deepseek_vl2.refusal import refused, require
 from services.families.deepseek_vl2.vision_config import VisionConfig
 from services.families.family import ItemSize
 from services.families.llava_next.sizes import best_resolution
+from shared.checkpoint.files import read_json
 from shared.checkpoint.folder import Checkpoint
-from shared.model_config.files import read_json
 from tessera.common.v1.media_pb2 import Modality
 
 GREY = (0.5, 0.5, 0.5)  # mean and deviation where no file names them

@@ -5,6 +5,7 @@ from typing import Any
 
 from services.families.deepseek_vl2.refusal import refused, require
 from shared.checkpoint.folder import Checkpoint
+from shared.model_backends import ModelBackend
 from shared.model_config.decoder import TextSizes, refuse_quantization
 
 # Of the checkpoint's own configuration class, whose defaults are not those of transformers.
@@ -51,7 +52,7 @@ _NAMES = {"architectures", "auto_map", "model_type", "torch_dtype", "transformer
 
 def read(checkpoint: Checkpoint) -> TextSizes:
     """Raises InvalidRequest for what transformers' classes do not have."""
-    refuse_quantization(checkpoint)
+    refuse_quantization(checkpoint, ModelBackend.TRANSFORMERS)
     _, values = class_and_settings(checkpoint)
     return TextSizes(
         vocab_size=int(values["vocab_size"]),

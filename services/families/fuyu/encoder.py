@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from services.families.fuyu.sizes import Patching
-from services.vision_encoder import pixel_values, weights
+from services.vision_encoder import weights
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
 from shared.checkpoint.folder import Checkpoint

@@ -3,12 +3,12 @@
 With partial LoRA, where a checkpoint has it (InternLM-XComposer2, WeMM).
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from services.decoder.loading.weights import LanguageWeights, canonical_name
+from services.decoder.models.adapters import Adapter
 from services.decoder.models.llama import Llama
-from services.decoder.models.plora import LayerAddition, load_addition, scales
+from services.decoder.models.plora import load_adapter, scales
 from shared.checkpoint.folder import Checkpoint
 
 _NAMES = {
@@ -41,12 +41,10 @@ class InternLM2(Llama):
             name = name.replace(stored, canonical)
         return name.replace(_INFIX, "")
 
-    def load_additions(
+    def load_media_adapter(
         self, weights: LanguageWeights, checkpoint: Checkpoint
-    ) -> Sequence[LayerAddition]:
-        """See `Llama.load_additions`."""
+    ) -> Adapter | None:
+        """See `Llama.load_media_adapter`."""
         if not any("Plora_" in name for name in weights):
-            return ()
-        factors = scales(checkpoint)
-        layers = range(self.config.num_layers)
-        return [load_addition(weights, i, self.config, self._ops, factors) for i in layers]
+            return None
+        return load_adapter(weights, self.config, self._ops, scales(checkpoint))

@@ -11,7 +11,8 @@ import torch
 from services.families.internvl_chat.sizes import Tiling
 from services.families.internvl_chat.tower import InternViTTower, internvl_modules
 from services.families.internvl_chat.vision_config import InternViTConfig
-from services.vision_encoder import pixel_values, weights
+from services.vision_encoder import weights
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
 from shared.checkpoint.folder import Checkpoint

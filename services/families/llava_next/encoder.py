@@ -11,7 +11,7 @@ from torch import nn
 
 from services.families.llava.encoder import LlavaEncoder
 from services.families.llava_next.sizes import best_resolution, padding, resolutions
-from services.vision_encoder import pixel_values
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.llava_tower import llava_modules
 from services.vision_encoder.towers.native_encoder import SizedEncoder

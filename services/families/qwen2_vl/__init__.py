@@ -1,6 +1,7 @@
 """Qwen2-VL (Wang et al., 2024): pictures and videos of any size, rotary positions of three axes."""
 
 from services.families.family import Family
+from tessera.common.v1.media_pb2 import Modality
 
 FAMILY = Family(
     architectures=("Qwen2VLForConditionalGeneration",),
@@ -11,5 +12,5 @@ FAMILY = Family(
     decoder="services.families.qwen2_vl.decoder:Qwen2VL",
     config="services.families.qwen2_vl.config:read",
     sizes="services.families.qwen2_vl.sizes:largest",
-    takes_videos=True,
+    takes=(Modality.MODALITY_IMAGE, Modality.MODALITY_VIDEO),
 )

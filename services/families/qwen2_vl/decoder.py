@@ -18,6 +18,7 @@ from services.decoder.models.llama import Llama
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.decoder import DecoderConfig
+from shared.prompts.modality import modality_of
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -110,7 +111,7 @@ class Qwen2VL(Llama):
 
 def is_video(item: MediaItem) -> bool:
     """Whether time passes in an item."""
-    return item.modality == Modality.MODALITY_VIDEO
+    return modality_of(item) == Modality.MODALITY_VIDEO
 
 
 def _bad_media(what: str) -> InvalidRequest:

@@ -18,7 +18,8 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 
 from services.families.family import ItemSize
 from services.families.qwen2_vl.sizes import DEFAULTS, Resizing, pixel_bounds
-from services.vision_encoder import pixel_values, weights
+from services.vision_encoder import weights
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.native_encoder import NativeEncoder
 from services.vision_encoder.towers.qwen_tower import QwenTower

@@ -36,8 +36,10 @@ class Qwen2VLRule(PromptRule):
             )
         self._merge = merge
         self._frames = int(settings["temporal_patch_size"])
-        self._image = Resizing.read(settings, settings.get("size"))
-        self._video = Resizing.read(settings, settings.get("video_size"))
+        self._resizings = {
+            Modality.MODALITY_IMAGE: Resizing.read(settings, settings.get("size")),
+            Modality.MODALITY_VIDEO: Resizing.read(settings, settings.get("video_size")),
+        }
         self._tokens = {
             Modality.MODALITY_IMAGE: int(config.get("image_token_id") or _DEFAULT_IMAGE_TOKEN)
         }
@@ -52,14 +54,12 @@ class Qwen2VLRule(PromptRule):
     def span(self, item: ItemSize) -> MediaSpan:
         """A placeholder for each merged patch of each step of time; the last frame stands in for those that a step
         lacks."""
-        resizing = self._video if item.frames else self._image
-        columns, rows = resizing.merged(item.width, item.height)
+        columns, rows = self._resizings[item.modality].merged(item.width, item.height)
         steps = max(1, -(-item.frames // self._frames))
         count = steps * columns * rows
-        token = self._tokens[Modality.MODALITY_VIDEO if item.frames else Modality.MODALITY_IMAGE]
         return MediaSpan(
-            token_ids=(token,) * count,
+            token_ids=(self._tokens[item.modality],) * count,
             rows=count,
             grid=(steps, rows * self._merge, columns * self._merge),
-            frames_per_step=self._frames if item.frames else 0,
+            frames_per_step=self._frames if item.modality == Modality.MODALITY_VIDEO else 0,
         )

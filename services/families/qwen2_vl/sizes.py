@@ -68,9 +68,9 @@ def largest(checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
         size = bounds if bounds.keys() >= _DEFAULT_PIXELS.keys() else size
     resizing = Resizing.read(images, size)
     columns, rows = resizing.largest()
-    steps = -(-frames // int(images["temporal_patch_size"])) if frames else 1
+    steps = max(1, -(-frames // int(images["temporal_patch_size"])))
     tokens = steps * columns * rows
-    return ItemSize(columns * resizing.side, rows * resizing.side, frames, tokens)
+    return ItemSize(columns * resizing.side, rows * resizing.side, frames, tokens, modality)
 
 
 def pixel_bounds(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from services.families.family import ItemSize
 from services.families.wemm.sizes import Resizing, processor
 from services.families.wemm.tower import WeMMTower, wemm_modules
 from services.families.wemm.vision_config import WeMMVisionConfig
-from services.vision_encoder import pixel_values, weights
+from services.vision_encoder import weights
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.native_encoder import NativeEncoder
 from shared.checkpoint.folder import Checkpoint

@@ -9,7 +9,8 @@ import torch
 from services.families.family import ItemSize
 from services.families.xcomposer2.sizes import LINE_MARK, TILE, TOWER, WHOLE_MARK, Tiling, tiles
 from services.families.xcomposer2.tower import XComposer2Tower, xcomposer2_modules
-from services.vision_encoder import pixel_values, weights
+from services.vision_encoder import weights
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.native_encoder import NativeEncoder
 from shared.checkpoint.folder import Checkpoint

@@ -11,16 +11,17 @@ import structlog
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.held_requests import HeldRequest, HeldRequests, follow_ms
-from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
-from services.gateway.admission.request import ValidRequest, make_spec
 from services.gateway.admission.request_options import NO_OPTIONS, RequestOptions
+from services.gateway.admission.request_spec import make_spec
+from services.gateway.admission.resume import Resumption, shows_prompt_ids
 from services.gateway.following.answer import Answer
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import LogLayout
 from services.gateway.following.follower import Follower
-from services.gateway.following.resume import Resumption, shows_prompt_ids
+from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import serialized
+from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
 from services.gateway.telemetry.metrics import Metrics
 from shared.environment import monotonic, unix_time

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request import ValidRequest
-from services.gateway.http.body_budget import BodyBudget
+from services.gateway.body_budget import BodyBudget
+from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest, Unavailable
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 

@@ -1,12 +1,37 @@
-"""API keys."""
+"""API keys, and the headers in which they come."""
 
 import hashlib
 import hmac
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from services.gateway.admission.caller import Caller
+from services.gateway.admission.caller import Caller, Header
 from shared.environment import monotonic
 from shared.errors import Unauthenticated
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHeader:
+    """A header (or metadata of gRPC) in which clients of an API send their key: behind the name of a scheme
+    (RFC 9110, 11.4), or alone where `scheme` is empty.
+    """
+
+    name: str
+    scheme: str = ""
+
+    def read(self, header: Header) -> str:
+        """The key that came; empty for none."""
+        value = header(self.name.lower())
+        if not self.scheme:
+            return value.strip()
+        scheme, _, token = value.partition(" ")
+        return token.strip() if scheme.lower() == self.scheme.lower() else ""
+
+    def __str__(self) -> str:
+        return f"`{self.name}: {self.scheme and self.scheme + ' '}<key>`"
+
+
+BEARER = KeyHeader("Authorization", "Bearer")
 
 
 class ApiKeys:
@@ -20,19 +45,24 @@ class ApiKeys:
         self._keys = [(_digest(key), key) for key in keys]
 
     def caller(
-        self, request_id: str, authorization: str, traceparent: str, *, needed: bool = True
+        self,
+        request_id: str,
+        header: Header,
+        where: Sequence[KeyHeader] = (BEARER,),
+        *,
+        needed: bool = True,
     ) -> Caller:
-        """The caller. Raises Unauthenticated for a missing or unknown key where one is `needed`."""
-        scheme, _, token = authorization.partition(" ")
-        token = token.strip() if scheme.lower() == "bearer" else ""
-        now = monotonic()
+        """The caller, whose key stands in one of the headers `where`. Raises Unauthenticated for a missing or unknown
+        key where one is `needed`.
+        """
+        tokens = [token for place in where if (token := place.read(header))]
+        traceparent, now = header("traceparent"), monotonic()
         if not self._keys:
-            return Caller(request_id, "", token, traceparent, now)
-        key = self._find(token)
+            return Caller(request_id, "", tokens[0] if tokens else "", traceparent, now)
+        key = next(filter(None, map(self._find, tokens)), "")
         if needed and not key:
-            raise Unauthenticated(
-                "INVALID_API_KEY", "send a valid API key as `Authorization: Bearer <key>`"
-            )
+            named = " or ".join(map(str, where))
+            raise Unauthenticated("INVALID_API_KEY", f"send a valid API key as {named}")
         return Caller(request_id, key, "", traceparent, now)
 
     def _find(self, token: str) -> str:

@@ -6,18 +6,7 @@ text, guess by guess.
 
 import hashlib
 
-from services.gateway.reading.bounds import text, wrong
-
 _SALT_BYTES = 16
-_LONGEST = 512
-
-
-def read_cache_salt(value: str | None) -> str:
-    """The field `cache_salt`; empty if it is not there. Raises InvalidRequest for one that is empty or too long."""
-    salt = text("cache_salt", value, _LONGEST)
-    if value is not None and not salt:
-        raise wrong("cache_salt", "must not be empty: leave it out to share what is computed")
-    return salt
 
 
 def salt_of(tenant: str, cache_salt: str) -> bytes:

@@ -1,7 +1,11 @@
 """The caller of a request, and the tenant that it is counted for."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+# The value of a header, or of metadata of gRPC, by its name in lower case; "" if absent.
+Header = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)

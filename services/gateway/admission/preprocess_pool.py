@@ -9,12 +9,12 @@ import grpc
 import structlog
 
 from services.gateway.admission.prompt_stream import PromptStream
-from services.gateway.http.errors import BodyTooLarge
+from services.gateway.errors import BodyTooLarge
 from shared.environment import monotonic
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
 from shared.net.channels import Connections, open_channel
-from shared.net.registry import Directory, Member
 from shared.net.rpc.errors import calling
+from shared.queue.registry import Directory, Member
 from tessera.preprocess.v1 import preprocess_pb2
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
 

@@ -20,21 +20,10 @@ from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
 
 log = structlog.get_logger(__name__)
 
-_LONGEST_BYTES = 16 << 10  # of a prompt: a longer one would let those behind it wait
 _MOST = 64  # prompts in a message
 # The replica ends connections that are half a minute old, so that callers find new replicas, and a stream on such a
 # connection some time later.
 _RENEW_S = 20.0
-
-
-def is_short(request: PrepareRequest) -> bool:
-    """Whether a prompt goes with others: text alone, and not much of it."""
-    if request.mindie_ids or request.shm_name_save_path:
-        return False
-    parts = (part for message in request.conversation.messages for part in message.content)
-    return all(part.WhichOneof("part") == "text" for part in parts) and (
-        request.ByteSize() <= _LONGEST_BYTES
-    )
 
 
 class PromptStream:

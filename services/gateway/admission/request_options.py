@@ -10,14 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from services.gateway.reading.bounds import number, wrong
+from services.gateway.admission.caller import Header
+from services.gateway.decoding.bounds import number, wrong
+from services.gateway.decoding.decode import load_in_turns
 from services.gateway.reading.data_urls import InlineMedia
-from services.gateway.reading.decode import load_in_turns
 from services.gateway.reading.options import GenerationOptions
 from shared.errors import InvalidRequest
-
-# The name in lower case to its value, "" if absent.
-Header = Callable[[str], str]
 
 KEEP_S = 30
 _LONGEST_KEEP_S = 600

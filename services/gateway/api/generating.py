@@ -7,19 +7,19 @@ from functools import partial
 from services.gateway.admission.admission import Admission
 from services.gateway.admission.answer_limits import AnswerLimits
 from services.gateway.admission.caller import Caller, tenant_of
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request import ValidRequest
 from services.gateway.admission.request_options import (
     RequestOptions,
     Timeouts,
     json_fingerprint,
     read_request_options,
 )
+from services.gateway.decoding.decode import off_loop
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import BodyLimits, Exchange
+from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import DecodedBody
-from services.gateway.reading.decode import off_loop
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.telemetry.metrics import Metrics
 from shared.errors import InvalidRequest, ServingError
 from shared.queue.keys import model_tag, new_request_id

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import structlog
 
+from services.gateway.endings import COMPLETED
 from services.gateway.following.choice_log import ChoiceDelta
 from services.gateway.following.event_id import OPEN, TEXT_SENT, Progress
-from services.gateway.following.finish import COMPLETED
 from services.gateway.following.follower import Follow
 from services.gateway.following.logprobs import LogprobFold, PromptScores, TokenLogprob, read_scores
 from services.gateway.slices import Slices

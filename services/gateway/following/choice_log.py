@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.gateway.following.finish import COMPLETED
+from services.gateway.endings import COMPLETED
 from shared.environment import monotonic
 from shared.queue import token_log
 from tessera.common.v1.ending_pb2 import Ending

@@ -2,7 +2,7 @@
 
     r_ab/17        17 tokens of the only choice are folded, and all the text they give is sent
     r_ab/9.12e     the same for two choices; of the second the finish is sent as well
-    r_ab/9.12f     its text is sent to the end, its finish is not (gRPC, where they are two events)
+    r_ab/9.12f     its text is sent to the end, its finish is not (where they are two events)
     r_ab/h2        the first two of the events that come before any token
 
 What follows an event is a pure fold over the logs, so any gateway can go on from its id.
@@ -39,9 +39,29 @@ class Progress:
         """The progress of a client that has nothing."""
         return cls((0,) * choices, (OPEN,) * choices, 0)
 
-    def places(self) -> list[str]:
-        """The part of an event id for each choice."""
-        return [f"{count}{end}" for count, end in zip(self.counts, self.ends, strict=True)]
+
+class EventIds:
+    """The ids of one answer's events, from where its client is."""
+
+    __slots__ = ("_places", "_prefix")
+
+    def __init__(self, request_id: str, progress: Progress) -> None:
+        self._prefix = f"{request_id}/"
+        self._places = [
+            f"{count}{end}" for count, end in zip(progress.counts, progress.ends, strict=True)
+        ]
+
+    def go_on(self, choice: int, count: int, end: str = OPEN) -> None:
+        """Behind the next event a client has so many tokens of a choice, and maybe its end."""
+        self._places[choice] = f"{count}{end}"
+
+    def current(self) -> str:
+        """The id of the next event, as far as all choices are then."""
+        return f"{self._prefix}{'.'.join(self._places)}"
+
+    def of_head(self, events: int) -> str:
+        """The id of an event before any token: with it there are so many of them."""
+        return f"{self._prefix}h{events}"
 
 
 def read_event_id(after: str, request_id: str, choices: int, field: str = "after") -> Progress:

@@ -2,18 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
 from services.gateway.admission.api_keys import ApiKeys
-from services.gateway.api.endpoint import Endpoint, Route
+from services.gateway.errors import MethodNotAllowed, NoRoute
 from services.gateway.http.cross_origin import CrossOrigin
-from services.gateway.http.errors import MethodNotAllowed
+from services.gateway.http.endpoint import Endpoint, Route
+from services.gateway.http.errors import error_response
 from services.gateway.http.exchange import Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
-from services.gateway.http.missing_routes import no_route
 from services.gateway.http.routes import RouteTable
 from services.gateway.telemetry.http_metrics import NO_ROUTE, HttpMetrics
 from services.gateway.telemetry.request_log import log_refusal
@@ -40,9 +40,13 @@ class App:
         hosts: Hosts,
         metrics: HttpMetrics,
         tag: str,
+        no_route: Callable[[str, Collection[str]], NoRoute],
     ) -> None:
-        """`tag` is the model's, in the ids of requests."""
+        """`tag` is the model's, in the ids of requests. `no_route` gives the error for a path at which there is
+        nothing, and gets the patterns of those that there are.
+        """
         self._routes = RouteTable(endpoints)
+        self._no_route = no_route
         self._keys = keys
         self._cross_origin = cross_origin
         self._hosts = hosts
@@ -53,7 +57,8 @@ class App:
         """Answers one HTTP request."""
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, new_request_id(self._tag))
+        form = self._routes.endpoint_of("")
+        exchange = Exchange(scope, receive, send, new_request_id(self._tag), form)
         request_names.bind(exchange.request_id, exchange.client_request_id)
         exchange.common_headers = self._cross_origin.headers(exchange)
         began = monotonic()
@@ -62,6 +67,12 @@ class App:
         finally:
             exchange.release_body()
             self._count(exchange, monotonic() - began)
+
+    def refusal(self, path: str, error: ServingError) -> bytes:
+        """A whole response to a request that could not be read, the last one of its connection; `path` is empty where
+        it is not known.
+        """
+        return error_response(error, self._routes.endpoint_of(path))
 
     def _count(self, exchange: Exchange, seconds: float) -> None:
         declared = exchange.header("content-length")
@@ -98,12 +109,13 @@ class App:
 
     async def _handle(self, exchange: Exchange) -> None:
         found = self._routes.find(exchange.path)
+        endpoint = found.endpoint if found is not None else self._routes.endpoint_of(exchange.path)
+        exchange.form = endpoint
         if found is None or not found.is_probe:
             self._hosts.check(exchange)
         if found is None:
-            raise no_route(exchange.path, self._routes.patterns)
-        exchange.error, exchange.generates = found.error, found.generates
-        exchange.handler = found.pattern
+            raise self._no_route(exchange.path, self._routes.patterns)
+        exchange.generates, exchange.handler = found.generates, found.pattern
         # A browser's question carries no key.
         if await self._cross_origin.preflight(exchange, found.methods):
             return
@@ -111,8 +123,8 @@ class App:
         self._hosts.check_origin(exchange, may_call=self._cross_origin.may_call(exchange))
         caller = self._keys.caller(
             exchange.request_id,
-            exchange.header("authorization"),
-            exchange.header("traceparent"),
+            exchange.header,
+            endpoint.key_headers,
             needed=route.needs_key,
         )
         await route.handler(exchange, replace(caller, client_request_id=exchange.client_request_id))

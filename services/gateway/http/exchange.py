@@ -11,15 +11,11 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from services.gateway.http.body_budget import BodyBudget
-from services.gateway.http.errors import (
-    BodyTooLarge,
-    TooSlow,
-    WrongMediaType,
-    error_body,
-    error_headers,
-)
-from services.gateway.reading.decode import in_thread, is_large
+from services.gateway.body_budget import BodyBudget
+from services.gateway.decoding.decode import in_thread, is_large
+from services.gateway.errors import BodyTooLarge, TooSlow, WrongMediaType
+from services.gateway.http.errors import error_headers
+from services.gateway.http.forms import JSON, ErrorForm, StreamForm
 from shared.errors import Cancelled, ServingError, Unavailable
 from shared.telemetry.request_names import clients_name
 
@@ -35,19 +31,8 @@ _SECOND_S = 1.0
 _BLOCKED_S = 60.0
 _DISCARD_S = 2.0
 _CHECK_S = 10.0
-JSON = b"application/json"
 # Bytes of an answer that is sent at once.
 _SMALL = 64 << 10
-
-# A comment between events. Behind an id no empty line may follow it: that would end an event, and
-# clients that remember the last id (the `openai` library) would take it for one without data.
-# Without ids it is written as events are, since readers that split streams at empty lines would
-# glue it to the next event.
-_COMMENT_BESIDE_IDS = b": ping\n"
-_COMMENT = b": ping\n\n"
-# Readers that strip each piece which they receive (`vllm bench serve`) lose the empty line of a
-# comment that came alone: what follows brings another one.
-_AFTER_COMMENT = b":\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +47,10 @@ class BodyLimits:
 class Exchange:
     """One HTTP request and its response."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, form: ErrorForm
+    ) -> None:
+        """`form` is that of errors while the request's API is not known."""
         self.method: str = scope["method"]
         # A slash at its end means nothing.
         self.path: str = scope["path"].rstrip("/") or "/"
@@ -77,8 +65,8 @@ class Exchange:
         self.accepted = False
         # The tenant, once it is known.
         self.tenant = ""
-        # An error as JSON in the form of the API that was called.
-        self.error: Callable[[ServingError], bytes] = error_body
+        # The errors of the API that was called.
+        self.form = form
         # Of every response, whatever it says.
         self.common_headers: list[tuple[bytes, bytes]] = []
         # Since when a chunk waits for the client to read; 0 while none does.
@@ -92,9 +80,10 @@ class Exchange:
         # Gives back what the budget of bodies holds for this one.
         self.release_body: Callable[[], None] = lambda: None
         self._complete = False
-        self._has_ids = False
-        self._has_events = False
-        self._follows_comment = False
+        # That of the stream, once it has begun.
+        self._stream: StreamForm | None = None
+        # What its next frames begin with: something behind a ping alone.
+        self._before_next = b""
 
     def header(self, name: str) -> str:
         """A request header by its lower-case name; empty if absent."""
@@ -237,40 +226,42 @@ class Exchange:
 
     async def fail(self, error: ServingError) -> None:
         """A whole response that is an error. What is left unread of the body ends the connection."""
-        headers = error_headers(error)
+        reply = self.form.error(error)
+        headers = error_headers(error, self.form)
         if isinstance(error, BodyTooLarge | TooSlow) or error.reason == "TOO_MANY_BODIES":
             headers.append((b"connection", b"close"))
-        await self.respond(error.http_status, self.error(error), JSON, headers)
+        await self.respond(reply.status, reply.body, reply.media_type, headers)
 
-    async def start_stream(self, *, has_ids: bool) -> None:
-        """The head of a stream of events, which have ids or have none."""
-        self.started = self._has_events = True
-        self._has_ids = has_ids
-        # Proxies such as nginx would collect events otherwise.
+    async def start_stream(self, form: StreamForm) -> None:
+        """The head of a stream."""
+        self.started = True
+        self._stream = form
+        # Proxies such as nginx would collect frames otherwise.
         extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        await self._send(self._start(200, b"text/event-stream; charset=utf-8", extra, None))
+        await self._send(self._start(200, form.media_type, extra, None))
 
     async def write(self, chunk: bytes) -> None:
-        """More of a stream: whole events. Waits while the client does not read."""
-        await self._write(self._separated(chunk))
+        """More of a stream: whole frames. Waits while the client does not read."""
+        await self._write(self._behind_ping(chunk))
 
     async def ping(self) -> None:
-        """A comment, which tells client and proxies that the stream goes on."""
-        self._follows_comment = not self._has_ids
-        await self._write(_COMMENT_BESIDE_IDS if self._has_ids else _COMMENT)
+        """Tells client and proxies that the stream goes on, where its form has something for it."""
+        assert self._stream is not None, "no stream has begun"
+        if self._stream.ping:
+            self._before_next = self._stream.after_ping
+            await self._write(self._stream.ping)
 
     async def fail_stream(self, error: ServingError) -> None:
-        """The end of a stream, after an event with an error. A whole response that has begun breaks off: uvicorn
+        """The end of a stream, after frames with an error. A whole response that has begun breaks off: uvicorn
         closes the connection of one that is not complete.
         """
-        if not self._has_events:
-            return
-        await self.end_stream(b"data: " + self.error(error) + b"\n\n")
+        if self._stream is not None:
+            await self.end_stream(self._stream.failure(error))
 
     async def end_stream(self, chunk: bytes = b"") -> None:
         """The end of a stream, after one last chunk."""
         self._complete = True
-        chunk = self._separated(chunk)
+        chunk = self._behind_ping(chunk)
         await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
 
     async def _write(self, chunk: bytes) -> None:
@@ -278,11 +269,12 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         self.blocked_since = 0.0
 
-    def _separated(self, chunk: bytes) -> bytes:
-        if not self._follows_comment:
+    def _behind_ping(self, chunk: bytes) -> bytes:
+        if not self._before_next:
             return chunk
-        self._follows_comment = False
-        return _AFTER_COMMENT + chunk
+        chunk = self._before_next + chunk
+        self._before_next = b""
+        return chunk
 
     @contextlib.asynccontextmanager
     async def while_connected(self) -> AsyncIterator[None]:

@@ -7,7 +7,7 @@ whose name resolves to 127.0.0.1 (DNS rebinding) has the gateway's own origin, a
 import functools
 from collections.abc import Collection
 
-from services.gateway.http.errors import Forbidden
+from services.gateway.errors import Forbidden
 from services.gateway.http.exchange import Exchange
 from shared.access import is_loopback
 

@@ -3,8 +3,10 @@ headers, time for them, time for reading what it is sent, connections in all.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 import structlog
@@ -15,17 +17,12 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
+from services.gateway.errors import HeadTooLarge, InvalidHttp, TooSlow
 from services.gateway.http.closing import (
     AnswerTransport,
     HalfClosed,
     LingeringClose,
     UntilClose,
-)
-from services.gateway.http.errors import (
-    HeadTooLarge,
-    InvalidHttp,
-    TooSlow,
-    error_response,
 )
 from services.gateway.http.upgrade import head_without_offer
 from shared.errors import ServingError, Unavailable
@@ -53,9 +50,12 @@ class HttpLimits:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Subclassed with its `limits`."""
+    """One connection. Subclassed with its `limits`, and with what makes the whole response to a refused request, whose
+    path is empty where it is not known.
+    """
 
     limits: HttpLimits
+    refusal: Callable[[str, ServingError], bytes]
 
     def __init__(
         self,
@@ -74,6 +74,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waited_s = 0.0
         self._head_bytes = 0
         self._head_fields = 0
+        # The address of the request that is being received, as far as it has come.
+        self._address = b""
         # Bytes of a field that is not complete: the parser keeps them to itself.
         self._unparsed = 0
         # What is left to be sent after the end.
@@ -138,12 +140,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a head, maybe in one piece with requests before it."""
         super().on_message_begin()
+        self._address = b""
         self._awaits_head, self._waited_s = True, 0.0
         self._unparsed = max(self._unparsed, 1)
 
     def on_url(self, url: bytes) -> None:
         """A piece of the address."""
         super().on_url(url)
+        self._address += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -185,6 +189,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._in_message = False
+        self._address = b""
         self._waited_s = 0.0
         self._head_bytes = self._head_fields = self._unparsed = 0
         super().on_message_complete()
@@ -306,7 +311,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
-        self.transport.write(error_response(error))
+        self.transport.write(self.refusal(_path(self._address), error))
         if lingers:
             self._lingering = LingeringClose(self.transport, self.loop)
         else:
@@ -352,3 +357,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def _late(limit_s: float) -> str:
     return f"the headers did not arrive within {limit_s:g} s (--request-header-timeout)"
+
+
+def _path(address: bytes) -> str:
+    """The path of an address as a request has it; empty for one without."""
+    try:
+        found = httptools.parse_url(address).path if address else None
+    except httptools.HttpParserInvalidURLError:
+        found = None
+    return unquote((found or b"").decode("latin-1")).rstrip("/")

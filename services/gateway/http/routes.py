@@ -1,10 +1,9 @@
 """The table of all routes, by path."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.gateway.api.endpoint import Endpoint, Route
-from shared.errors import ServingError
+from services.gateway.http.endpoint import Endpoint, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +11,7 @@ class Path:
     """What there is at one path."""
 
     pattern: str
-    error: Callable[[ServingError], bytes]
+    endpoint: Endpoint
     methods: Mapping[str, Route]
     is_probe: bool
     generates: bool
@@ -22,6 +21,9 @@ class RouteTable:
     """Finds paths: literal ones by one look-up, those with a star by another."""
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        """Where the API of a path cannot be known, it is the first one."""
+        self._default = endpoints[0]
+        self._roots = {root: endpoint for endpoint in endpoints for root in endpoint.roots}
         self._paths: dict[str, Path] = {}
         self._prefixes: dict[str, Path] = {}
         for endpoint in endpoints:
@@ -47,12 +49,24 @@ class RouteTable:
                 return found
         return self._paths.get(_with_star(path))
 
+    def endpoint_of(self, path: str) -> Endpoint:
+        """The API that a path belongs to, also where there is nothing at it."""
+        found = self.find(path)
+        if found is not None:
+            return found.endpoint
+        at = path
+        while at:
+            if at in self._roots:
+                return self._roots[at]
+            at = at.rpartition("/")[0]
+        return self._default
+
 
 def _path(endpoint: Endpoint, pattern: str) -> Path:
     routes = [route for route in endpoint.routes if route.path == pattern]
     return Path(
         pattern,
-        endpoint.error,
+        endpoint,
         {route.method: route for route in routes},
         any(route.is_probe for route in routes),
         any(route.generates for route in routes),

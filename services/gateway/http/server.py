@@ -114,7 +114,11 @@ class HttpServer:
         config = uvicorn.Config(
             app,
             interface="asgi3",
-            http=type("Protocol", (BoundedProtocol,), {"limits": self._limits}),
+            http=type(
+                "Protocol",
+                (BoundedProtocol,),
+                {"limits": self._limits, "refusal": staticmethod(app.refusal)},
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 
-from services.gateway.reading.bounds import texts, wrong
+from services.gateway.decoding.bounds import texts, wrong
 from shared.text.rust_panic import RustPanic
 from shared.text.tokenizer_library import token_ids
 from tessera.common.v1.sampling_pb2 import TokenSequence

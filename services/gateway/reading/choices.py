@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.reading.bounds import number, whole, wrong
+from services.gateway.decoding.bounds import number, whole, wrong
 from services.gateway.reading.options import GenerationOptions
 
 

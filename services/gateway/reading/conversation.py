@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from services.gateway.admission.model import ServedModel
-from services.gateway.reading.bounds import at_most, wrong
-from services.gateway.reading.list_limits import MOST_MESSAGES, MOST_PARTS
+from services.gateway.decoding.bounds import at_most, wrong
+from services.gateway.decoding.list_limits import MOST_MESSAGES, MOST_PARTS
+from services.gateway.model.served_model import ServedModel
+from shared.prompts.roles import OF_CLIENTS, for_older_templates, is_of_tools
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 # Tokens that a chat template may add for each message, far on the safe side.
 TEMPLATE_TOKENS = 64
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TOOL_ROLES = frozenset({"tool", "function"})
 
 
 def check_sizes(parts_of_messages: Sequence[int]) -> None:
@@ -34,17 +33,17 @@ def check_sizes(parts_of_messages: Sequence[int]) -> None:
 
 def read_role(role: str | None, path: str) -> str:
     """The role that templates know for that of the message at `path`. Raises InvalidRequest."""
-    if role not in _ROLES:
-        names = ", ".join(_ROLES)
+    if role not in OF_CLIENTS:
+        names = ", ".join(OF_CLIENTS)
         if role is None:
             raise wrong(f"{path}.role", f"is missing: it must be one of {names}")
         more = (
             ": tool calling is not supported yet: send what the tool gave as a user's message"
-            if role in _TOOL_ROLES
+            if is_of_tools(role)
             else ""
         )
         raise wrong(f"{path}.role", f"must be one of {names}, not {role[:32]!r}{more}")
-    return _ROLES[role]
+    return for_older_templates(role)
 
 
 def conversation_bound(conversation: Conversation, model: ServedModel) -> int:

@@ -1,7 +1,7 @@
 """Lists of a body with several prompts: each of them gets a copy."""
 
-from services.gateway.reading.bounds import wrong
-from services.gateway.reading.json_limits import MOST_VALUES
+from services.gateway.decoding.bounds import wrong
+from services.gateway.decoding.json_limits import MOST_VALUES
 from services.gateway.reading.options import GenerationOptions
 
 

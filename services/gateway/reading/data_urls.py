@@ -6,7 +6,6 @@ second: 9 ms for the JSON, 40 for base64, and as many for copies of the result. 
 what is taken out of it are views.
 """
 
-import binascii
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,17 +13,18 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from services.gateway.reading.data_url_bytes import base64_bytes, percent_bytes
-from services.gateway.reading.decode import decode, in_thread
-from services.gateway.reading.list_limits import MOST_FRAMES
-from services.gateway.reading.media import (
-    FRAME_KINDS,
-    data_url_head,
-    is_data_url,
-    read_video_frames,
-)
+from services.gateway.decoding.decode import decode, in_thread
+from services.gateway.decoding.list_limits import MOST_FRAMES
+from services.gateway.reading.media import FRAME_KINDS, read_video_frames
 from shared.environment import random_hex
 from shared.errors import InvalidRequest
+from shared.prompts.data_url import (
+    BadDataUrl,
+    data_url_head,
+    decode_data,
+    is_base64,
+    is_data_url,
+)
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, PrepareRequest, Video
 
 _LARGE = 4096
@@ -133,8 +133,8 @@ async def serialized(request: PrepareRequest, inline: InlineMedia | None = None)
 
 def _decode_part(part: Part, inline: InlineMedia) -> None:
     kind = part.WhichOneof("part")
-    if kind == "image":
-        _decode_file(part.image, inline)
+    if kind == "media":
+        _decode_file(part.media, inline)
     elif kind == "video" and is_data_url(part.video.file.url):
         _decode_video(part.video, inline)
 
@@ -160,7 +160,7 @@ def _decode_file(file: Media, inline: InlineMedia) -> None:
     url = file.url
     if is_data_url(url):
         _, parameters = data_url_head(url)
-        file.data = _decoded(_data_of(url, inline), "base64" in parameters, file.field)
+        file.data = _decoded(_data_of(url, inline), is_base64(parameters), file.field)
 
 
 def _data_of(url: str, inline: InlineMedia) -> str | memoryview:
@@ -169,14 +169,8 @@ def _data_of(url: str, inline: InlineMedia) -> str | memoryview:
     return data if found is None else found
 
 
-def _decoded(data: str | bytes | memoryview, is_base64: bool, name: str) -> bytes:
-    raw = data.encode() if isinstance(data, str) else data
+def _decoded(data: str | bytes | memoryview, in_base64: bool, name: str) -> bytes:
     try:
-        content = base64_bytes(raw) if is_base64 else percent_bytes(raw)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(
-            "INVALID_MEDIA", f"{name} is not valid base64: {error}", field=name
-        ) from None
-    if not content:
-        raise InvalidRequest("INVALID_MEDIA", f"{name} is a data URL without data", field=name)
-    return content
+        return decode_data(data, in_base64)
+    except BadDataUrl as error:
+        raise InvalidRequest("INVALID_MEDIA", f"{name} {error}", field=name) from None

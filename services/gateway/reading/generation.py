@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.gateway.admission.cache_salt import read_cache_salt
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.prompt_stream import is_short
-from services.gateway.admission.request import ValidRequest
-from services.gateway.reading.bounds import text, whole, wholes, wrong
+from services.gateway.decoding.bounds import text, whole, wholes, wrong
+from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
 from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
 from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling import read_sampling, scores_prompt_only
+from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.unsupported import refuse_unsupported
+from services.gateway.reading.valid_request import ValidRequest
 from shared.queue.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 
 _LONGEST_USER = 512
+_LONGEST_SALT = 512
 _LAST_PRIORITY = 1000
 # What huggingface_hub's InferenceClient calls the model where its user named none; older ones: tgi.
 _NO_MODEL = frozenset({"dummy", "tgi"})
@@ -95,7 +95,7 @@ def read_generation(
         user=text("user", options.user, _LONGEST_USER),
         prompt_bound=min(prompt.bound, keep or prompt.bound),
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
-        cache_salt=read_cache_salt(options.cache_salt),
+        cache_salt=_read_cache_salt(options.cache_salt),
         has_short_prompt=is_short(prepare),
     )
 
@@ -158,3 +158,11 @@ def _limited(
     else:
         prepare.keep_last_tokens = keep
     return prepare
+
+
+def _read_cache_salt(value: str | None) -> str:
+    """The field `cache_salt`; empty if it is not there. Raises InvalidRequest for one that is empty or too long."""
+    salt = text("cache_salt", value, _LONGEST_SALT)
+    if value is not None and not salt:
+        raise wrong("cache_salt", "must not be empty: leave it out to share what is computed")
+    return salt

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.gateway.reading.bounds import whole, wrong
+from services.gateway.decoding.bounds import whole, wrong
 from services.gateway.reading.options import GenerationOptions
 
 

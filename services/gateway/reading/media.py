@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from shared.errors import InvalidRequest
+from shared.prompts.data_url import BadDataUrl, data_url_head, is_base64, is_data_url
+from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video
 
 _LONGEST_URL = 8192
@@ -18,20 +20,20 @@ FRAME_KINDS = ("video/jpeg", "video/png")
 def read_image_url(url: str, field: str) -> Media:
     """An image from an `image_url`. Raises InvalidRequest naming `field`."""
     if not is_data_url(url):
-        return _remote(url, field)
-    kind, _ = data_url_head(url, field)
+        return _remote(url, field, Modality.MODALITY_IMAGE)
+    kind, _ = _head(url, field)
     if kind and not kind.startswith("image/") and kind != _ANY:
         raise _wrong(field, f"holds {kind[:64]!r}, not an image")
-    return Media(url=url, field=field)
+    return Media(url=url, field=field, modality=Modality.MODALITY_IMAGE)
 
 
 def read_video_url(url: str, field: str, seconds_per_frame: float = 0.0) -> Video:
     """A video from a `video_url`: its file, or its frames. Raises InvalidRequest naming `field`."""
     frames = False
     if is_data_url(url):
-        kind, parameters = data_url_head(url, field)
+        kind, parameters = _head(url, field)
         frames = kind in FRAME_KINDS
-        if frames and "base64" not in parameters:
+        if frames and not is_base64(parameters):
             raise _wrong(field, f"must hold the frames of {kind} in base64")
         if kind and not kind.startswith(("video/", "image/")) and kind != _ANY:
             raise _wrong(field, f"holds {kind[:64]!r}, not a video")
@@ -40,46 +42,52 @@ def read_video_url(url: str, field: str, seconds_per_frame: float = 0.0) -> Vide
         file = _remote(url, field)
     if seconds_per_frame and not frames:
         raise _wrong(field, "is a file with a pace of its own: leave seconds_per_frame out")
-    return Video(file=file, field=field, seconds_per_frame=seconds_per_frame)
+    return Video(
+        file=file,
+        field=field,
+        seconds_per_frame=seconds_per_frame,
+        modality=Modality.MODALITY_VIDEO,
+    )
 
 
 def read_video_frames(frames: Sequence[bytes], field: str, seconds_per_frame: float = 0.0) -> Video:
     """A video that came as the files of its frames."""
     return Video(
-        frames=[read_image_bytes(frame, field) for frame in frames],
+        frames=[_file(frame, field) for frame in frames],
         seconds_per_frame=seconds_per_frame,
         field=field,
+        modality=Modality.MODALITY_VIDEO,
     )
 
 
 def read_video_bytes(content: bytes, field: str) -> Video:
     """A video that came as the bytes of its file."""
-    return Video(file=read_image_bytes(content, field), field=field)
+    return Video(file=_file(content, field), field=field, modality=Modality.MODALITY_VIDEO)
 
 
 def read_image_bytes(content: bytes, field: str) -> Media:
     """An image that came as bytes."""
+    return _file(content, field, Modality.MODALITY_IMAGE)
+
+
+def _head(url: str, field: str) -> tuple[str, list[str]]:
+    try:
+        return data_url_head(url)
+    except BadDataUrl as error:
+        raise _wrong(field, str(error)) from None
+
+
+def _file(
+    content: bytes, field: str, modality: Modality.ValueType = Modality.MODALITY_UNSPECIFIED
+) -> Media:
     if not content:
         raise _wrong(field, "is empty")
-    return Media(data=content, field=field)
+    return Media(data=content, field=field, modality=modality)
 
 
-def is_data_url(url: str) -> bool:
-    """Whether the data stand in the URL."""
-    return url[:5].lower() == "data:"
-
-
-def data_url_head(url: str, field: str = "") -> tuple[str, list[str]]:
-    """A data URL's media type and parameters. Raises InvalidRequest naming `field`."""
-    # RFC 2397: data:[<mediatype>][;base64],<data>
-    comma = url.find(",")
-    if comma < 0:
-        raise _wrong(field, "is a data URL without a comma before its data")
-    kind, *parameters = url[5:comma].lower().split(";")
-    return kind, [parameter.strip() for parameter in parameters]
-
-
-def _remote(url: str, field: str) -> Media:
+def _remote(
+    url: str, field: str, modality: Modality.ValueType = Modality.MODALITY_UNSPECIFIED
+) -> Media:
     if not url[:8].lower().startswith(("http://", "https://")):
         raise _wrong(field, "must be a data:, http: or https: URL")
     if len(url) > _LONGEST_URL:
@@ -90,7 +98,7 @@ def _remote(url: str, field: str) -> Media:
         raise _wrong(field, "is no URL") from None
     if len(host) > _LONGEST_HOST:
         raise _wrong(field, f"names a host of more than {_LONGEST_HOST} characters")
-    return Media(url=url, field=field)
+    return Media(url=url, field=field, modality=modality)
 
 
 def _wrong(field: str, message: str) -> InvalidRequest:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.gateway.reading.decode import Whole
+from services.gateway.decoding.decode import Whole
 from services.gateway.reading.tools import ToolFields
 
 

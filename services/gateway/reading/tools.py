@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.reading.bounds import text, wrong
-from services.gateway.reading.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
+from services.gateway.decoding.bounds import text, wrong
+from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
 from services.gateway.reading.unsupported import UnsupportedFields, is_off, unsupported
 from shared.errors import InvalidRequest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.reading.bounds import wrong
+from services.gateway.decoding.bounds import wrong
 from shared.errors import InvalidRequest
 
 _NONE = msgspec.Raw()

@@ -19,7 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.following.finish import FINISH_NAMES
+from services.gateway.endings import FINISH_NAMES
 from services.gateway.telemetry.gap_histogram import GapHistogram
 from services.gateway.telemetry.http_metrics import HttpMetrics
 from services.gateway.telemetry.scheduler_load import SchedulerLoad

@@ -8,10 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.launcher import hardware
-from services.launcher.ascend import diagnosis
 from services.launcher.ascend.host import AscendHost
-from services.launcher.doctor import npu_check
+from services.launcher.doctor import ascend_diagnosis, hardware, npu_check
 from services.launcher.doctor.finding import Finding
 from services.launcher.ports import is_free
 from services.launcher.redis import check as redis_check
@@ -60,7 +58,7 @@ def examine(settings: DoctorSettings) -> Iterator[Finding]:
     yield _python()
     yield from (Finding(what, found) for what, found in hardware.describe())
     if (host := AscendHost()).chips() or settings.npu or settings.device == "npu":
-        yield from diagnosis.examine(host)
+        yield from ascend_diagnosis.examine(host)
     yield from (_package(name) for name in _PACKAGES)
     yield _protos()
     yield _kernels()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shared.prompts.length_text import LENGTH_EXCEEDED, length_text
+
 # Progressive JPEGs of common encoders have about 10 scans, of four colours 18. Each is a pass over all of the picture.
 _MOST_SCANS = 64
 _MOST_SCANS_OF_LARGEST = 20
@@ -102,7 +104,10 @@ class ImageLimits:
         """Raises UnreadableImage when a video has more embeddings than a prompt can hold."""
         if rows > self.max_rows:
             raise UnreadableImage(
-                "CONTEXT_LENGTH_EXCEEDED",
-                f"This model's maximum context length is {self.max_rows} tokens. However, the video"
-                f" resulted in {rows} tokens: send fewer or smaller frames",
+                LENGTH_EXCEEDED,
+                length_text(
+                    self.max_rows,
+                    f"the video resulted in {rows} tokens",
+                    "send fewer or smaller frames",
+                ),
             )

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import structlog
 
+from services.preprocess.items.intake import MediaIntake, TakenMedia
 from services.preprocess.media import packed_pixels
-from services.preprocess.media.intake import MediaIntake, TakenMedia
-from services.preprocess.mindie.layout import CodedPicture, Ids, MindieLayout, write_ids
 from services.preprocess.mindie.name_lists import NameLists
 from services.preprocess.prompt.builder import Prompt
+from services.preprocess.prompt.mindie_layout import CodedPicture, Ids, MindieLayout, write_ids
 from shared.artifacts.store import ArtifactReader
 from shared.errors import InvalidRequest
 from shared.mindie_shm import (

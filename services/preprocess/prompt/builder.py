@@ -9,9 +9,9 @@ import numpy as np
 from services.families.family import ItemSize
 from services.preprocess.content_format import ContentFormat
 from services.preprocess.media.fitted_picture import Square
-from services.preprocess.mindie.layout import PLACE, CodedPicture, MindieLayout, read_ids
 from services.preprocess.prompt import conversation as conversations
 from services.preprocess.prompt.chat_template import ChatTemplate, refused
+from services.preprocess.prompt.mindie_layout import PLACE, CodedPicture, MindieLayout, read_ids
 from services.preprocess.prompt.prompt_rule import (
     Example,
     MediaSpan,
@@ -22,15 +22,15 @@ from services.preprocess.prompt.prompt_rule import (
 )
 from services.preprocess.prompt.tokenizer import Ids, PromptTokenizer
 from shared.errors import InvalidRequest
+from shared.prompts.length import require_prompt_fits
+from shared.prompts.modality import NAMES
 from shared.text.guard import GUARD
-from shared.text.template_processes import TemplateProcesses, TemplateRefusal
+from shared.text.templates.processes import TemplateProcesses, TemplateRefusal
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
 
 AnyIds = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
-# What templates call media.
-_KINDS = {Modality.MODALITY_IMAGE: "image", Modality.MODALITY_VIDEO: "video"}
 # How many times the model's length a text may have that is cut.
 _CUT_AT_MOST = 16
 # In the place of a marker's id: of items that stand before the prompt, where nothing marks them.
@@ -84,7 +84,7 @@ class PromptBuilder:
             kind: "" if token == _AT_START else tokenizer.token_text(token)
             for kind, token in self._marker_ids.items()
         }
-        self._markers = {_KINDS[modality]: text for modality, text in texts.items()}
+        self._markers = {NAMES[modality]: text for modality, text in texts.items()}
         self._around = {texts[u.modality]: u.around for u in updates if any(u.around)}
         if self._markers:
             tokenizer.protect(*self._markers.values(), *rule.protected)
@@ -106,16 +106,6 @@ class PromptBuilder:
     def limits(self) -> Mapping[Modality.ValueType, int | None]:
         """See `PromptRule.limits`."""
         return self._rule.limits
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether the model takes images."""
-        return Modality.MODALITY_IMAGE in self.limits
-
-    @property
-    def takes_videos(self) -> bool:
-        """Whether the model takes videos."""
-        return Modality.MODALITY_VIDEO in self.limits
 
     @property
     def mindie(self) -> MindieLayout | None:
@@ -147,7 +137,7 @@ class PromptBuilder:
         """Puts each item's span in its marker's place. Raises InvalidRequest when markers and items do not match."""
         if not items:
             return Prompt(draft.ids)
-        markers = [self._marker_ids[_modality(item)] for item in items]
+        markers = [self._marker_ids[item.modality] for item in items]
         first = np.full(markers.count(_AT_START), _AT_START, np.int32)
         ids = np.concatenate([first, draft.ids])
         places = np.flatnonzero(np.isin(ids, list(self._marker_ids.values())))
@@ -180,19 +170,7 @@ class PromptBuilder:
 
     def check_length(self, tokens: int, limit: int, field: str, at_least: bool = False) -> None:
         """Raises InvalidRequest when a prompt is over the request's or the model's limit."""
-        limit = min(limit or self._max_model_len, self._max_model_len)
-        if tokens <= limit:
-            return
-        more = "at least " if at_least else ""
-        raise InvalidRequest(
-            "CONTEXT_LENGTH_EXCEEDED",
-            # OpenAI's wording: LiteLLM and LangChain recognize the error by it.
-            f"This model's maximum context length is {self._max_model_len} tokens. However, {field}"
-            f" resulted in {more}{tokens} tokens, and a prompt may have {limit}: shorten it",
-            field=field,
-            tokens=str(tokens),
-            limit=str(limit),
-        )
+        require_prompt_fits(tokens, self._max_model_len, field, limit, at_least)
 
     def _chat(self, conversation: Conversation, keep: int, adds: bool | None) -> Draft:
         """`adds`: the special tokens around it; None as the model's processor does."""
@@ -208,14 +186,18 @@ class PromptBuilder:
             text = template.render(messages, opens, variables)
         except TemplateRefusal as error:
             raise refused(error) from error
-        if self._rule.media_ending is not None and conversations.media(conversation):
-            draft = self._encoded(text, "messages", adds is True, keep)
+        return self._written(text, "messages", adds, keep, bool(conversations.media(conversation)))
+
+    def _written(self, text: str, field: str, adds: bool | None, keep: int, media: bool) -> Draft:
+        """What a template has written; `media`: with places of items. `adds`: see `_chat`."""
+        if self._rule.media_ending is not None and media:
+            draft = self._encoded(text, field, adds is True, keep)
             ending = np.array(self._rule.media_ending, np.int32)
             return replace(draft, ids=np.concatenate([draft.ids, ending]))
         bos = self._tokenizer.special_tokens.get("bos_token")
         if adds is None:
             adds = self._adds_special_tokens and not (bos and text.startswith(bos))
-        return self._encoded(text, "messages", adds, keep)
+        return self._encoded(text, field, adds, keep)
 
     def _template_for(self, conversation: Conversation) -> ChatTemplate:
         if conversation.chat_template:
@@ -260,6 +242,12 @@ class PromptBuilder:
         if len(ids) == 0:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: the prompt has no tokens", field=field)
         return Draft(self._rule.finish(ids), text.replace(GUARD, ""), field)
+
+    def write_chat(self, text: str, images: Sequence[ItemSize]) -> Prompt:
+        """The prompt of a text that a template might have written, with a {} in the place of each image."""
+        marker = self._markers[NAMES[Modality.MODALITY_IMAGE]]
+        written = text.format(*[marker] * len(images))
+        return self.expand(self._written(written, "prompt", None, 0, bool(images)), images)
 
     def write(self, example: Example) -> Prompt:
         """The example's prompt. Raises InvalidRequest if it does not come out as the checkpoint's own processor writes
@@ -313,10 +301,6 @@ class PromptBuilder:
                 f"{field}: token id {wrong[0]} is outside the vocabulary of {self._vocab_size}",
                 field=field,
             )
-
-
-def _modality(item: ItemSize) -> Modality.ValueType:
-    return Modality.MODALITY_VIDEO if item.frames else Modality.MODALITY_IMAGE
 
 
 def _marker(update: Update, tokenizer: PromptTokenizer) -> int:

@@ -5,9 +5,8 @@ from typing import Any
 
 from services.preprocess.content_format import ContentFormat
 from shared.errors import InvalidRequest
-from shared.text.template_processes import TemplateLimit, TemplateProcesses, TemplateRefusal
-
-ROLES = ("system", "user", "assistant", "tool", "developer")
+from shared.prompts.roles import OF_TEMPLATES, ROLES
+from shared.text.templates.processes import TemplateLimit, TemplateProcesses, TemplateRefusal
 
 _PROBE = "t3ss3ra probe"
 
@@ -34,15 +33,18 @@ class ChatTemplate:
         loops = processes.loops_over_content(source)  # compiles it, too
         self._variables = dict(variables)
         self._renders_media: dict[tuple[str, str], bool] = {}
-        self.knows_developer = "developer" in source
         if content_format is ContentFormat.AUTO:
             self._loops = loops
             self.takes_parts = self._find_takes_parts()
             self.takes_text = self._find_takes_text()
         else:
             as_parts = content_format is ContentFormat.OPENAI
-            self.takes_parts = dict.fromkeys(ROLES, as_parts)
-            self.takes_text = dict.fromkeys(ROLES, not as_parts)
+            self.takes_parts = dict.fromkeys(OF_TEMPLATES, as_parts)
+            self.takes_text = dict.fromkeys(OF_TEMPLATES, not as_parts)
+
+    def knows(self, role: str) -> bool:
+        """Whether the template has a role by the newer of its names; one with a single name is known."""
+        return not ROLES[role].older or role in self._source
 
     def render(
         self,
@@ -86,16 +88,18 @@ class ChatTemplate:
         # A template that takes strings for the user role takes them for every role.
         part = [{"type": "text", "text": _PROBE}]
         if not self._renders("user", part, "?", self._loops):
-            return dict.fromkeys(ROLES, False)
+            return dict.fromkeys(OF_TEMPLATES, False)
         question = [{"type": "text", "text": "?"}]
-        others = {role: self._renders(role, part, question) for role in ROLES if role != "user"}
+        others = {
+            role: self._renders(role, part, question) for role in OF_TEMPLATES if role != "user"
+        }
         return {"user": True, **others}
 
     def _find_takes_text(self) -> dict[str, bool]:
         question = [{"type": "text", "text": "?"}] if self.takes_parts["user"] else "?"
         return {
             role: self._renders(role, _PROBE, question, not self.takes_parts[role])
-            for role in ROLES
+            for role in OF_TEMPLATES
         }
 
     def _renders(

@@ -5,10 +5,19 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from services.preprocess.prompt.chat_template import ROLES, ChatTemplate
+from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.errors import InvalidRequest
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message, Video
+from shared.prompts.modality import NAMES, VIDEO, read_modality
+from shared.prompts.roles import OF_TEMPLATES, for_older_templates
+from tessera.common.v1.media_pb2 import Modality
+from tessera.preprocess.v1.preprocess_pb2 import (
+    Conversation,
+    Media,
+    Message,
+    Part,
+    Video,
+)
 
 # Of JSON for a template. What is nested deeper than this overflows stacks, and its text form grows with each level.
 _MOST_DEPTH = 32
@@ -20,13 +29,34 @@ _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|$)|[\[\]{}]', re.DOTALL)
 
 
 def media(conversation: Conversation) -> list[Media | Video]:
-    """The images and videos in the order of the prompt."""
-    return [
-        part.image if part.WhichOneof("part") == "image" else part.video
-        for message in conversation.messages
-        for part in message.content
-        if part.WhichOneof("part") in ("image", "video")
-    ]
+    """The media in the order of the prompt."""
+    found = (item_of(part) for message in conversation.messages for part in message.content)
+    return [item for item in found if item is not None]
+
+
+def item_of(part: Part) -> Media | Video | None:
+    """The media item that a part is; None for a text."""
+    match part.WhichOneof("part"):
+        case "media":
+            return part.media
+        case "video":
+            return part.video
+        case _:
+            return None
+
+
+def modality_of(item: Media | Video) -> Modality.ValueType:
+    """Its modality. Raises InvalidRequest naming its field for one that is not served, or is none of a video."""
+    if not isinstance(item, Video):
+        return read_modality(item.modality, item.field or "media")
+    field = item.field or NAMES[VIDEO]
+    if (found := read_modality(item.modality, field, unset=VIDEO)) != VIDEO:
+        raise InvalidRequest(
+            "BAD_MODALITY",
+            f"{field}: frames or a file of a video cannot be of modality {found} ({NAMES[found]})",
+            field=field,
+        )
+    return found
 
 
 def template_messages(
@@ -37,9 +67,9 @@ def template_messages(
 ) -> list[dict[str, Any]]:
     """The messages in the shape that the template expects, the client's words guarded.
 
-    `markers` by kind ("image", "video"): where the template cannot render a kind, its marker is put in the text at
-    the item's place; an empty one is left out.
-    Raises InvalidRequest for an unknown role or an empty part.
+    `markers` by kind (the names of modalities): where the template cannot render a kind, its marker is put in the text
+    at the item's place; an empty one is left out.
+    Raises InvalidRequest for an unknown role, an unknown modality or an empty part.
     """
     if not conversation.messages:
         raise InvalidRequest("NO_MESSAGES", "messages: at least one is needed", field="messages")
@@ -114,16 +144,14 @@ def _depth(text: str) -> int:
 
 
 def _role(message: Message, index: int, template: ChatTemplate) -> str:
-    if message.role not in ROLES:
+    if message.role not in OF_TEMPLATES:
         field = f"messages[{index}].role"
         raise InvalidRequest(
             "BAD_ROLE",
-            f"{field}: {message.role!r} is not one of {', '.join(ROLES)}",
+            f"{field}: {message.role!r} is not one of {', '.join(OF_TEMPLATES)}",
             field=field,
         )
-    if message.role == "developer" and not template.knows_developer:
-        return "system"  # what the role is called since OpenAI's newer models
-    return message.role
+    return message.role if template.knows(message.role) else for_older_templates(message.role)
 
 
 def _parts(
@@ -136,10 +164,10 @@ def _parts(
     texts = [part.text for part in message.content if part.WhichOneof("part") == "text"]
     guarded = iter(tokenizer.guard_parts(texts))
     for number, part in enumerate(message.content):
-        kind = part.WhichOneof("part")
-        if kind == "text":
+        if part.WhichOneof("part") == "text":
             yield {"type": "text", "text": next(guarded)}
-        elif kind is not None:
+        elif (item := item_of(part)) is not None:
+            kind = NAMES[modality_of(item)]
             if kind in as_parts:
                 yield {"type": kind}
             elif marker := markers.get(kind):

@@ -8,10 +8,10 @@ import structlog
 
 from services.families import registry
 from services.families.family import ItemSize, load_part
+from services.preprocess.media.made_item import MadeItem
 from services.preprocess.prompt.prompt_rule import (
     Example,
     ImageProcessing,
-    MadeItem,
     MediaSpan,
     PromptRule,
     Update,

@@ -9,21 +9,10 @@ import numpy as np
 
 from services.families.family import ItemSize
 from services.preprocess.media.fitted_picture import Square
-from services.preprocess.mindie.layout import MindieLayout
+from services.preprocess.media.made_item import MadeItem
+from services.preprocess.prompt.mindie_layout import MindieLayout
 from services.preprocess.prompt.tokenizer import Ids
 from tessera.common.v1.media_pb2 import Modality
-
-
-@dataclass(frozen=True)
-class MadeItem(ItemSize):
-    """A media item whose pixel values are made: its size before that, and what its processor says of it.
-
-    `ids`, `fields`: of the generic rule's items; see `services.preprocess.worker.processor_maker`.
-    """
-
-    seconds_per_frame: float = 0.0  # of a video; 0 where it is not known
-    ids: Sequence[int] = ()
-    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

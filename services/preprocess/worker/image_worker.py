@@ -40,6 +40,8 @@ from services.preprocess.worker.warm_up import warm_up  # noqa: E402
 from shared.artifacts import file as artifact_file  # noqa: E402
 from shared.confinement.confinement import confine  # noqa: E402
 from shared.errors import ServingError  # noqa: E402
+from shared.prompts.modality import IMAGE, NAMES, VIDEO  # noqa: E402
+from tessera.common.v1.media_pb2 import Modality  # noqa: E402
 
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 256 << 20  # besides pixels: the file itself, and the decoder's buffers
@@ -68,7 +70,7 @@ def main(maker_json: str, limits_json: str, socket_number: str) -> None:
     while (job := _receive(source)) is not None:
         (descriptor,) = socket.recv_fds(files, 1, 1)[1]
         try:
-            pixels, answer = _work(maker, limits, source.read(job["bytes"]))
+            pixels, answer = _work(maker, limits, job["modality"], source.read(job["bytes"]))
             if pixels is not None:
                 _send(sink, {"needs": pixels.nbytes, "processor_s": time.process_time()})
                 if not (_receive(source) or {}).get("write"):
@@ -88,19 +90,13 @@ def _make_maker(folder: str = "", family: str = "", **options: Any) -> Maker:
     return ProcessorMaker(Path(folder), family)
 
 
-def _work(maker: Maker, limits: ImageLimits, data: bytes) -> tuple[Pixels | None, dict[str, Any]]:
+def _work(
+    maker: Maker, limits: ImageLimits, modality: Modality.ValueType, data: bytes
+) -> tuple[Pixels | None, dict[str, Any]]:
     """The pixel values and what else is known of the item, or None and why there are none."""
-    kind = "video" if frames.is_packed(data) else "image"
+    kind = NAMES[modality]
     try:
-        if frames.is_packed(data):
-            pixels, answer = _video(maker, limits, data)
-        elif packed_pixels.is_packed(data):
-            pixels, tokens = packed_pixels.unpack(data)
-            answer = {"width": pixels.shape[2], "height": pixels.shape[1], "tokens": tokens}
-        else:
-            image = _picture(data, limits, maker.settings.get("upright") is not False)
-            pixels, made = maker.make(image)
-            answer = {"width": image.width, "height": image.height, **made}
+        pixels, answer = _MAKE[modality](maker, limits, data)
     except UnreadableImage as error:
         return None, {"reason": error.reason, "message": error.message}
     except MemoryError:
@@ -122,6 +118,15 @@ def _write(job: dict[str, Any], descriptor: int, pixels: Pixels) -> dict[str, An
     return None
 
 
+def _image(maker: Maker, limits: ImageLimits, data: bytes) -> tuple[Pixels, dict[str, Any]]:
+    if packed_pixels.is_packed(data):
+        packed, tokens = packed_pixels.unpack(data)
+        return packed, {"width": packed.shape[2], "height": packed.shape[1], "tokens": tokens}
+    image = _picture(data, limits, maker.settings.get("upright") is not False)
+    pixels, made = maker.make(image)
+    return pixels, {"width": image.width, "height": image.height, **made}
+
+
 def _picture(data: bytes, limits: ImageLimits, upright: bool) -> PIL.Image.Image:
     if not fitted_picture.is_packed(data):
         return decode(data, limits, upright)
@@ -139,6 +144,9 @@ def _video(maker: Maker, limits: ImageLimits, data: bytes) -> tuple[Pixels, dict
     pixels, (width, height) = maker.make_video(video.frames, video.count, limits)
     answer = {"frames": video.count, "seconds_per_frame": video.seconds_per_frame}
     return pixels, {"width": width, "height": height, **answer}
+
+
+_MAKE = {IMAGE: _image, VIDEO: _video}
 
 
 def _decoded(files: list[bytes], limits: ImageLimits) -> Iterator[PIL.Image.Image]:

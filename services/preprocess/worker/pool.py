@@ -13,8 +13,8 @@ from typing import Any, Self
 import structlog
 
 from services.preprocess.media.image_limits import ImageLimits
+from services.preprocess.media.made_item import MadeItem
 from services.preprocess.media.processor_config import read_processor_config, read_video_size
-from services.preprocess.prompt.prompt_rule import MadeItem
 from services.preprocess.worker.decode_quota import DecodeBudget, DecodeSlots
 from services.preprocess.worker.process import WorkerDied, WorkerProcess
 from shared.artifacts.pixel_scaling import PixelScaling
@@ -23,6 +23,7 @@ from shared.artifacts.store import Reservation
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_name
 from shared.errors import InvalidRequest, ServingError, Unavailable
+from tessera.common.v1.media_pb2 import Modality
 
 log = structlog.get_logger(__name__)
 
@@ -93,8 +94,10 @@ class ImageWorkerPool:
         workers, self._workers = self._workers, set()
         await asyncio.gather(*(worker.stop() for worker in workers))
 
-    async def process(self, data: bytes, place: Reservation, tenant: str = "") -> MadeItem:
-        """Writes the pixel values of an image file, or of a video of `frames`, under the reservation.
+    async def process(
+        self, data: bytes, modality: Modality.ValueType, place: Reservation, tenant: str = ""
+    ) -> MadeItem:
+        """Writes the pixel values of an image file, or of a video as `frames` packs it, under the reservation.
 
         A file is tried again only where its worker was ended for another reason than the file. Raises
         InvalidRequest (without a field) when the file cannot be used, takes too long or kills its
@@ -104,13 +107,14 @@ class ImageWorkerPool:
         self._budget.check(tenant)
         async with self._slots.slot(tenant):
             self._budget.check(tenant)  # may have been spent while it waited
-            job = {"nonce": place.nonce.hex(), "digest": place.digest.hex()}
+            names = {"nonce": place.nonce.hex(), "digest": place.digest.hex()}
+            job = {"modality": int(modality), **names}
             answer = await self._tried(job, data, place, tenant)
         if "errno" in answer:
             raise out_of_space(OSError(answer["errno"], answer["message"]), place.path)
         if "reason" in answer:
             raise InvalidRequest(answer["reason"], answer["message"])
-        return MadeItem(**answer)
+        return MadeItem(**answer, modality=modality)
 
     async def _tried(
         self, job: dict[str, Any], data: bytes, place: Reservation, tenant: str

@@ -7,6 +7,7 @@ from math import sqrt
 
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import INVALID_ARGUMENT, Error, Sequence
+from shared.prompts.length_text import LENGTH_EXCEEDED, length_text
 
 # Before a step has shown what attention costs: for a token and each token that it attends to, this share of what a
 # token costs otherwise. It is 1/8,400 of the arithmetic of a model of 0.4 billion parameters and less for a larger one.
@@ -16,6 +17,7 @@ _LARGEST_ERROR = 3.0  # a process that lost its core for a while says little abo
 # While other sequences decode, one token in so many stays unused: a prompt that is computed alone may be a little
 # longer without a second step for its last few tokens.
 _RESERVED_SHARE = 17
+_DECODERS = "This decoder's"
 
 
 class AttentionKind(Enum):
@@ -134,15 +136,23 @@ class Capacity:
         if sequence.prompt_len >= longest:
             yield (
                 "PROMPT_TOO_LONG",
-                f"the prompt has {sequence.prompt_len} tokens and this decoder holds at most {longest} tokens of "
-                "one sequence; shorten the prompt or give the decoder more KV memory",
+                length_text(
+                    longest,
+                    f"the prompt has {sequence.prompt_len} tokens",
+                    "shorten it, or give the decoder more KV memory",
+                    _DECODERS,
+                ),
             )
         if not self.holds(sequence):
             # The request says how long its output may be: if it were cut here, another decoder would give another text.
             yield (
-                "CONTEXT_LENGTH_EXCEEDED",
-                f"prompt and answer may have {sequence.length_limit} tokens and this decoder's maximum context length "
-                f"is {longest}; lower max_tokens, or give gateway and decoders the same --max-model-len",
+                LENGTH_EXCEEDED,
+                length_text(
+                    longest,
+                    f"prompt and answer may have {sequence.length_limit} tokens",
+                    "lower max_tokens, or give gateway and decoders the same --max-model-len",
+                    _DECODERS,
+                ),
             )
         part = self.parts.longest(sequence)
         if part > max(0, self.longest_part):

@@ -119,6 +119,19 @@ class StepPlan(PlanColumns[list[int]]):
         self.sample_sequence += sequences
 
 
+@dataclass(slots=True)
+class PendingStep:
+    """A plan until it is answered, and what must be remembered of it so long."""
+
+    plan: StepPlan
+    # Sequences that were restarted since the plan was made: what it samples for them is discarded.
+    restarted: set[Sequence] = field(default_factory=set)
+    # Rows without a sample: the sequence, its generation, and the index after the last token of the row.
+    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    # In order, the blocks that a sequence found in the prefix cache, or (True) added to it by what it computes.
+    cache_uses: list[tuple[Sequence, list[int], bool]] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a decoder answered to a plan: tokens in the order of its samples (-1 where the row failed)."""

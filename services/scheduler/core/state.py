@@ -2,58 +2,43 @@
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
 
 from services.scheduler.core.beams import BeamSearch
-from services.scheduler.core.blocks import BlockManager, HostBlocks, extend_hashes
+from services.scheduler.core.block_tables import BlockTables
+from services.scheduler.core.blocks import BlockManager, extend_hashes
 from services.scheduler.core.budget import Capacity
 from services.scheduler.core.media import MediaState
-from services.scheduler.core.plan import StepPlan
+from services.scheduler.core.plan import PendingStep, StepPlan
 from services.scheduler.core.sequence import Isolation, Policy, Sequence, SequenceStatus
-
-
-@dataclass(slots=True)
-class PendingStep:
-    """A plan until it is answered, and what must be remembered of it so long."""
-
-    plan: StepPlan
-    # Sequences that were restarted since the plan was made: what it samples for them is discarded.
-    restarted: set[Sequence] = field(default_factory=set)
-    # Rows without a sample: the sequence, its generation, and the index after the last token of the row.
-    chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)
-    # In order, the blocks that a sequence found in the prefix cache, or (True) added to it by what it computes.
-    cache_uses: list[tuple[Sequence, list[int], bool]] = field(default_factory=list)
+from services.scheduler.core.slots import Slots
+from services.scheduler.core.swapping import Swapping
 
 
 class DecoderState:
-    """The one owner of the sequences of a decoder, their blocks and slots. The `Scheduler` decides; only the methods
-    here change what a sequence holds and where it is.
+    """The one owner of the sequences of a decoder and of what they have: slots, tables of blocks, what is in host
+    memory, embeddings. The `Scheduler` and its `Planner` decide; only the methods here change where a sequence is.
     """
 
     def __init__(self, capacity: Capacity, policy: Policy, encoder_budget: int) -> None:
         self.capacity = capacity
         self.policy = policy
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
-        self.host = HostBlocks(capacity.num_host_blocks)
+        self.tables = BlockTables(capacity, self.blocks)
+        self.swapping = Swapping(capacity, self.blocks)
+        self.slots = Slots(capacity.max_slots)
         self.media = MediaState(encoder_budget)
         self.isolation = Isolation()
         self.waiting: list[Sequence] = []  # without blocks, by rank
         self.running: dict[Sequence, None] = {}  # with blocks
         self.num_sequences = 0  # that have not ended
-        self.free_slots = list(range(capacity.max_slots - 1, -1, -1))
         self.in_flight: deque[PendingStep] = deque()
         self.steps = 0  # plans made so far
         self.preemptions = 0
         self.swaps = 0  # preemptions whose blocks went to host memory
         self._requests: dict[str, list[Sequence]] = {}  # sequences that have not ended
         # For the next plan.
-        self._drops: list[int] = []
-        self._beam_drops: list[int] = []  # slots that stay with their beam search
-        self._host_releases: list[int] = []
         self._beam_forks: list[tuple[Sequence, Sequence]] = []  # child, parent
         self._beam_tokens: list[tuple[Sequence, int]] = []  # replace what the decoder sampled
-        self._sealed_blocks: list[int] = []
-        self._sealed_hashes: list[bytes] = []
 
     # Questions
 
@@ -73,11 +58,6 @@ class DecoderState:
         return [s for choices in self._requests.values() for s in choices]
 
     @property
-    def num_host_releases(self) -> int:
-        """Host blocks that become free with the next plan: their content may still be moving."""
-        return len(self._host_releases)
-
-    @property
     def num_ready_to_start(self) -> int:
         """Waiting sequences whose embeddings are there: they lack only blocks, slots or step budget."""
         return sum(1 for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens)
@@ -89,31 +69,13 @@ class DecoderState:
         begun = (s.num_tokens - s.num_computed_tokens for s in self.running)
         return sum(s.num_tokens for s in ready) + sum(n for n in begun if n > 1)
 
-    def find_cached(self, sequence: Sequence) -> list[int]:
-        """The cached blocks that a waiting sequence can begin with."""
-        size, parts = self.capacity.block_size, self.capacity.parts
-        if sequence.host_blocks:
-            return self.blocks.find(sequence.block_hashes[: sequence.num_computed_tokens // size])
-        if sequence.scores_prompt:
-            return []
-        # At least one token must be computed, or there would be no logits to sample from.
-        usable = (sequence.num_tokens - 1) // size
-        cached = self.blocks.find(sequence.block_hashes[:usable])
-        return cached[: parts.begin(sequence, len(cached) * size, size) // size]
-
     # Plans
 
     def begin_step(self) -> PendingStep:
         """A new plan with all that has piled up for the decoder since the last one."""
         plan = StepPlan(self.steps + 1)
-        if self._drops or self._beam_drops:
-            # A slot counts as free in the plan that drops it: drops are applied before new sequences and forks.
-            self.free_slots.extend(self._drops)
-            plan.drop = self._drops + self._beam_drops
-            self._drops, self._beam_drops = [], []
-        if self._host_releases:
-            self.host.release(self._host_releases)
-            self._host_releases = []
+        self.slots.put_drops_into(plan)
+        self.swapping.begin_step()
         if self._beam_tokens:
             self._put_beams_into(plan)
         plan.fetch = self.media.take_fetches()
@@ -123,8 +85,7 @@ class DecoderState:
     def send(self, step: PendingStep) -> None:
         """The plan is complete and goes to the decoder."""
         plan = step.plan
-        plan.sealed_blocks, self._sealed_blocks = self._sealed_blocks, []
-        plan.sealed_hashes, self._sealed_hashes = self._sealed_hashes, []
+        self.tables.put_sealed_into(plan)
         self.steps += 1
         self.in_flight.append(step)
 
@@ -175,7 +136,7 @@ class DecoderState:
         """
         self.blocks.hold(cached)
         if sequence.slot < 0:
-            self._take_slots(sequence)
+            self.slots.take(sequence)
             step.plan.new.append((sequence.slot, sequence))
             sequence.num_cached_tokens = min(num_computed, sequence.prompt_len)
             self.blocks.queries += sequence.num_tokens // self.capacity.block_size
@@ -184,7 +145,7 @@ class DecoderState:
         if cached:
             step.cache_uses.append((sequence, cached, False))
         if sequence.host_blocks:
-            self._swap_in(step.plan, sequence)
+            self.swapping.swap_in(step.plan, sequence)
         sequence.num_computed_tokens = num_computed
         sequence.num_registered = sequence.num_sealed = len(cached)
         step.plan.edit(sequence.slot, 0, sequence.blocks)
@@ -200,26 +161,12 @@ class DecoderState:
         self.update_cache(sequence)  # it may find again what it gives up
         if swap:
             self.swaps += 1
-            blocks = sequence.blocks[: self.capacity.blocks_for(sequence.num_computed_tokens)]
-            sequence.host_blocks = self.host.allocate(len(blocks))
-            plan.swap_out_device += blocks
-            plan.swap_out_host += sequence.host_blocks
+            self.swapping.swap_out(plan, sequence)
             self._release_blocks(sequence)
             self._wait(sequence)
         else:
             self._lose_blocks(sequence)
         plan.edit(sequence.slot, 0, [])
-
-    def _swap_in(self, plan: StepPlan, sequence: Sequence) -> None:
-        """Moves back what is not cached on the device."""
-        swapped = sequence.host_blocks[len(sequence.blocks) :]
-        fresh = self.blocks.allocate(len(swapped))
-        plan.swap_in_host += swapped
-        plan.swap_in_device += fresh
-        sequence.blocks += fresh
-        # A plan swaps out before it swaps in: only the next one may overwrite these.
-        self._host_releases += sequence.host_blocks
-        sequence.host_blocks = []
 
     def restart(self, sequence: Sequence) -> None:
         """Drops a sequence's slot and blocks; it waits to be computed again from its committed tokens. What plans in
@@ -229,13 +176,12 @@ class DecoderState:
             step.restarted.add(sequence)
         if sequence.beams is not None:
             sequence.beams.forget_answer(sequence)
-        self._drop_slot(sequence)
+        self.slots.drop(sequence)
         sequence.num_tokens = len(sequence.tokens)
         if sequence.status is SequenceStatus.RUNNING:
             self._lose_blocks(sequence)
         else:
-            self.host.release(sequence.host_blocks)
-            sequence.host_blocks = []
+            self.swapping.forget(sequence)
             sequence.num_computed_tokens = 0
             self.media.restarted(sequence)
 
@@ -269,13 +215,11 @@ class DecoderState:
             self._release_blocks(sequence)
         elif sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
-            self.host.release(sequence.host_blocks)
-        if sequence.slot >= 0:
-            if sequence.status is SequenceStatus.PENDING:  # the decoder does not know it yet
-                self.free_slots.append(sequence.slot)
-                sequence.slot = -1
-            else:
-                self._drop_slot(sequence)
+            self.swapping.forget(sequence)
+        if sequence.status is SequenceStatus.PENDING:
+            self.slots.take_back(sequence)
+        else:
+            self.slots.drop(sequence)
         sequence.status = SequenceStatus.ENDED
         sequence.ended = sequence.is_special = True
         self.media.remove(sequence)
@@ -294,104 +238,15 @@ class DecoderState:
 
     def _release_blocks(self, sequence: Sequence) -> None:
         del self.running[sequence]
-        self.blocks.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.num_registered = sequence.num_sealed = 0
-        sequence.generation += 1
-
-    # Slots
-
-    def has_slots(self, sequence: Sequence) -> bool:
-        """Whether a sequence and its forks have slots, or can have them."""
-        if sequence.beams is not None:
-            enough = len(self.free_slots) >= sequence.beams.num_beams
-            return enough or self.holds_slots(sequence)
-        return len(self.free_slots) >= len(_without_slot(sequence))
-
-    def holds_slots(self, sequence: Sequence) -> bool:
-        """Whether a sequence or one of its forks has a slot since an earlier start."""
-        if sequence.beams is not None:
-            return sequence.slot >= 0 or bool(sequence.beams.spare_slots)
-        return any(s.slot >= 0 for s in (sequence, *sequence.forks))
-
-    def _take_slots(self, sequence: Sequence) -> None:
-        """A beam search gets all slots that it will ever need."""
-        if sequence.beams is not None:
-            spare = sequence.beams.spare_slots
-            if not spare:
-                spare += [self.free_slots.pop() for _ in range(sequence.beams.num_beams)]
-            sequence.slot = spare.pop()
-            return
-        for one in _without_slot(sequence):
-            one.slot = self.free_slots.pop()
-
-    def _drop_slot(self, sequence: Sequence) -> None:
-        if sequence.slot >= 0:
-            if sequence.beams is not None and not sequence.beams.done:
-                self._beam_drops.append(sequence.slot)
-                sequence.beams.spare_slots.append(sequence.slot)
-            else:
-                self._drops.append(sequence.slot)
-            sequence.slot = -1
-
-    # Blocks of running sequences
-
-    def grow(self, plan: StepPlan, sequence: Sequence, count: int) -> None:
-        """Appends free blocks to a sequence's table."""
-        fresh = self.blocks.allocate(count)
-        plan.edit(sequence.slot, len(sequence.blocks), fresh)
-        sequence.blocks.extend(fresh)
-
-    def is_shared(self, sequence: Sequence, index: int) -> bool:
-        """Whether token `index` would be written into a partly filled block that forks hold too."""
-        number, offset = divmod(index, self.capacity.block_size)
-        return offset > 0 and self.blocks.refs(sequence.blocks[number]) > 1
-
-    def copy_block(self, plan: StepPlan, sequence: Sequence, index: int) -> None:
-        """Gives a sequence a copy of its own of the block that holds token `index`."""
-        number = index // self.capacity.block_size
-        shared = sequence.blocks[number]
-        (own,) = self.blocks.allocate(1)
-        plan.copy(shared, own)
-        plan.edit(sequence.slot, number, [own])
-        sequence.blocks[number] = own
-        self.blocks.release([shared])
-
-    def register(self, sequence: Sequence, step: PendingStep | None) -> None:
-        """Adds blocks to the prefix cache whose every token is known and whose last one is computed in a plan already
-        made, at the latest in this one.
-        """
-        computed = sequence.num_computed_tokens // self.capacity.block_size
-        full = min(computed, len(sequence.block_hashes))
-        if full <= sequence.num_registered:
-            return
-        made = sequence.blocks[sequence.num_registered : full]
-        self.blocks.register(made, sequence.block_hashes[sequence.num_registered : full])
-        sequence.num_registered = full
-        if step is not None:
-            step.cache_uses.append((sequence, made, True))
-
-    def seal(self, sequence: Sequence, num_tokens: int) -> None:
-        """Tells the decoder to keep the cached blocks among those that the first tokens of a sequence fill. These are
-        known and were computed in steps that have been answered.
-        """
-        full = min(num_tokens // self.capacity.block_size, len(sequence.block_hashes))
-        if full <= sequence.num_sealed:
-            return
-        blocks = sequence.blocks[sequence.num_sealed : full]
-        for block, content in zip(blocks, self.blocks.contents(blocks), strict=True):
-            if content is not None:
-                self._sealed_blocks.append(block)
-                self._sealed_hashes.append(content)
-        sequence.num_sealed = full
+        self.tables.release(sequence)
 
     def update_cache(self, sequence: Sequence) -> None:
         """After a commit: hashes, caches and seals the blocks that have become full."""
         size = self.capacity.block_size
         if sequence.status is SequenceStatus.RUNNING:
             extend_hashes(sequence, self.capacity)
-            self.register(sequence, self.in_flight[-1] if self.in_flight else None)
-            self.seal(sequence, len(sequence.tokens) - 1)
+            self.tables.register(sequence, self.in_flight[-1] if self.in_flight else None)
+            self.tables.seal(sequence, len(sequence.tokens) - 1)
         sequence.set_watch(size)
 
     # Forks
@@ -400,7 +255,7 @@ class DecoderState:
         """A pending sibling runs with the blocks of the sequence that has computed their prompt."""
         plan.fork(child, parent)
         plan.edit(child.slot, 0, parent.blocks)
-        self._share(child, parent)
+        self.tables.share(child, parent)
         child.block_hashes = list(parent.block_hashes)
         child.num_sealed = parent.num_registered
         child.num_cached_tokens = parent.num_cached_tokens
@@ -411,10 +266,9 @@ class DecoderState:
         child = parent.fork(parent.choice)
         self._enter(child)
         child.slot = search.spare_slots.pop()
-        self._share(child, parent)
+        self.tables.share(child, parent)
         child.num_sealed = parent.num_sealed
-        child.host_blocks = list(parent.host_blocks)
-        self.host.hold(child.host_blocks)
+        self.swapping.share(child, parent)
         self._beam_forks.append((child, parent))
         if parent.status is SequenceStatus.RUNNING:
             self._run(child)
@@ -436,16 +290,4 @@ class DecoderState:
         for beam in search.live:
             if not beam.ended:
                 self.end(beam)
-        self.free_slots += search.spare_slots
-        search.spare_slots.clear()
-
-    def _share(self, child: Sequence, parent: Sequence) -> None:
-        self.blocks.hold(parent.blocks)
-        child.blocks = list(parent.blocks)
-        child.num_computed_tokens = parent.num_computed_tokens
-        child.num_registered = parent.num_registered
-        child.num_media_passed = parent.num_media_passed
-
-
-def _without_slot(sequence: Sequence) -> list[Sequence]:
-    return [s for s in (sequence, *sequence.forks) if s.slot < 0 and not s.ended]
+        self.slots.end_search(search)

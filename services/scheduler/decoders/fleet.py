@@ -12,9 +12,9 @@ from services.scheduler.decoders.link import DecoderLink
 from shared.environment import monotonic
 from shared.errors import ServingError, Superseded, Unavailable
 from shared.net import supervise
-from shared.net.registry import Directory, Member
 from shared.net.supervise import Background
 from shared.queue import Queue
+from shared.queue.registry import Directory, Member
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,8 @@ import grpc.aio
 import structlog
 
 from services.scheduler.core.plan import StepPlan, StepProgress
-from services.scheduler.core.scheduler import PreemptionMode, Scheduler
+from services.scheduler.core.planner import PreemptionMode
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Policy
 from services.scheduler.decoders import convert
 from services.scheduler.decoders.embedding_requests import EmbeddingRequests
@@ -23,8 +24,8 @@ from shared.environment import monotonic
 from shared.errors import ServingError, Superseded, Unavailable
 from shared.net import tasks
 from shared.net.channels import open_channel
-from shared.net.registry import Member
 from shared.net.rpc.errors import calling
+from shared.queue.registry import Member
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceStub
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad

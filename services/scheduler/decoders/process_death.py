@@ -7,8 +7,8 @@ from shared.environment import monotonic
 from shared.errors import ServingError
 from shared.net import transport
 from shared.net.channels import open_channel
-from shared.net.registry import Directory, Member
 from shared.net.rpc.errors import calling
+from shared.queue.registry import Directory, Member
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceStub
 
@@ -21,13 +21,16 @@ _GIVEN_UP_S = 75.0
 _SAYS = {"WRONG_DECODER": True, "STARTING": True, "STALE_LEASE": False, "DECODER_STOPS": False}
 
 
-async def has_died(member: Member, directory: Directory, scheduler_id: str) -> bool:
+async def has_died(
+    member: Member, directory: Directory, scheduler_id: str, answer_s: float = _ANSWER_S
+) -> bool:
     """Finds out whether a decoder that no longer answers has ended: nothing listens at its address any more, or another
-    incarnation does. Where it answers, or neither shows within 75 s, it counts as alive.
+    incarnation does. Where it answers, or neither shows within 75 s, it counts as alive. `answer_s`: how long
+    it may take to answer.
     """
     until, pause_s = monotonic() + _GIVEN_UP_S, _FIRST_PAUSE_S
     while monotonic() < until:
-        died = await _look(member, directory.members, scheduler_id)
+        died = await _look(member, directory.members, scheduler_id, answer_s)
         if died is not None:
             return died
         await asyncio.sleep(pause_s)
@@ -35,21 +38,23 @@ async def has_died(member: Member, directory: Directory, scheduler_id: str) -> b
     return False
 
 
-async def _look(member: Member, known: Iterable[Member], scheduler_id: str) -> bool | None:
+async def _look(
+    member: Member, known: Iterable[Member], scheduler_id: str, answer_s: float
+) -> bool | None:
     """None where nothing is known for certain."""
     here = {m.instance_id for m in known if m.address == member.address}
     if here - {member.instance_id} or await transport.refuses_connections(member.address):
         return True
-    return await _ask(member, scheduler_id)
+    return await _ask(member, scheduler_id, answer_s)
 
 
-async def _ask(member: Member, scheduler_id: str) -> bool | None:
+async def _ask(member: Member, scheduler_id: str, answer_s: float) -> bool | None:
     """What answers at its address. A lease of 0 binds nothing: the decoder itself refuses it as old."""
     opening = decoder_pb2.Open(decoder_id=member.instance_id, scheduler_id=scheduler_id, lease=0)
     async with open_channel(member.address) as channel:
         call = DecoderServiceStub(channel).Steps()
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(answer_s):
                 with calling("decoder"):
                     await call.write(decoder_pb2.StepsRequest(open=opening))
                     await call.read()

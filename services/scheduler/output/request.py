@@ -18,6 +18,7 @@ from services.scheduler.output.logprobs import Floats, Ids
 from services.scheduler.output.ranking import Ranking
 from services.scheduler.output.stop_strings import stop_finder
 from shared.artifacts.embedding_name import embedding_name
+from shared.prompts.modality import modality_of
 from shared.queue import TakenRequest
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import encode_records
@@ -50,7 +51,9 @@ class Request:
     """
 
     def __init__(self, taken: TakenRequest, table: TokenBytes) -> None:
-        """Raises ValueError or IndexError for a spec that makes no sense."""
+        """Raises ValueError or IndexError for a spec that makes no sense, InvalidRequest for media of an unknown
+        modality.
+        """
         spec = taken.spec
         sampling = spec.sampling
         self.spec = spec
@@ -72,6 +75,8 @@ class Request:
             self._search = beams.search_of(spec, table, self._stops)
         self.sampling = self._for_decoder(sampling)
         self.ranking = Ranking(sampling.n) if self.collects else None
+        for item in spec.media:
+            modality_of(item)
         # As encoder and decoder know them: their digests name embeddings by these weights.
         self.media = [_named(item, self._content_bytes) for item in spec.media]
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()

@@ -1,1 +1,1 @@
-"""The scheduler and the queue: intake, ownership, recovery, deadlines."""
+"""The requests of a scheduler: which are taken, which decoder runs each, what is logged of them, and who owns them."""

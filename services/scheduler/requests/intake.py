@@ -6,7 +6,8 @@ from services.scheduler.decoders.link import DecoderLink
 from shared.queue import Places, TakenRequest
 from shared.queue.messages import cost_of
 
-_START_WITHIN_S = 2.0  # of work that waits at a decoder
+# Of work that waits at a decoder. While streams generate, prompts have about half of its time.
+_START_WITHIN_S = 0.5
 _READY_TO_START = 16  # requests that wait at a decoder for nothing but slots, blocks or step budget
 _NO_LIMIT = 1 << 40
 _KEEP = 0.8  # of the estimate of a request's cost, at each new one
@@ -69,7 +70,7 @@ def _capacity(link: DecoderLink) -> int:
     if link.draining:
         return 0
     state = link.core.state
-    capacity = min(len(state.free_slots), _READY_TO_START) - state.num_ready_to_start
+    capacity = min(len(state.slots.free), _READY_TO_START) - state.num_ready_to_start
     if capacity <= 0:
         return 0
     waits_s = state.num_waiting_tokens * link.seconds_for_token

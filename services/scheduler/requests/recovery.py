@@ -4,8 +4,8 @@ import asyncio
 
 import structlog
 
-from services.scheduler.output.output_tracker import OutputTracker
 from services.scheduler.output.request import Request
+from services.scheduler.requests.output_tracker import OutputTracker
 from shared.errors import Unavailable
 from shared.queue import Queue, RequestSnapshot
 

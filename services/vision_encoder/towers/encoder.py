@@ -10,6 +10,7 @@ import torch
 
 from services.families.family import ItemSize
 from shared.artifacts.pixel_scaling import PixelScaling
+from tessera.common.v1.media_pb2 import Modality
 
 PixelArray = npt.NDArray[np.generic]
 PIXEL_VALUES = "pixel_values"
@@ -29,6 +30,7 @@ class Item:
     height: int = 0  # of the picture before it was processed
     width: int = 0
     scaling: PixelScaling | None = None  # what makes values of pixels that are bytes
+    modality: Modality.ValueType = Modality.MODALITY_IMAGE
 
     @property
     def pixels(self) -> PixelArray:
@@ -42,16 +44,17 @@ def pixel_item(
     height: int = 0,
     width: int = 0,
     scaling: PixelScaling | None = None,
+    modality: Modality.ValueType = Modality.MODALITY_IMAGE,
 ) -> Item:
     """An item that is its pixel values alone."""
-    return Item({PIXEL_VALUES: pixels}, grid, height, width, scaling)
+    return Item({PIXEL_VALUES: pixels}, grid, height, width, scaling, modality)
 
 
 class Encoder(Protocol):
     """Tensors of items in, embedding rows out. Used by one thread at a time.
 
-    A family's class is made of (checkpoint, device). `stacked` families run items of equal shape together; the others,
-    packed, run any together.
+    A family's class is made of (checkpoint, device). `stacked` families run items of one modality and shape
+    together; the others, packed, run any together.
     """
 
     stacked: bool

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from services.families.family import ItemSize
-from services.vision_encoder import pixel_values
+from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.native_encoder import NativeEncoder
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from shared.checkpoint.conversion.new_folder import new_folder
 from shared.checkpoint.conversion.side_files import copy_side_files, side_files
 from shared.checkpoint.conversion.written_file import Tensors, write_tensors
-from shared.checkpoint.tensor_file import TensorFile, open_tensors
-from shared.errors import InvalidRequest
-from shared.model_config.files import (
+from shared.checkpoint.files import (
     INDEXES,
     Weights,
     find_weights,
@@ -17,6 +15,8 @@ from shared.model_config.files import (
     read_json,
     require_weights,
 )
+from shared.checkpoint.tensor_file import TensorFile, open_tensors
+from shared.errors import InvalidRequest
 
 
 def strip_infix(

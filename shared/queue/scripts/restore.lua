@@ -68,7 +68,10 @@ if not state then create(q, now_ms, tonumber(arrived_ms), tonumber(rank)) end
 keep_lost_decoders(rid, lost_decoders)
 bind_key(q)
 extend()
-if state == 'queued' then note_begun(rid) end
+if state == 'queued' then
+  note_begun(rid)
+  keep_place(rid)
+end
 if tonumber(redis.call('HGET', r, 'open')) <= 0 then
   dequeue(rid)
   retire(rid, close.keep_s)

@@ -22,7 +22,9 @@ local function num_ahead(prio, tenant)
   local waiting = math.max(0, live - running - preparing)
   local taken = math.max(0, live - redis.call('SCARD', P .. ':begun') - waiting - preparing)
   if prio ~= 'batch' then
-    local own = redis.call('ZCARD', P .. ':w:' .. prio .. ':' .. tenant)
+    -- Those that have waited longer than the goal come behind it, but for one turn in many.
+    waiting = math.max(0, waiting - redis.call('ZCOUNT', P .. ':goal', '+inf', '+inf'))
+    local own = redis.call('ZCARD', waiting_of(prio, tenant))
     local others = redis.call('ZCARD', P .. ':tenants:' .. prio) - (own > 0 and 1 or 0)
     local share = tonumber(redis.call('HGET', P .. ':weights', tenant) or 1)
     waiting = math.min(waiting, own * (1 + others / share))

@@ -93,6 +93,19 @@ local function note_begun(rid)
   if content then redis.call('HSET', P .. ':wanted', rid, content) end
 end
 
+local function waiting_of(prio, tenant) return P .. ':w:' .. prio .. ':' .. tenant end
+
+-- Those of them that have waited longer than the goal for their first token.
+local function late_of(prio, tenant) return P .. ':late:' .. prio .. ':' .. tenant end
+
+-- Whether a waiting request comes behind others once it has waited too long. Not one that was taken before, that its
+-- client put before others, or that says how long it may wait: it ends then. Nobody looks at batch work.
+local function may_be_late(rid, prio, rank)
+  local f = redis.call('HMGET', request(rid), 'taken_ms', 'queue_timeout_ms', 'first_token_timeout_ms', 'arrived_ms')
+  return prio == 'interactive' and f[1] == '0' and f[2] == '0' and f[3] == '0' and tonumber(rank) >= f[4] * 1000
+    and redis.call('SISMEMBER', P .. ':begun', rid) == 0
+end
+
 -- Puts a request at its rank among the waiting. A tenant that comes back starts no lower than the lowest active one.
 local function enqueue(rid, prio, tenant, rank, close)
   local tenants, rested = P .. ':tenants:' .. prio, P .. ':idle:' .. prio
@@ -102,7 +115,8 @@ local function enqueue(rid, prio, tenant, rank, close)
     redis.call('ZREM', rested, tenant)
     redis.call('ZADD', tenants, math.max(floor, counter), tenant)
   end
-  redis.call('ZADD', P .. ':w:' .. prio .. ':' .. tenant, rank, rid)
+  redis.call('ZADD', waiting_of(prio, tenant), rank, rid)
+  if may_be_late(rid, prio, rank) then redis.call('ZADD', P .. ':goal', rank, rid) end
   note_begun(rid)
   local moment = may_wait_until(rid, 0, close)
   if moment < math.huge then redis.call('ZADD', P .. ':due', moment, rid) end
@@ -111,16 +125,27 @@ end
 
 local function dequeue(rid)
   local f = redis.call('HMGET', request(rid), 'prio', 'tenant')
-  local waiting, tenants = P .. ':w:' .. f[1] .. ':' .. f[2], P .. ':tenants:' .. f[1]
+  local waiting, late, tenants = waiting_of(f[1], f[2]), late_of(f[1], f[2]), P .. ':tenants:' .. f[1]
   redis.call('ZREM', waiting, rid)
+  redis.call('ZREM', late, rid)
+  redis.call('ZREM', P .. ':goal', rid)
   redis.call('ZREM', P .. ':due', rid)
   redis.call('HDEL', P .. ':wanted', rid)
-  if redis.call('EXISTS', waiting) == 1 then return end
+  if redis.call('EXISTS', waiting, late) > 0 then return end
+  redis.call('HDEL', P .. ':turns', f[2])
   local counter = redis.call('ZSCORE', tenants, f[2])
   if counter then
     redis.call('ZREM', tenants, f[2])
     redis.call('ZADD', P .. ':idle:' .. f[1], counter, f[2])
   end
+end
+
+-- A waiting request of which is known by now that it has begun goes back to its rank.
+local function keep_place(rid)
+  local f = redis.call('HMGET', request(rid), 'prio', 'tenant', 'rank')
+  if not redis.call('ZSCORE', P .. ':goal', rid) or may_be_late(rid, f[1], f[3]) then return end
+  redis.call('ZREM', P .. ':goal', rid)
+  if redis.call('ZREM', late_of(f[1], f[2]), rid) == 1 then redis.call('ZADD', waiting_of(f[1], f[2]), f[3], rid) end
 end
 
 -- Ends a waiting request if its time is up. Returns whether it did.

@@ -10,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from shared.checkpoint.bounded_file import LARGE, OutOfBounds, read_bytes
+from shared.bounded_file import LARGE, OutOfBounds, read_bytes
 
 
 class Kind(IntEnum):

@@ -5,7 +5,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shared.checkpoint.bounded_file import LARGE, open_regular, read_bytes
+from shared.bounded_file import LARGE, open_regular, read_bytes
 from shared.text.token_decoder import byte_level_alphabet
 from shared.text.tokenizer_formats.content import (
     Content,

@@ -38,6 +38,7 @@ BLOCKS = 2  # of each sequence
 KINDS: list[list[dict[str, Any]]] = [
     [{}, {}, {}],
     [{}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.0, "top_p": 0.9}],
+    [{}, {"logprobs": 2}, {"temperature": 1.0, "logprobs": 0}],
 ]
 TRANSFERS = ("copy_h2d", "copy_d2h", "synchronize_event")
 
@@ -112,6 +113,29 @@ def test_a_step_takes_one_copy_each_way_and_one_wait(
         assert {name: cost[name] for name in TRANSFERS} == dict.fromkeys(TRANSFERS, 1)
         assert counters.synchronisations(cost) == 1  # the wait for the result
         assert cost["replay"] == (graphs == "on")
+
+
+def test_one_sequence_with_a_penalty_leaves_the_others_on_the_device(worker: Worker) -> None:
+    """It alone is waited for, its logits alone come to the host, and all tokens are those without the others."""
+    penalty = {"presence_penalty": 1.5}
+    drawn = {"temperature": 0.8, "top_k": 20}
+    alone = []
+    for slot, kind in enumerate([{}, penalty, drawn]):
+        worker.reset()
+        kinds: list[dict[str, Any]] = [{}, {}, {}]
+        kinds[slot] = kind
+        steps = [collect(worker, launch(worker, step, kinds)) for step in range(STEPS)]
+        alone.append([tokens[slot] for tokens in steps])
+    worker.reset()
+    together = []
+    for step in range(STEPS):
+        launched = launch(worker, step, [{}, penalty, drawn])
+        assert launched.split.on_device.tolist() == [True, False, True]
+        assert launched.split.whole_rows.tolist() == [1]
+        with counters.counted() as cost:
+            together.append(collect(worker, launched))
+        assert counters.synchronisations(cost) == 1
+    assert [list(tokens) for tokens in zip(*together, strict=True)] == alone
 
 
 def test_heads_of_another_size_take_no_more_kernels(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from services.decoder.devices.base.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
 from services.decoder.devices.base.ops import BaseOps, hidden_keys
 from services.decoder.devices.base.row_check import rows_are_equal
+from services.decoder.devices.base.slot_state import LayerState, StateTensor
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
@@ -325,6 +326,23 @@ def test_blocks_go_out_and_in(kind: Kind, size: int) -> None:
     ops.scrub(cache, torch.tensor([5 * size + 3]))
     scrubbed = ops.export_block(cache, 5)[0]
     assert not scrubbed[3].any() and torch.equal(scrubbed[4:], k[4:])
+
+
+@pytest.mark.parametrize("kind", [BaseOps, *OWN, TorchCpuOps, CudaOps])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_is_read_from_one_place_and_kept_in_another(kind: Kind, dtype: torch.dtype) -> None:
+    ops = kind(CPU, dtype)
+    specs = (StateTensor((2, 5), dtype), StateTensor((3,), torch.float32))
+    tensors = ops.alloc_state(specs, 4)
+    assert [(x.shape, x.dtype) for x in tensors] == [((4, 2, 5), dtype), ((4, 3), torch.float32)]
+    assert [spec.nbytes for spec in specs] == [x[0].nbytes for x in tensors]
+    some = [torch.randn(2, *spec.shape, dtype=spec.dtype) for spec in specs]
+    begin = LayerState(tensors, torch.tensor([0, 0]), torch.tensor([3, 1]))
+    assert not any(x.any() for x in ops.read_state(begin))
+    ops.write_state(begin, some)
+    after = LayerState(tensors, torch.tensor([1, 3]), torch.tensor([2, 2]))
+    assert all(map(torch.equal, ops.read_state(after), [x.flip(0) for x in some]))
+    assert not any(x[[0, 2]].any() for x in tensors)
 
 
 @pytest.mark.parametrize("kind", [*OWN, TorchCpuOps, CudaOps])

@@ -21,9 +21,9 @@ from services.decoder.settings import DecoderSettings
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest, NotFound, ServingError
 from shared.net.channels import open_channel
-from shared.net.registry import Directory
 from shared.queue import connect
 from shared.queue.keys import Keys
+from shared.queue.registry import Directory
 from tests.support.checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parents[3]

@@ -169,6 +169,7 @@ def test_a_model_that_does_not_compute_what_its_class_does_is_refused(
     assert not unchecked.row_invariant
 
 
+@pytest.mark.full
 def test_a_model_whose_images_see_each_other_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,9 +103,18 @@ CASES = [
     *((family, "transformers", 512) for family in GENERIC),
     *((family, "transformers", 7) for family in GENERIC if family not in WHOLE_SPANS),
 ]
+# A decoder of ours, one by the code of transformers, and one that computes a picture's tokens whole.
+BY_DEFAULT = [
+    ("llava_onevision", "auto", 64),
+    ("ovis2", "transformers", 7),
+    ("gemma3", "transformers", 512),
+]
 
 
-@pytest.mark.parametrize(("family", "backend", "chunk"), CASES)
+@pytest.mark.parametrize(
+    ("family", "backend", "chunk"),
+    [pytest.param(*case, marks=[] if case in BY_DEFAULT else pytest.mark.full) for case in CASES],
+)
 async def test_prompts_with_images_alone_and_together(
     family: str, backend: str, chunk: int, tmp_path: Path, short_tmp: Path
 ) -> None:

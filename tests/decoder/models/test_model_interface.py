@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.decoder.loading.load import load
-from services.decoder.models.layer_spec import LayerSpec, Opaque, Shared, State
+from services.decoder.models.layer_spec import LayerSpec, Opaque, Shared
 from services.decoder.models.llama import Llama
 from services.decoder.models.needs import AttentionKind, Needs
 from services.decoder.models.step import Step
@@ -92,8 +92,8 @@ async def test_a_step_says_which_positions_see_each_other_whole(
     assert first.meta.bidirectional == spans and not second.meta.bidirectional
 
 
-@pytest.mark.parametrize("layer", [Shared(0), State(64), Opaque()])
-def test_a_layer_that_is_not_in_blocks_is_refused_by_name(
+@pytest.mark.parametrize("layer", [Shared(0), Opaque()])
+def test_a_layer_whose_cache_is_not_served_is_refused_by_name(
     llama_folder: Path, layer: LayerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created = Llama.__init__
@@ -117,9 +117,9 @@ def test_the_scheduler_is_told_how_far_attention_looks(
     assert decoder_pb2.AttentionKind.Name(told) == f"ATTENTION_KIND_{kind.name}"
 
 
-def test_state_outside_the_blocks_is_refused_by_name(
+def test_needs_that_speak_of_state_which_no_layer_keeps_are_refused(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Llama, "needs", Needs(state=True))
-    with pytest.raises(InvalidRequest, match="outside the cache's blocks"):
+    with pytest.raises(InvalidRequest, match="keep no state outside the cache's blocks"):
         load(DecoderSettings(model=llama_folder, device="cpu", threads=1))

@@ -90,6 +90,21 @@ def test_the_rule_of_the_class_gives_the_same_for_images(folder: Path) -> None:
         )
 
 
+def test_an_item_without_a_modality_is_an_image_and_an_unknown_one_nothing(folder: Path) -> None:
+    model, rule = load(folder), RopeIndex.find(load_reference(folder))
+    assert rule is not None
+    item = MediaItem(offset=1, length=4, rows=4, grid_t=1, grid_h=4, grid_w=4)
+    item.modality = Modality.MODALITY_IMAGE
+    prompt = np.zeros(6, np.int64)
+    expected, _ = model.positions(prompt, [item])
+    item.ClearField("modality")
+    for positions in (model.positions, rule):
+        np.testing.assert_array_equal(positions(prompt, [item])[0], expected)
+    item.modality = 9  # type: ignore[assignment]
+    with pytest.raises(InvalidRequest, match="modality 9"):  # elsewhere where spans are read
+        rule(prompt, [item])
+
+
 def test_positions_are_those_of_the_published_rule(folder: Path) -> None:
     model = load(folder)
     outran = 0

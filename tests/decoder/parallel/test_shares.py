@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.generic.loading import load_model
-from services.decoder.models.layer_spec import paged_layers
 from services.decoder.models.step import Step
 from services.decoder.parallel.rank_group import RankGroup
 from services.decoder.parallel.refusal import require_divisible

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.decoder.sampling.choices import Choices, pack_logprobs
 from services.decoder.sampling.random_numbers import uniform
-from services.decoder.sampling.sampler import Choices, Sampler
+from services.decoder.sampling.sampler import Sampler
 from shared.errors import ServingError
 from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence
 
@@ -265,7 +266,7 @@ def test_log_probabilities_are_of_the_raw_logits() -> None:
     rows = np.stack([logits, logits])
     found = sampler.sample(rows.copy(), [1, 0], np.zeros(2, np.int64))
     slots, ran = np.asarray([1, 0]), np.asarray([0, 1])
-    own, ids, values = sampler.pack_logprobs(slots, ran, found)
+    own, ids, values = pack_logprobs(sampler.wanted_logprobs(slots), ran, found, 4)
     assert list(found.tokens) == [3, 1]
     np.testing.assert_allclose(np.frombuffer(own, "<f4"), [np.nan, np.log(0.2)], rtol=1e-6)
     assert np.frombuffer(ids, "<i4").tolist() == [3, 1]

@@ -23,7 +23,7 @@ class Continuations:
         self._allowed: dict[int, dict[str, list[int]]] = {}
         self._last: dict[int, str] = {}
 
-    def introduce(self, slot: int, grammar: str, output: Sequence[int]) -> None:
+    def prepare(self, grammar: str) -> dict[str, list[int]]:
         """The hook's method."""
         allowed: dict[str, list[int]] = {}
         for pair in grammar.split():
@@ -31,7 +31,11 @@ class Continuations:
             if not arrow:
                 raise InvalidRequest("INVALID_GRAMMAR", f"{pair} is no pair", field="grammar")
             allowed.setdefault(before, []).append(int(after))
-        self._allowed[slot], self._last[slot] = allowed, "^"
+        return allowed
+
+    def introduce(self, slot: int, prepared: dict[str, list[int]], output: Sequence[int]) -> None:
+        """The hook's method."""
+        self._allowed[slot], self._last[slot] = prepared, "^"
         for token in output:
             self.commit(slot, token)
 

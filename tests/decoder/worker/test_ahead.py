@@ -7,26 +7,22 @@ from typing import Any
 
 import pytest
 
-from services.decoder.loading.load import Loaded, load
+from services.decoder.loading.load import load
 from services.decoder.sampling import device_sampler
 from services.decoder.settings import DecoderSettings
-from services.scheduler.core.budget import Capacity
 from services.scheduler.core.scheduler import Scheduler
-from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import StepResult
-from tests.support.arithmetic.drive import capacity, sequence
 from tests.support.decoder.deferred_device import DeferredDevice, load_deferred
-from tests.support.decoder.recorded_plans import RecordedDrive, poison, replay
-from tests.support.decoder.step_stream import greedy
+from tests.support.decoder.recorded_plans import (
+    DRAWN,
+    GREEDY,
+    RecordedDrive,
+    add_requests,
+    core,
+    poison,
+    replay,
+)
 
-GREEDY: list[dict[str, Any]] = [{}]
-DRAWN: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.8, "top_k": 20},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 1.0},
-    {"temperature": 1.0, "min_p": 0.1},
-]
 ALL: list[dict[str, Any]] = [
     *DRAWN,
     {"presence_penalty": 0.5},
@@ -41,44 +37,6 @@ def settings(folder: Path) -> DecoderSettings:
     chosen = {"model": folder, "device": "cpu", "max_num_seqs": SLOTS, "num_host_blocks": 8}
     return DecoderSettings.model_validate(
         {**chosen, "kv_cache_memory_bytes": 20 << 13, "threads": 1, "max_model_len": 256}
-    )
-
-
-def add_requests(
-    scheduler: Scheduler, kinds: list[dict[str, Any]], numbers: random.Random, count: int
-) -> dict[str, SamplingParams]:
-    """Requests of these kinds, some with several choices; their settings by id."""
-    sampling = {}
-    for index in range(count):
-        name = f"r{index}"
-        kind = numbers.choice(kinds)
-        prompt = [numbers.randrange(400) for _ in range(numbers.randint(2, 70))]
-        longest = numbers.randint(1, 30)
-        sampling[name] = greedy(**kind, max_tokens=longest, seed=index)
-        stops = frozenset(numbers.sample(range(400), numbers.choice([0, 40])))
-        given = {
-            "arrival": index,
-            "num_logprobs": kind.get("logprobs", -1),
-            "scores_prompt": "prompt_logprobs" in kind,
-            "stop_token_ids": stops,
-        }
-        choices = 1 if given["scores_prompt"] else numbers.choice([1, 1, 1, 3])
-        texts = [
-            sequence(name, prompt, longest, choice=choice, **given) for choice in range(choices)
-        ]
-        assert scheduler.add(*texts) is None
-    return sampling
-
-
-def core(loaded: Loaded) -> Capacity:
-    limits = loaded.worker.limits
-    return capacity(
-        num_blocks=limits.num_blocks,
-        num_host_blocks=limits.num_host_blocks,
-        block_size=limits.block_size,
-        max_slots=limits.max_slots,
-        max_model_len=limits.max_model_len,
-        max_batched_tokens=48,
     )
 
 

@@ -117,11 +117,8 @@ def test_a_step_that_is_not_collected_has_changed_only_lengths(worker: Worker) -
     assert not result.failed and len(read_ints(result.tokens)) == len(PROMPTS)
 
 
-@pytest.mark.parametrize("asked", [{"logprobs": 1}, {"presence_penalty": 1.0}])
-def test_tokens_that_the_host_chooses_are_waited_for(
-    worker: Worker, asked: dict[str, float]
-) -> None:
-    first = launch(worker, 0, **asked)
+def test_tokens_that_the_host_chooses_are_waited_for(worker: Worker) -> None:
+    first = launch(worker, 0, presence_penalty=1.0)
     launched: list[LaunchedStep] = []
     thread = threading.Thread(target=lambda: launched.append(launch(worker, 1)))
     thread.start()
@@ -132,6 +129,59 @@ def test_tokens_that_the_host_chooses_are_waited_for(
     collect(worker, launched[0])
     tokens = [worker.slots.tokens[slot, LENGTHS[slot]] for slot in SLOTS]
     assert before == tokens
+
+
+@pytest.mark.parametrize("changes", [{"logprobs": 2}, {"logprobs": 2, "temperature": 0.8}])
+def test_log_probabilities_are_told_of_tokens_that_the_next_step_has_taken(
+    settings: DecoderSettings, worker: Worker, device: DeferredDevice, changes: dict[str, Any]
+) -> None:
+    on_cpu = load(settings).worker
+    in_turn = [collect(on_cpu, launch(on_cpu, step, **changes)) for step in range(2)]
+    steps = [launch(worker, 0, **changes), launch(worker, 1)]  # nobody waits for the first
+    for expected, found in zip(in_turn, [collect(worker, step) for step in steps], strict=True):
+        expected.ClearField("times")
+        found.ClearField("times")
+        assert found == expected and found.logprobs
+    assert not device.faults
+
+
+def test_a_step_without_the_sequence_whose_token_the_host_chooses_need_not_wait(
+    worker: Worker,
+) -> None:
+    fields = opening(worker)
+    fields["new"][0].sampling.presence_penalty = 1.0
+    whole = make_plan(
+        step=1, row_slot=SLOTS, row_start=[0] * 3, row_count=LENGTHS, sample_row=SLOTS,
+        sample_slot=SLOTS, **fields,
+    )  # fmt: skip
+    others = make_plan(
+        step=2, row_slot=[1, 2], row_start=LENGTHS[1:], row_count=[1, 1], sample_row=[0, 1],
+        sample_slot=[1, 2],
+    )  # fmt: skip
+    first = worker.launch(read_plan(whole, worker.limits))
+    second = worker.launch(read_plan(others, worker.limits))
+    tokens = [collect(worker, step) for step in (first, second)]
+    third = collect(worker, launch_row_of_first(worker))
+    alone = [read_ints(result.tokens) for result in (*tokens, third)]
+    worker.reset()
+    assert [alone[0][0], alone[2][0]] == in_turn(worker, 0, presence_penalty=1.0)
+    worker.reset()
+    assert [alone[0][1], alone[1][0]] == in_turn(worker, 1)
+
+
+def launch_row_of_first(worker: Worker) -> LaunchedStep:
+    plan = make_plan(
+        step=3, row_slot=[0], row_start=LENGTHS[:1], row_count=[1], sample_row=[0], sample_slot=[0]
+    )
+    return worker.launch(read_plan(plan, worker.limits))
+
+
+def in_turn(worker: Worker, slot: int, **changes: Any) -> list[int]:
+    """Two tokens of one of the sequences, each step taken to its end before the next."""
+    return [
+        read_ints(collect(worker, launch(worker, step, **changes)).tokens)[slot]
+        for step in range(2)
+    ]
 
 
 def test_a_sequence_that_is_dropped_meanwhile_leaves_its_slot_to_the_next(worker: Worker) -> None:

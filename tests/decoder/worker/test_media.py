@@ -165,6 +165,7 @@ async def test_a_span_without_its_embedding_fails_its_row_alone(decoder: Decoder
         ({"rows": ROWS - 1}, "MEDIA_MISMATCH"),
         ({"length": 12, "rows": 12}, "MEDIA_MISMATCH"),  # the artifact has 16
         ({"offset": 90}, "INVALID_MEDIA"),
+        ({"modality": 9}, "UNKNOWN_MODALITY"),
         ({"length": 0, "rows": 0}, "INVALID_MEDIA"),
         ({"embed_runs": [EmbedRun(start=15, length=2)], "rows": 2}, "INVALID_MEDIA"),
         ({"embed_runs": [EmbedRun(start=4, length=2), EmbedRun(start=5, length=1)], "rows": 3},

@@ -18,7 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.gateway.admission.model import ServedModel
+from services.gateway.model.served_model import ServedModel
 from tests.support.checkpoints import load_reference, make_checkpoint, reference_inputs, tokenizer
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import png
@@ -109,7 +109,13 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "blip2",
+        *(pytest.param(case, marks=pytest.mark.full) for case in CASES if case != "blip2"),
+    ],
+)
 def case(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

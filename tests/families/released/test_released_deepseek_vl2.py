@@ -18,7 +18,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer
 
 from services.families import registry
-from services.gateway.admission.model import ServedModel
+from services.gateway.model.served_model import ServedModel
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.text.tokenizer_file import read_tokenizer

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from services.gateway.admission.model import ServedModel
+from services.gateway.model.served_model import ServedModel
 from tests.support.checkpoints import load_reference, make_checkpoint, reference_inputs
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import png

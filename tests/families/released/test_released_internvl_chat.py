@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from services.families import registry
-from services.gateway.admission.model import ServedModel
+from services.gateway.model.served_model import ServedModel
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest

@@ -14,7 +14,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from services.gateway.admission.model import ServedModel
+from services.gateway.model.served_model import ServedModel
 from tests.reference_models.molmo import Molmo, write_checkpoint
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.pictures import png

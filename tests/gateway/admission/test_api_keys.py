@@ -8,7 +8,8 @@ import pytest
 import structlog.testing
 from tokenizers import Tokenizer
 
-from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.api_keys import BEARER, ApiKeys, KeyHeader
+from services.gateway.admission.caller import Caller
 from services.gateway.gateway import open_gateway
 from services.gateway.settings import GatewaySettings
 from shared import access
@@ -49,10 +50,30 @@ def test_a_file_without_usable_keys_is_refused(tmp_path: Path, content: bytes, f
 
 def test_only_a_whole_key_is_one() -> None:
     keys = ApiKeys(("sesame", "other"))
-    assert keys.caller("r", "bearer other", "").api_key == "other"
+
+    def caller(authorization: str) -> Caller:
+        return keys.caller("r", {"authorization": authorization, "traceparent": ""}.__getitem__)
+
+    assert caller("bearer other").api_key == "other"
     for token in ("", "Bearer", "Bearer sesam", "Bearer sesamee", "Bearer sesame,other", "sesame"):
         with pytest.raises(Unauthenticated):
-            keys.caller("r", token, "")
+            caller(token)
+
+
+def test_a_key_may_stand_in_any_header_of_its_api() -> None:
+    keys = ApiKeys(("sesame",))
+    where = (KeyHeader("X-Api-Key"), BEARER)
+
+    def caller(**headers: str) -> Caller:
+        return keys.caller("r", lambda name: headers.get(name.replace("-", "_"), ""), where)
+
+    assert caller(x_api_key="sesame").api_key == "sesame"
+    assert caller(x_api_key="of a proxy", authorization="Bearer sesame").api_key == "sesame"
+    for headers in ({"x_api_key": "Bearer sesame"}, {"authorization": "sesame"}, {}):
+        with pytest.raises(
+            Unauthenticated, match="`X-Api-Key: <key>` or `Authorization: Bearer <key>`"
+        ):
+            caller(**headers)
 
 
 async def test_a_gateway_reads_keys_from_a_file_and_warns_if_others_can(

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from services.gateway.admission.generation_defaults import GenerationDefaults
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request import ValidRequest, make_spec
+from services.gateway.admission.request_spec import make_spec
 from services.gateway.api.openai.requests import read_chat
 from services.gateway.api.openai.schema import ChatRequest
-from services.gateway.reading.decode import decode
+from services.gateway.decoding.decode import decode
+from services.gateway.model.generation_defaults import GenerationDefaults
+from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
+from shared.prompts.length import require_prompt_fits
 from shared.queue.token_log import encode_tokens
 from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
 from tests.support.gateway.served_model import model
@@ -59,6 +61,16 @@ def test_prompt_and_answer_must_fit_together(count: int, body: dict[str, Any]) -
     with pytest.raises(InvalidRequest, match="512") as caught:
         spec_of(count, **body)
     assert caught.value.reason == "CONTEXT_LENGTH_EXCEEDED"
+
+
+def test_a_prompt_of_ids_is_refused_in_the_words_of_preprocess() -> None:
+    """It does not go there: preprocess refuses other prompts of more than one token less than the length."""
+    with pytest.raises(InvalidRequest) as expected:
+        require_prompt_fits(512, 512, "messages", 511)
+    with pytest.raises(InvalidRequest) as caught:
+        spec_of(512)
+    assert caught.value.message == expected.value.message
+    assert caught.value.metadata == expected.value.metadata
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:

@@ -9,9 +9,9 @@ import pytest
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from shared.errors import Unavailable
 from shared.net import tasks
-from shared.net.registry import Directory, Member
 from shared.queue import connect
 from shared.queue.keys import Keys
+from shared.queue.registry import Directory, Member
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tests.support.gateway.neighbours import PreprocessPlayer
 from tests.support.gateway.stage import MODEL, Stage

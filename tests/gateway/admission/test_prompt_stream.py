@@ -8,7 +8,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from services.gateway.admission import prompt_stream
-from services.gateway.admission.prompt_stream import PromptStream, is_short
+from services.gateway.admission.prompt_stream import PromptStream
+from services.gateway.reading.short_prompts import is_short
 from shared.errors import Expired, InvalidRequest, Unavailable
 from shared.net.channels import open_channel
 from shared.queue.token_log import decode_tokens
@@ -115,7 +116,7 @@ async def test_closing_fails_all_waiting_prompts(player: PreprocessPlayer) -> No
 
 
 def test_pictures_and_long_texts_go_alone() -> None:
-    seen = Part(image=Media(url="http://a/b.png"))
+    seen = Part(media=Media(url="http://a/b.png"))
     words = Part(text="hi")
     pictured = Conversation(messages=[Message(content=[words]), Message(content=[words, seen])])
     assert not is_short(PrepareRequest(conversation=pictured))

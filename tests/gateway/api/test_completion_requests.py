@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request import ValidRequest
 from services.gateway.api.openai import requests
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
-from services.gateway.reading.decode import decode
+from services.gateway.decoding.decode import decode
+from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
 from shared.queue.token_log import decode_tokens
 from tests.support.gateway.served_model import model

@@ -83,7 +83,7 @@ async def test_options_mean_what_they_mean_over_rest(
     assert len(ids) == events[-1].usage.completion_tokens
     assert len(events[0].accepted.prompt_token_ids) == events[0].accepted.prompt_tokens
     parts = stage.preprocess.seen[-1].conversation.messages[0].content
-    assert (parts[1].image.data, parts[2].image.url) == (b"picture", "https://example.org/a.png")
+    assert (parts[1].media.data, parts[2].media.url) == (b"picture", "https://example.org/a.png")
     file, address, both = (part.video for part in parts[3:])
     assert (file.file.data, address.file.url) == (b"video", "https://example.org/a.mp4")
     assert [frame.data for frame in both.frames] == [b"one", b"two"]

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.api.tessera.grpc_limits import CallLimits
-from services.gateway.http.body_budget import BodyBudget
+from services.gateway.body_budget import BodyBudget
 from shared.errors import InvalidRequest, ServingError, Unauthenticated, Unavailable
 from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling

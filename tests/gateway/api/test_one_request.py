@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from services.gateway.admission.request import ValidRequest
 from services.gateway.api.openai import requests
 from services.gateway.api.openai.replies import ReplyWriter
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
+from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.api.tessera import grpc_requests
-from services.gateway.api.writers import WRITERS, make_writer
-from services.gateway.reading.decode import decode
+from services.gateway.apis import APIS
+from services.gateway.decoding.decode import decode
+from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import Unavailable
 from tessera.gateway.v1 import chat_pb2
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind, RequestSpec
@@ -77,13 +78,20 @@ def test_a_completion_is_the_same_request_over_both(prompt: Any) -> None:
 
 def test_every_kind_of_reply_has_its_writer() -> None:
     kinds = set(ReplyKind.values()) - {ReplyKind.REPLY_KIND_UNSPECIFIED}
-    assert set(WRITERS) == kinds
+    forms = {kind: form for api in APIS for kind, form in api.reply_forms.items()}
+    assert set(forms) == kinds
     openai = (ReplyKind.REPLY_KIND_CHAT, ReplyKind.REPLY_KIND_COMPLETION)
-    assert {WRITERS[kind] for kind in openai} == {ReplyWriter}
+    assert {forms[kind].make_writer for kind in openai} == {ReplyWriter}
+
+
+def test_two_apis_cannot_have_one_kind_of_reply() -> None:
+    forms = [api.reply_forms for api in APIS]
+    with pytest.raises(ValueError, match="two APIs"):
+        ReplyForms([*forms, *forms])
 
 
 def test_a_reply_of_a_later_version_is_left_to_another_gateway() -> None:
     head = RequestSpec(reply=ReplyFormat(kind=99))  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="resume at another gateway") as caught:
-        make_writer(SimpleNamespace(head=head), True)  # type: ignore[arg-type]
+        ReplyForms([]).make_writer(SimpleNamespace(head=head), True)  # type: ignore[arg-type]
     assert caught.value.http_status == 503

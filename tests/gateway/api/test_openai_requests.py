@@ -11,13 +11,13 @@ import openai
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request import ValidRequest
 from services.gateway.api.openai import requests
 from services.gateway.api.openai.schema import ChatRequest
+from services.gateway.decoding.decode import decode
+from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import serialized
-from services.gateway.reading.decode import decode
 from services.gateway.reading.tools import ToolFields
+from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest, NotFound
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tests.support.gateway.served_model import model
@@ -434,10 +434,10 @@ async def test_conversations_keep_their_order_and_images() -> None:
     conversation = prepare.conversation
     assert [message.role for message in conversation.messages] == ["system", "user", "assistant"]
     parts = conversation.messages[1].content
-    assert [part.WhichOneof("part") for part in parts] == ["text", "image", "image", "text"]
-    assert parts[1].image.data == PIXEL
-    assert parts[1].image.field == "messages[1].content[1].image_url"
-    assert parts[2].image.url == "https://example.org/a.png"
+    assert [part.WhichOneof("part") for part in parts] == ["text", "media", "media", "text"]
+    assert parts[1].media.data == PIXEL
+    assert parts[1].media.field == "messages[1].content[1].image_url"
+    assert parts[2].media.url == "https://example.org/a.png"
     assert conversation.messages[1].name == "Ada"
     assert json.loads(conversation.chat_template_kwargs_json) == {"a": 1}
     assert not conversation.add_generation_prompt
@@ -450,7 +450,7 @@ async def test_base64_with_line_breaks_or_escapes_is_read() -> None:
         "data:;base64," + encoded.replace("=", "%3D"),
     ):
         sent = await as_sent(read_chat(chat(**image(url)), model()).prepare)
-        assert sent.conversation.messages[0].content[0].image.data == PIXEL
+        assert sent.conversation.messages[0].content[0].media.data == PIXEL
 
 
 async def test_videos_are_frames_or_files() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from services.gateway.api.openai import requests as openai_requests
 from services.gateway.api.openai.schema import ChatRequest as ChatRequestBody
-from services.gateway.reading.decode import decode
-from services.gateway.reading.list_limits import LONGEST_TOOLS
+from services.gateway.decoding.decode import decode
+from services.gateway.decoding.list_limits import LONGEST_TOOLS
 from shared.errors import InvalidRequest
 from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling

@@ -208,8 +208,8 @@ async def test_pictures_reach_preprocess_as_bytes_or_address(stage: Stage) -> No
     reply = await stage.chat(messages=[{"role": "user", "content": content}])
     assert reply.status_code == 200
     parts = stage.preprocess.seen[-1].conversation.messages[0].content
-    assert parts[1].image.data == b"picture"
-    assert parts[2].image.url == "https://example.org/b.png"
+    assert parts[1].media.data == b"picture"
+    assert parts[2].media.url == "https://example.org/b.png"
     assert reply.json()["usage"]["prompt_tokens"] > 2 * IMAGE_TOKENS
     spec = next(iter(stage.scheduler.played.values())).spec
     assert len(spec.media) == 2

@@ -10,6 +10,7 @@ import pytest
 from services.gateway.http.exchange import Exchange
 from shared.errors import Cancelled
 from tests.support.gateway.neighbours import Played
+from tests.support.gateway.other_apis import NoteForm, NotesEndpoint
 from tests.support.gateway.stage import Stage
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -135,9 +136,9 @@ async def test_a_client_that_stops_reading_counts_as_gone(monkeypatch: pytest.Mo
             await never.wait()
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    exchange = Exchange(scope, receive, send, "r_x")
+    exchange = Exchange(scope, receive, send, "r_x", NotesEndpoint(()))
     with pytest.raises(Cancelled) as caught:
         async with asyncio.timeout(30), exchange.while_connected():
-            await exchange.start_stream(has_ids=False)
+            await exchange.start_stream(NoteForm())
             await exchange.write(b"never read")
     assert caught.value.reason == "CLIENT_GONE"

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.http.missing_routes import NOT_OFFERED
+from services.gateway.api.missing_routes import NOT_OFFERED
 from tests.support.gateway.stage import ANSWER, MODEL, Stage
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.reading.list_limits import MOST_PARTS
+from services.gateway.decoding.list_limits import MOST_PARTS
 from shared.net.channels import open_channel
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
@@ -93,7 +93,7 @@ async def test_a_part_without_a_type_is_known_by_its_one_key(stage: Stage) -> No
             assert reply.status_code == 200
             (turn,) = stage.preprocess.seen[-1].conversation.messages
             kinds.append([part.WhichOneof("part") for part in turn.content])
-    assert kinds == [["text", "image"]] * 4 + [["text", "video"]] * 2
+    assert kinds == [["text", "media"]] * 4 + [["text", "video"]] * 2
 
 
 UNCLEAR: list[tuple[Any, str, tuple[str, ...]]] = [

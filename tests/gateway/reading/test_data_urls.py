@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from services.gateway.api.openai.requests import media_urls
 from services.gateway.api.openai.schema import ChatRequest
+from services.gateway.decoding.decode import decode
 from services.gateway.reading.data_urls import decode_with_media
-from services.gateway.reading.decode import decode
 from tests.support.gateway.stage import Stage, open_stage
 
 CHAT = "/v1/chat/completions"
@@ -39,9 +39,9 @@ async def test_large_pictures_and_frames_arrive_as_they_were(stage: Stage) -> No
     assert reply.status_code == 200
     (prepare,) = stage.preprocess.seen
     found = prepare.conversation.messages[0].content
-    assert [found[i].image.data for i in (0, 1, 4)] == [PICTURE, b"small", PICTURE]
+    assert [found[i].media.data for i in (0, 1, 4)] == [PICTURE, b"small", PICTURE]
     assert [frame.data for frame in found[3].video.frames] == [PICTURE, b"small"]
-    assert found[4].image.field == "messages[0].content[4].image_url"
+    assert found[4].media.field == "messages[0].content[4].image_url"
 
 
 @pytest.mark.parametrize("spoil", ["/", "\n"])
@@ -53,7 +53,7 @@ async def test_escapes_and_line_breaks_are_read_too(stage: Stage, spoil: str) ->
     reply = await stage.http.post(CHAT, content=text.encode(), headers=headers)
     assert reply.status_code == 200
     part = stage.preprocess.seen[0].conversation.messages[0].content[0]
-    assert part.image.data == PICTURE
+    assert part.media.data == PICTURE
 
 
 def test_what_only_looks_like_media_stays_where_it_is() -> None:

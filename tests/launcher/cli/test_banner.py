@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher.console.banner import banner
+from services.launcher.banner import EXAMPLE_PICTURE, banner
 from services.launcher.settings import ServeSettings
 
 
@@ -80,3 +80,7 @@ def test_with_a_key_it_works_and_does_not_show_the_key(
     key = subprocess.check_output(["sh", "-c", f'{script}; echo "$TESSERA_API_KEY"'], text=True)
     assert run_python(text, TESSERA_API_KEY=key.strip()) == "Bearer s3same\n"
     assert 'Bearer $TESSERA_API_KEY"' in text
+
+
+def test_the_picture_that_it_names_is_there() -> None:
+    assert EXAMPLE_PICTURE.is_file()

@@ -248,6 +248,31 @@ def test_doctor_says_of_a_model_what_serve_says(
     assert serve.stderr.removeprefix("tessera serve: ").strip() in doctor.stdout
 
 
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("auto", "quantized checkpoints are not supported yet"),
+        ("native", "quantized checkpoints are not supported yet"),
+        ("transformers", "not supported where the code of transformers runs the layers"),
+    ],
+)
+def test_check_refuses_quantized_weights_for_the_code_that_would_run_them_as_serve_does(
+    backend: str, said: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (model / "config.json").write_text(json.dumps(config))
+    ports = [str(port) for port in free_ports(2)]
+    flags = (str(model), "--model-backend", backend)
+    serve = tessera("serve", *flags, "--port", ports[0], "--grpc-port", ports[1])
+    check = tessera("check", *flags)
+    assert (serve.returncode, check.returncode) == (1, 1)
+    for printed in (serve.stderr, check.stdout):
+        assert "quantization_config says gptq" in printed and said in printed
+
+
 @pytest.mark.skipif(not npu_fault(), reason="there is an NPU here")
 def test_serve_on_a_machine_without_npus_is_refused_with_what_doctor_says(tmp_path: Path) -> None:
     state = tmp_path / "state"

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
+from services.preprocess.media import frames
 from services.preprocess.media.frame_selection import FrameSelection
 from services.preprocess.media.image_decoder import decode
 from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
@@ -23,6 +24,7 @@ from services.preprocess.media.video import open_video
 from services.preprocess.worker.pool import ImageWorkerPool
 from shared.artifacts.store import ArtifactStore, Reservation
 from shared.errors import InvalidRequest, Overloaded
+from shared.prompts.modality import IMAGE, VIDEO
 from tests.support.preprocess.service import file_of, picture
 
 LIMITS = ImageLimits(max_pixels=50_000_000, max_video_pixels=400_000_000)
@@ -149,7 +151,8 @@ class Pool:
         return self._store.reserve(self._count.to_bytes(16, "big"))
 
     async def decode(self, data: bytes, tenant: str = "") -> tuple[int, int]:
-        size = await self.pool.process(data, self.place(), tenant)
+        modality = VIDEO if frames.is_packed(data) else IMAGE
+        size = await self.pool.process(data, modality, self.place(), tenant)
         return size.width, size.height
 
     async def decode_signalled(self, data: bytes, *signals: signal.Signals) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from services.vision_encoder.towers.encoder import pixel_item
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from tessera.common.v1.media_pb2 import Modality
-from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
+from shared.net.rpc.errors import calling
+from tessera.common.v1.media_pb2 import MediaItem, Modality
+from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest, Media, Part, Video
 from tests.support.checkpoints import load_config, load_reference, make_checkpoint
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.mrope import parts_of, published_positions
@@ -42,6 +44,7 @@ from tests.support.preprocess.service import (
 )
 
 FIELD = "messages[0].content[0].video"
+MADE_UP: Any = 9  # a modality of some later version
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +173,50 @@ async def test_a_model_for_images_takes_no_videos(
     async with make_preprocess(clip_folder) as service:
         with pytest.raises(InvalidRequest, match="takes no videos"):
             await service.chat(turn("user", video(files(2))))
+
+
+async def test_a_modality_of_a_later_version_is_never_taken_for_an_image(
+    tmp_path: Path, make_preprocess: PreprocessMaker
+) -> None:
+    async with make_preprocess(make_checkpoint(tmp_path, "qwen2_vl")) as service:
+        later = image(file_of(picture(40, 40)), FIELD)
+        later.media.modality = MADE_UP
+        other_video, later_video = video(files(2)), video(files(2))
+        other_video.video.modality = Modality.MODALITY_IMAGE
+        later_video.video.modality = MADE_UP
+        for part, reason in (
+            (later, "UNKNOWN_MODALITY"),
+            (later_video, "UNKNOWN_MODALITY"),
+            (other_video, "BAD_MODALITY"),
+        ):
+            with pytest.raises(InvalidRequest, match="modality") as caught:
+                await service.chat(turn("user", part))
+            assert caught.value.reason == reason and caught.value.metadata["field"] == FIELD
+        whole = (await service.chat(turn("user", image(file_of(picture(40, 40)))))).media[0]
+        whole.modality = MADE_UP
+        with pytest.raises(InvalidRequest, match="modality 9"), calling("preprocess"):
+            await service.stub.GetPixels(GetPixelsRequest(media=whole))
+
+
+async def test_parts_and_items_of_older_versions_say_no_modality(
+    tmp_path: Path, make_preprocess: PreprocessMaker
+) -> None:
+    folder = make_checkpoint(tmp_path, "qwen2_vl")
+    async with make_preprocess(folder, "first") as service:
+        parts = [video(files(3)), image(file_of(picture(40, 40)))]
+        assert not parts[0].video.modality and not parts[1].media.modality
+        items = (await service.chat(turn("user", *parts))).media
+        assert [item.modality for item in items] == [
+            Modality.MODALITY_VIDEO,
+            Modality.MODALITY_IMAGE,
+        ]
+        before = [await pixel_values(item) for item in items]
+    async with make_preprocess(folder, "second") as service:
+        for item, expected in zip(items, before, strict=True):
+            older = MediaItem(digest=item.digest, source_digest=item.source_digest)
+            made = await service.stub.GetPixels(GetPixelsRequest(media=older))
+            item.pixels.CopyFrom(made.pixels)
+            np.testing.assert_array_equal(await pixel_values(item), expected)
 
 
 def test_a_truncated_file_of_frames_is_refused() -> None:

@@ -12,8 +12,8 @@ from services.preprocess.content_format import ContentFormat
 from services.preprocess.prompt.prompt_rule import ImageProcessing
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
-from shared.text.template_file import read_template
-from shared.text.template_processes import TemplateRefusal
+from shared.text.templates.processes import TemplateRefusal
+from shared.text.templates.template_file import read_template
 from tests.support.chat_templates import chat_template
 
 CLIP = {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 336}

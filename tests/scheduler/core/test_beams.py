@@ -86,7 +86,7 @@ def test_searches_that_hold_all_blocks_between_them_still_end(host_blocks: int) 
         expected = search_alone(prompt, beam_search(max_tokens=25, stop_token_ids=frozenset()))
         assert tokens(drive.found[name]) == tokens(expected)
     assert drive.scheduler.state.blocks.num_used == 0
-    assert drive.scheduler.state.host.num_free == host_blocks
+    assert drive.scheduler.state.swapping.host.num_free == host_blocks
 
 
 def test_cancel_gives_all_slots_back() -> None:

@@ -10,9 +10,9 @@ import pytest
 from services.scheduler.encoders import Encoders
 from shared.artifacts.embedding_name import embedding_name
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
-from shared.net.registry import Announcement, Directory
 from shared.net.rpc.server import RpcServer
 from shared.queue.keys import new_instance_id
+from shared.queue.registry import Announcement, Directory
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc

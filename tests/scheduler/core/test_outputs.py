@@ -8,6 +8,7 @@ import pytest
 
 from shared.queue.token_log import decode_tokens, stride
 from tessera.common.v1 import ending_pb2
+from tessera.common.v1.media_pb2 import MediaItem
 from tests.support.arithmetic.model import MODEL, generate, state_after
 from tests.support.queue.listening import listening
 from tests.support.scheduler_bench import Bench
@@ -189,6 +190,17 @@ async def test_an_unreadable_request_is_refused_and_others_run(bench: Bench) -> 
     bench.scheduler()
     for _, ending in await bench.answers(bad, 2):
         assert ending.failure.reason == "BAD_REQUEST"
+    assert (await bench.answer(good))[0] == generate([1, 2, 3], 10)
+
+
+async def test_media_of_a_later_version_end_their_request_alone(bench: Bench) -> None:
+    await bench.decoder()
+    item = MediaItem(digest=b"d" * 16, modality=9, offset=0, length=2, rows=2)  # type: ignore[arg-type]
+    bad = await bench.ask([1, 2, 3], {"media": [item]})
+    good = await bench.ask([1, 2, 3])
+    bench.scheduler()
+    _, ending = await bench.answer(bad)
+    assert ending.failure.reason == "BAD_REQUEST" and "modality 9" in ending.failure.message
     assert (await bench.answer(good))[0] == generate([1, 2, 3], 10)
 
 

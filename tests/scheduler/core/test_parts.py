@@ -5,7 +5,8 @@ import pytest
 from services.scheduler.core.blocks import extend_hashes
 from services.scheduler.core.budget import AttentionKind
 from services.scheduler.core.plan import StepPlan
-from services.scheduler.core.scheduler import PreemptionMode, Scheduler
+from services.scheduler.core.planner import PreemptionMode
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import MediaSpan
 from tests.support.arithmetic.drive import Drive, capacity, sequence
 

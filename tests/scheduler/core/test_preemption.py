@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.scheduler.core.scheduler import PreemptionMode, Scheduler
+from services.scheduler.core.planner import PreemptionMode
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import POLICIES
 from tests.support.arithmetic.drive import Drive, capacity, sequence
 from tests.support.arithmetic.model import generate
@@ -26,7 +27,7 @@ def test_outputs_are_the_same_with_every_preemption_mode(mode: PreemptionMode) -
     assert drive.scheduler.state.preemptions > 0
     assert (drive.scheduler.state.swaps > 0) == (mode is not PreemptionMode.RECOMPUTE)
     assert (drive.decoder.worker.blocks_swapped_in > 0) == (drive.scheduler.state.swaps > 0)
-    assert drive.scheduler.state.host.num_free == 24
+    assert drive.scheduler.state.swapping.host.num_free == 24
     assert drive.scheduler.state.blocks.num_used == 0
 
 
@@ -64,10 +65,10 @@ def test_what_a_cancelled_sequence_had_swapped_out_is_free_again() -> None:
     crowd(drive)
     while not drive.scheduler.state.swaps:
         drive.step()
-    assert drive.scheduler.state.host.num_free < 24
+    assert drive.scheduler.state.swapping.host.num_free < 24
     for name in ("r0", "r1", "r2", "r3"):
         drive.scheduler.cancel(name)
-    assert drive.scheduler.state.host.num_free == 24
+    assert drive.scheduler.state.swapping.host.num_free == 24
     drive.finish()
     assert drive.decoder.worker.slots.empty
 

@@ -13,7 +13,8 @@ from hypothesis.stateful import (
 
 from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.budget import AttentionKind
-from services.scheduler.core.scheduler import PreemptionMode, Scheduler
+from services.scheduler.core.planner import PreemptionMode
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import POLICIES, EndReason, MediaSpan, Sequence
 from tests.support.arithmetic.drive import Drive, capacity, search_alone, sequence, start_of
 
@@ -254,8 +255,8 @@ class AnyOrder(RuleBasedStateMachine):
             assert not waiting.blocks
             for block in waiting.host_blocks:
                 away[block] += 1
-        counted = [self.scheduler.state.host.refs(b) for b in range(self.host)]
-        pending = self.scheduler.state.num_host_releases
+        counted = [self.scheduler.state.swapping.host.refs(b) for b in range(self.host)]
+        pending = self.scheduler.state.swapping.num_releases
         assert sum(counted) - sum(away) == pending
 
     def teardown(self) -> None:
@@ -267,9 +268,12 @@ class AnyOrder(RuleBasedStateMachine):
             self.fetched()
         scheduler, drive = self.scheduler, self.drive
         assert scheduler.state.num_sequences == 0
-        assert scheduler.state.blocks.num_used == 0 and scheduler.state.host.num_free == self.host
+        assert (
+            scheduler.state.blocks.num_used == 0
+            and scheduler.state.swapping.host.num_free == self.host
+        )
         drive.send()
-        assert len(scheduler.state.free_slots) == scheduler.capacity.max_slots
+        assert len(scheduler.state.slots.free) == scheduler.capacity.max_slots
         for (name, choice), expected in self.expected.items():
             output = drive.outputs_of[name, choice]
             if name in self.gone:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from services.scheduler.core.sequence import Sequence
-from services.scheduler.output import output_tracker
 from services.scheduler.output.choice import Choice
 from services.scheduler.output.request import Request
 from shared.text.stop_search import StopSearch, StopStrings
@@ -60,12 +59,10 @@ async def too_long(bench: Bench, _: ArithmeticDecoder) -> None:
 @pytest.mark.parametrize("use", [several, ranked, beams, cancelled, too_long])
 async def test_ended_requests_are_freed(
     bench: Bench,
-    monkeypatch: pytest.MonkeyPatch,
     use: Callable[[Bench, ArithmeticDecoder], Awaitable[None]],
 ) -> None:
-    monkeypatch.setattr(output_tracker, "_KEPT_S", 0.0)
     decoder, _ = await bench.decoder()
-    bench.scheduler()
+    bench.scheduler(kept_s=0.0)
     await use(bench, decoder)
     with without_collecting():
         for _ in range(_TRIES):
@@ -75,12 +72,9 @@ async def test_ended_requests_are_freed(
         assert alive(*_KINDS).total() <= 4, alive(*_KINDS)
 
 
-async def test_requests_that_move_or_go_back_are_freed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_tracker, "_KEPT_S", 0.0)
+async def test_requests_that_move_or_go_back_are_freed(bench: Bench) -> None:
     leaving, _ = await bench.decoder(0.01)
-    bench.scheduler()
+    bench.scheduler(kept_s=0.0)
     await several(bench, leaving)
     with without_collecting():
         rids = [await bench.ask(PROMPT, n=2, stop=STOPS, max_tokens=100) for _ in range(_TRIES)]

@@ -12,10 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from services.scheduler.decoders import process_death
 from services.scheduler.decoders.process_death import has_died
-from shared.net.registry import Member
 from shared.net.rpc.server import RpcServer
+from shared.queue.registry import Member
 from tessera.decoder.v1.decoder_pb2_grpc import add_DecoderServiceServicer_to_server
 from tests.support.arithmetic.model import generate
 from tests.support.arithmetic.service import ArithmeticDecoder
@@ -81,9 +80,9 @@ async def serving(decoder: ArithmeticDecoder, listen: str) -> AsyncIterator[str]
         yield server.address
 
 
-async def died(decoder_id: str, address: str, *known: Member) -> bool:
+async def died(decoder_id: str, address: str, *known: Member, answer_s: float = 1.0) -> bool:
     registry: Any = SimpleNamespace(members=known)
-    return await has_died(Member(decoder_id, address), registry, "s")
+    return await has_died(Member(decoder_id, address), registry, "s", answer_s)
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "unix:{}/d.sock"])
@@ -110,15 +109,14 @@ async def test_the_registry_knows_who_has_its_place() -> None:
     assert await died("old", address, Member("old", address), Member("new", address))
 
 
-async def test_a_stopped_process_lives_until_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_death, "_ANSWER_S", 0.1)
+async def test_a_stopped_process_lives_until_it_is_killed() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", LISTENS, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     address = f"127.0.0.1:{int(await process.stdout.readline())}"
     os.kill(process.pid, signal.SIGSTOP)
-    finding = asyncio.create_task(died("stopped", address))
+    finding = asyncio.create_task(died("stopped", address, answer_s=0.1))
     _, waiting = await asyncio.wait([finding], timeout=1)
     assert waiting
     process.kill()

@@ -7,14 +7,11 @@ import torch
 from safetensors.torch import save_file
 from structlog.testing import capture_logs
 
-from shared.checkpoint import weight_reader
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 
 
-def test_progress_counts_what_this_service_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_counts_what_this_service_reads(tmp_path: Path) -> None:
     tensors = {
         "a": torch.arange(3_000_000, dtype=torch.float32).reshape(1500, 2000),
         "b": torch.ones(4_000_000, dtype=torch.bfloat16),
@@ -23,9 +20,8 @@ def test_progress_counts_what_this_service_reads(
     }
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(weight_reader, "_SAY_EVERY_S", 0.0)
     with capture_logs() as lines:
-        reader = WeightReader(Checkpoint(tmp_path), ["a", "b", "empty"])
+        reader = WeightReader(Checkpoint(tmp_path), ["a", "b", "empty"], say_every_s=0.0)
         for name in ("a", "b", "empty"):
             assert torch.equal(reader.tensor(name), tensors[name])
         reader.finish()

@@ -3,23 +3,19 @@
 import asyncio
 
 import grpc.aio
-import pytest
 
 from shared.net import channels
 from shared.net.channels import Channels
 
 
-async def test_unused_channels_are_closed_and_those_in_use_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_unused_channels_are_closed_and_those_in_use_stay() -> None:
     opened: list[grpc.aio.Channel] = []
 
     def open_channel(address: str) -> grpc.aio.Channel:
         opened.append(channels.open_channel(address))
         return opened[-1]
 
-    monkeypatch.setattr(channels, "_UNUSED_S", 0.0)
-    pool = Channels(open_channel)
+    pool = Channels(open_channel, unused_s=0.0)
     with pool.use("127.0.0.1:1") as first:
         for port in range(2, 30):
             with pool.use(f"127.0.0.1:{port}"):

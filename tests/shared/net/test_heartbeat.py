@@ -58,17 +58,14 @@ async def test_an_event_loop_that_computes_is_busy_not_blocked(short_tmp: Path) 
     heartbeat.stop()
 
 
-async def test_a_container_whose_event_loop_is_blocked_is_not_healthy(
-    short_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(healthcheck, "_IDLE_S", 1.0)
+async def test_a_container_whose_event_loop_is_blocked_is_not_healthy(short_tmp: Path) -> None:
     path = short_tmp / "beat"
     heartbeat = Heartbeat(path, lambda: True)
     heartbeat.start()
 
     def check_later() -> str:
         time.sleep(2)
-        return healthcheck.check(str(path))
+        return healthcheck.check(str(path), idle_s=1.0)
 
     checking = asyncio.create_task(asyncio.to_thread(check_later))
     await asyncio.sleep(0.1)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from shared.errors import Conflict, Overloaded
-from shared.net.registry import Announcement, Directory
 from shared.queue import Append, AppendCode, ControlChannel, Places, token_log
+from shared.queue.registry import Announcement, Directory
 from tessera.common.v1 import ending_pb2
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
 from tests.support.queue.listening import listening

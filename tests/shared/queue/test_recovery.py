@@ -11,8 +11,8 @@ import pytest
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.net import tasks
-from shared.net.registry import Announcement, Directory
 from shared.queue import AppendCode, Places, RequestSnapshot, TakenRequest, TokenChannel
+from shared.queue.registry import Announcement, Directory
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient

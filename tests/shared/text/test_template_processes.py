@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shared.errors import Unavailable
-from shared.text.template_processes import TemplateLimit, TemplateProcesses, TemplateRefusal
+from shared.text.templates.processes import TemplateLimit, TemplateProcesses, TemplateRefusal
 
 FINE = "{{ messages[0].content }}!"
 GIVEN: dict[str, Any] = {"messages": [{"role": "user", "content": "hi \U0001f600 \ud800"}]}

@@ -13,10 +13,10 @@ import numpy as np
 
 from shared.artifacts.embedding_name import embedding_name
 from shared.errors import NotFound, Overloaded
-from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
+from shared.queue.registry import Announcement
 from shared.queue.token_log import encode_tokens
 from tessera.artifact.v1 import artifact_pb2_grpc
 from tessera.artifact.v1.artifact_pb2 import (
@@ -75,7 +75,7 @@ def prompt_of(request: PrepareRequest) -> PrepareResponse:
             if part.WhichOneof("part") == "text":
                 tokens += map(int, part.text.split())
                 continue
-            data = part.image.data
+            data = part.media.data
             item = MediaItem(digest=digest_of(data), source_digest=digest_of(data) * 2)
             item.offset, item.length, item.rows = len(tokens), ROWS, ROWS
             media.append(item)

@@ -153,6 +153,7 @@ def scheduler(world: "World", number: int) -> Service:
         served_model_name=MODEL_NAME,
         listen=f"scheduler-{number}:1",
         changed_model_timeout=5.0,
+        first_token_goal=world.first_token_goal_s,
         redis_url="redis://simulated",
     )
     return Service(

@@ -131,7 +131,8 @@ class Draw:
         rng, places = self._rng, []
         for content in rng.choice([["a1"], ["b2"], ["a1", "b2"], [""]]):
             places += [content, str(rng.randint(0, 3)), str(rng.choice([10, 100, 1 << 40]))]
-        return "take", [*self._closing(), self._sid(), *places]
+        late_after_ms = rng.choice(["0", "1", "2000", "2000", "30000"])
+        return "take", [*self._closing(), self._sid(), late_after_ms, *places]
 
     def _append(self) -> Call:
         rng = self._rng

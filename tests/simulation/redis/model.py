@@ -325,15 +325,20 @@ class RedisModel:
         found = self._zrangebyscore(key, low, high)
         return self._zrem(key, *found) if found else 0
 
+    def _zcount(self, key: bytes, low: bytes, high: bytes) -> int:
+        return len(self._zrangebyscore(key, low, high))
+
     def _zrange(self, key: bytes, start: bytes, end: bytes, *options: bytes) -> list[bytes]:
         ranked = (self._find(key, ZSet) or ZSet()).ranked()
         first, last = _bounds(int(start), int(end), len(ranked))
         return _members(ranked[first : last + 1], options)
 
     def _zrangebyscore(self, key: bytes, low: bytes, high: bytes, *options: bytes) -> list[bytes]:
-        lowest, highest = float(low), float(high)
-        ranked = (self._find(key, ZSet) or ZSet()).ranked()
-        found = [(m, s) for m, s in ranked if lowest <= s <= highest]
+        lowest, highest = float(low.removeprefix(b"(")), float(high)
+        there = self._find(key, ZSet) or ZSet()
+        found = ZSet((m, s) for m, s in there.items() if lowest <= s <= highest).ranked()
+        if low.startswith(b"("):
+            found = [(m, s) for m, s in found if s > lowest]
         if b"LIMIT" in options:
             at = options.index(b"LIMIT")
             first, count = int(options[at + 1]), int(options[at + 2])

@@ -1,5 +1,6 @@
 """What the scheduler's core sends to a real worker, recorded, so that another worker can be given the same."""
 
+import random
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,19 @@ from services.scheduler.core.sequence import Sequence as ScheduledSequence
 from services.scheduler.decoders.convert import output_of
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1 import decoder_pb2
-from tests.support.arithmetic.drive import DirectDecoder, Drive
+from tests.support.arithmetic.drive import DirectDecoder, Drive, capacity, sequence
+from tests.support.decoder.step_stream import greedy
 
 _PATIENCE_S = 60.0
+# Settings of requests.
+GREEDY: list[dict[str, Any]] = [{}]
+DRAWN: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8, "top_k": 20},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "min_p": 0.1},
+]
 
 
 @dataclass
@@ -124,3 +135,43 @@ def poison(model: DecoderModel, bad: Collection[tuple[int, int]]) -> None:
         return inner(hidden, step, caches)
 
     setattr(model, "forward", forward)  # noqa: B010
+
+
+def add_requests(
+    scheduler: Scheduler, kinds: list[dict[str, Any]], numbers: random.Random, count: int
+) -> dict[str, SamplingParams]:
+    """Requests of these kinds, some with several choices; their settings by id."""
+    sampling = {}
+    for index in range(count):
+        name = f"r{index}"
+        kind = numbers.choice(kinds)
+        prompt = [numbers.randrange(400) for _ in range(numbers.randint(2, 70))]
+        longest = numbers.randint(1, 30)
+        sampling[name] = greedy(**kind, max_tokens=longest, seed=index)
+        stops = frozenset(numbers.sample(range(400), numbers.choice([0, 40])))
+        given = {
+            "arrival": index,
+            "num_logprobs": kind.get("logprobs", -1),
+            "scores_prompt": "prompt_logprobs" in kind,
+            "stop_token_ids": stops,
+        }
+        choices = 1 if given["scores_prompt"] else numbers.choice([1, 1, 1, 3])
+        texts = [
+            sequence(name, prompt, longest, choice=choice, **given) for choice in range(choices)
+        ]
+        assert scheduler.add(*texts) is None
+    return sampling
+
+
+def core(loaded: Loaded, **changes: Any) -> Capacity:
+    """What the core plans with for a decoder, with steps of 48 tokens; `changes` are fields of it."""
+    limits = loaded.worker.limits
+    told = {
+        "num_blocks": limits.num_blocks,
+        "num_host_blocks": limits.num_host_blocks,
+        "block_size": limits.block_size,
+        "max_slots": limits.max_slots,
+        "max_model_len": limits.max_model_len,
+        "max_batched_tokens": 48,
+    }
+    return capacity(**{**told, **changes})

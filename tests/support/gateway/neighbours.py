@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 
 from shared.errors import InvalidRequest, ServingError, Unavailable
 from shared.net import tasks
-from shared.net.registry import Announcement
 from shared.net.rpc.server import RpcServer
 from shared.queue import Append, AppendCode, Places, Queue, TakenRequest, connect
 from shared.queue.keys import Keys, new_instance_id
+from shared.queue.registry import Announcement
 from shared.queue.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
 from shared.served_part import ServedPart
 from shared.text.stop_search import StopStrings

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 
-from shared.net.registry import Directory
 from shared.queue import connect
 from shared.queue.keys import Keys
+from shared.queue.registry import Directory
 from shared.settings import child_environment, python_path
 from tests.support.gateway.stage import MODEL, Stage, until_ready
 from tests.support.network.http import plain_client

@@ -1,7 +1,7 @@
 """A model as the gateway knows it, without a folder."""
 
-from services.gateway.admission.generation_defaults import GenerationDefaults
-from services.gateway.admission.model import ServedModel
+from services.gateway.model.generation_defaults import GenerationDefaults
+from services.gateway.model.served_model import ServedModel
 from shared.text.text_fold import TokenBytes
 from tests.support.tokenizers import byte_level_tokenizer
 

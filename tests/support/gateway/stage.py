@@ -12,6 +12,8 @@ import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from tokenizers import Tokenizer
 
+from services.gateway.api.parts import Api
+from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.settings import GatewaySettings
 from shared.queue import connect
@@ -81,7 +83,12 @@ def write_model(folder: Path, tokenizer: Tokenizer) -> Path:
 
 @contextlib.asynccontextmanager
 async def open_stage(
-    redis_url: str, model_folder: Path, tokenizer: Tokenizer, **changes: Any
+    redis_url: str,
+    model_folder: Path,
+    tokenizer: Tokenizer,
+    apis: Sequence[Api] = APIS,
+    /,
+    **changes: Any,
 ) -> AsyncIterator[Stage]:
     """Starts a gateway with its neighbours; `changes` are settings."""
     settings = GatewaySettings(
@@ -99,7 +106,7 @@ async def open_stage(
     async with (
         PreprocessPlayer(redis_url, MODEL, tokenizer) as preprocess,
         SchedulerPlayer(redis_url, MODEL, table) as scheduler,
-        open_gateway(settings) as gateway,
+        open_gateway(settings, apis=apis) as gateway,
         plain_client(gateway.url, timeout=20) as http,
         AsyncOpenAI(
             base_url=f"{gateway.url}/v1",

@@ -86,12 +86,12 @@ def text(words: str) -> Part:
 
 def image(data: bytes, field: str = "messages[0].content[0].image_url") -> Part:
     """An image part with the file's bytes."""
-    return Part(image=Media(data=data, field=field))
+    return Part(media=Media(data=data, field=field))
 
 
 def image_at(url: str, field: str = "messages[0].content[0].image_url") -> Part:
     """An image part with an address."""
-    return Part(image=Media(url=url, field=field))
+    return Part(media=Media(url=url, field=field))
 
 
 def turn(role: str, *parts: Part) -> Message:

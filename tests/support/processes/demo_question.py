@@ -4,7 +4,7 @@ from typing import Any
 
 import openai
 
-from services.launcher.console.banner import EXAMPLE_PICTURE
+from services.launcher.banner import EXAMPLE_PICTURE
 from tests.support.pictures import data_url
 
 SHAPES = ("red circle", "green triangle", "blue square")

@@ -5,12 +5,19 @@ can do better; a fused op it leaves alone is made of the small ones here.
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
+from typing import final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.devices.base.adapters import LayerSegments, Segment
+from services.decoder.devices.base.adapters import (
+    Addition,
+    LayerSegments,
+    LinearPlace,
+    Segment,
+)
 from services.decoder.devices.base.attention_meta import (
     AttnMeta,
     HeadNorms,
@@ -20,11 +27,22 @@ from services.decoder.devices.base.attention_meta import (
     PagedKV,
 )
 from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.devices.base.slot_state import LayerState, StateTensor
 from services.decoder.loading.linear_weight import LinearWeight
+from services.decoder.loading.quantized_weight import QuantizedWeight
 from services.decoder.parallel.rank_group import RankGroup
 from services.decoder.parallel.share import Share
 
-_NO_SEGMENTS = LayerSegments((), (), (), (), ())
+_NO_SEGMENTS = LayerSegments()
+
+
+class Use(Enum):
+    """Which operation a packed linear layer is for."""
+
+    LINEAR = auto()
+    GATE_UP = auto()
+    GELU = auto()
+    HEAD = auto()
 
 
 class BaseOps:
@@ -59,37 +77,63 @@ class BaseOps:
 
     # Linear layers
 
+    @final
     def pack(self, weight: LinearWeight) -> Packed:
         """Takes over a weight and its bias; the originals may be dropped after."""
-        bias = weight.bias
-        return Packed(
-            weight.dense(self.dtype).to(self.device, copy=True).contiguous(),
-            None if bias is None else bias.to(self.device, self.dtype, copy=True),
-        )
+        return self._pack(weight, Use.LINEAR)
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         """[rows, in] to [rows, out]."""
         return F.linear(x, packed.weight, packed.bias)
 
+    @final
     def pack_gate_up(self, weight: LinearWeight) -> Packed:
         """`pack` for a layer of gates [I, in] above what they gate, for `gate_up_swiglu` alone."""
-        return self.pack(weight)
+        return self._pack(weight, Use.GATE_UP)
 
+    @final
     def pack_gelu(self, weight: LinearWeight) -> Packed:
         """`pack` for a layer that a GELU follows, for `linear_gelu` alone."""
-        return self.pack(weight)
+        return self._pack(weight, Use.GELU)
 
     def linear_gelu(self, x: Tensor, packed: Packed) -> Tensor:
         """GELU, by its approximation with tanh, of [rows, in] through a layer from `pack_gelu`."""
         return F.gelu(self.linear(x, packed), approximate="tanh")
 
+    @final
     def pack_head(self, weight: LinearWeight) -> Packed:
         """`pack` for the output matrix [vocabulary, H], for `linear_float32` and `largest`."""
-        return self.pack(weight)
+        return self._pack(weight, Use.HEAD)
+
+    @final
+    def _pack(self, weight: LinearWeight, use: Use) -> Packed:
+        """Every `pack` comes here: codes as the device has them, else their numbers."""
+        codes = weight.quantized()
+        if codes is None:
+            return self._pack_dense(weight.dense(self.dtype), weight.bias, use)
+        packed = self._pack_codes(codes, weight.bias, use)
+        if packed is None:
+            packed = self._pack_dense(codes.dequantize(self.dtype), weight.bias, use)
+        return packed
+
+    def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
+        """[out, in] of the ops' type, and a bias [out] of any. Neither is kept, nor written to."""
+        return Packed(
+            weight.to(self.device, copy=True).contiguous(),
+            None if bias is None else bias.to(self.device, self.dtype, copy=True),
+        )
+
+    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
+        """For a device that multiplies by codes; None for those of which it multiplies by numbers."""
+        return None
 
     def linear_float32(self, x: Tensor, packed: Packed) -> Tensor:
         """`linear` with results in float32, for logits."""
         return self.linear(x, packed).float()
+
+    def sketched_rows(self, packed: Packed) -> int:
+        """Up to how many rows `largest` takes about half the time of `linear_float32` or less; 0 if it never does."""
+        return 0
 
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """Of each row of `linear_float32` the index [rows] of the largest, the first of equals, and
@@ -102,6 +146,12 @@ class BaseOps:
     def vector(self, weight: Tensor) -> Tensor:
         """Takes over a small parameter, such as a norm's weight."""
         return weight.to(self.device, self.dtype, copy=True)
+
+    def pack_addition(self, place: LinearPlace, down: LinearWeight, up: LinearWeight) -> Addition:
+        """Takes over the matrices [rank, inputs] and [outputs, rank] of an addition. Raises InvalidRequest for those
+        that do not fit the linear layer."""
+        place.require(down, up)
+        return Addition(place, self.pack(down), self.pack(up))
 
     # Small ops
 
@@ -184,14 +234,12 @@ class BaseOps:
         self,
         x: Tensor,
         packed: Packed,
-        gate: Sequence[Segment] = (),
-        up: Sequence[Segment] = (),
+        segments: Sequence[Segment] = (),
     ) -> Tensor:
-        """[rows, H] to [rows, I] through a fused gate-and-up layer, with what segments add to either half."""
+        """[rows, H] to [rows, I] through a fused gate-and-up layer, with what segments add before the activation: of
+        their outputs the first I are gates."""
         both = self.linear(x, packed)
-        half = both.shape[1] // 2
-        self.adapt(x, both[:, :half], gate)
-        self.adapt(x, both[:, half:], up)
+        self.adapt(x, both, segments)
         return self.swiglu(both)
 
     def reduce(self, x: Tensor) -> Tensor:
@@ -200,10 +248,11 @@ class BaseOps:
         return self.ranks.sum(x)
 
     def adapt(self, x: Tensor, out: Tensor, segments: Sequence[Segment]) -> None:
-        """Adds to `out` [rows, out], which a linear layer made of `x` [rows, in], what the segments say."""
+        """Adds to `out` [rows, out], a product of `x` [rows, in], what the segments say, one after the other."""
         for segment in segments:
-            added = self.linear(self.linear(x[segment.rows], segment.down), segment.up)
-            out[segment.rows] += added
+            rows, addition = segment.rows, segment.addition
+            added = self.linear(self.linear(x[rows], addition.down), addition.up)
+            out[:, addition.place.first : addition.place.last][rows] += added
 
     def decoder_layer(
         self,
@@ -233,7 +282,7 @@ class BaseOps:
         if layer.attention_norm is not None:
             mixed = self.rms_norm(mixed, layer.attention_norm, layer.eps)
         normed, residual = self._sum_and_norm(mixed, residual, layer.post_norm, layer.eps)
-        gated = self.gate_up_swiglu(normed, layer.gate_up, added.gate, added.up)
+        gated = self.gate_up_swiglu(normed, layer.gate_up, added.gate_up)
         mixed = self.linear(gated, layer.down)
         self.adapt(gated, mixed, added.down)
         if self.ranks is not None:
@@ -307,6 +356,26 @@ class BaseOps:
         """Writes one block given in the canonical layout."""
         kv.k[block] = k.to(kv.k.device)
         kv.v[block] = v.to(kv.v.device)
+
+    # State beside the cache
+
+    def alloc_state(self, specs: Sequence[StateTensor], places: int) -> list[Tensor]:
+        """Zeros [places, *shape] for each tensor of one layer's state, all of them touched."""
+        shapes = [(places, *spec.shape) for spec in specs]
+        return [
+            torch.empty(shape, dtype=spec.dtype, device=self.device).zero_()
+            for shape, spec in zip(shapes, specs, strict=True)
+        ]
+
+    def read_state(self, state: LayerState) -> list[Tensor]:
+        """Each tensor of the rows' state [n, *shape] as the step before left it, zeros for rows that begin a
+        sequence."""
+        return [tensor.index_select(0, state.read) for tensor in state.tensors]
+
+    def write_state(self, state: LayerState, values: Sequence[Tensor]) -> None:
+        """Keeps the state that the rows leave: all of it, [n, *shape] for each tensor."""
+        for tensor, value in zip(state.tensors, values, strict=True):
+            tensor.index_copy_(0, state.write, value.to(tensor.dtype))
 
     # Attention
 

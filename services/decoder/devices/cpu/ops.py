@@ -27,9 +27,9 @@ from services.decoder.devices.base.attention_meta import (
     PagedKV,
 )
 from services.decoder.devices.base.decoder_layer import DecoderLayer
-from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.cpu.adapted_rows import AdaptedRowsCache
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
-from services.decoder.loading.linear_weight import LinearWeight
 from shared.cpu_kernels import binding, packed_linear, shortlist
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
@@ -40,6 +40,15 @@ log = structlog.get_logger(__name__)
 
 # Rows (query, head) that one attention task handles: their scores stay in the first caches.
 _TASK_ROWS = 112
+
+_EPILOGUES = {
+    Use.LINEAR: binding.PLAIN,
+    Use.GATE_UP: binding.SWIGLU,
+    Use.GELU: binding.GELU_TANH,
+    Use.HEAD: binding.PLAIN,
+}
+# Numbers that torch's threads do not divide among each other: its `silu` differs by a bit where one ends.
+_UNDIVIDED = 32767
 
 Tasks: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
@@ -55,6 +64,7 @@ class CpuOps(BaseOps):
         self._kernels = kernels
         self._type = TYPES[dtype]
         self._layers: WeakKeyDictionary[DecoderLayer, LayerCall] = WeakKeyDictionary()
+        self._adapted = AdaptedRowsCache()
 
     @property
     def row_invariant(self) -> bool:
@@ -63,35 +73,20 @@ class CpuOps(BaseOps):
 
     # Linear layers
 
-    def pack(self, weight: LinearWeight) -> Packed:
-        """In panels of outputs, in huge pages; see `cpu_kernels/linear.h`."""
-        return self._pack(weight, binding.PLAIN)
-
-    def pack_gate_up(self, weight: LinearWeight) -> Packed:
-        """Gates beside what they gate, so that one pass does both."""
-        return self._pack(weight, binding.SWIGLU)
-
-    def pack_gelu(self, weight: LinearWeight) -> Packed:
-        """The GELU is part of the product."""
-        return self._pack(weight, binding.GELU_TANH)
-
-    def linear_gelu(self, x: Tensor, packed: Packed) -> Tensor:
-        """One pass over a layer from `pack_gelu`."""
-        return self.linear(x, packed)
-
-    def pack_head(self, weight: LinearWeight) -> Packed:
-        """Beside a large one lies a sketch of it in bytes, for `largest`; see `shortlist.h`."""
-        dense = weight.dense(self.dtype)
-        layer = packed_linear.pack(self._kernels, dense, None)
-        sketch = shortlist.make(self._kernels, dense)
+    def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
+        """In panels of outputs, in huge pages; see `cpu_kernels/linear.h`. Gates lie beside what they gate, so that one
+        pass does both, and a GELU is part of the product. Beside a large output matrix lies a sketch of it in bytes,
+        for `largest`; see `shortlist.h`."""
+        layer = packed_linear.pack(self._kernels, weight, bias, _EPILOGUES[use])
+        sketched = use is Use.HEAD and bias is None
+        sketch = shortlist.make(self._kernels, weight) if sketched else None
         if sketch is not None:
             log.info("sketch of the output matrix", mb=sketch.num_bytes >> 20)
         return _PackedPanels(layer.panels, layer.bias, layer, sketch)
 
-    def _pack(self, weight: LinearWeight, epilogue: int) -> Packed:
-        dense = weight.dense(self.dtype)
-        layer = packed_linear.pack(self._kernels, dense, weight.bias, epilogue)
-        return _PackedPanels(layer.panels, layer.bias, layer)
+    def linear_gelu(self, x: Tensor, packed: Packed) -> Tensor:
+        """One pass over a layer from `pack_gelu`."""
+        return self.linear(x, packed)
 
     def linear(self, x: Tensor, packed: Packed) -> Tensor:
         """[rows, in] to [rows, out]."""
@@ -104,6 +99,10 @@ class CpuOps(BaseOps):
         layer = _panels(packed)
         out = torch.empty((x.shape[0], layer.outputs), dtype=torch.float32)
         return packed_linear.linear(self._kernels, x, layer, out, binding.WIDE)
+
+    def sketched_rows(self, packed: Packed) -> int:
+        """As many as a sketch serves, where there is one: it is half as large as the weights, or less."""
+        return 0 if _sketch(packed) is None else shortlist.MOST_ROWS
 
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """As the reference says, without writing the sums anywhere."""
@@ -119,24 +118,29 @@ class CpuOps(BaseOps):
         self,
         x: Tensor,
         packed: Packed,
-        gate: Sequence[Segment] = (),
-        up: Sequence[Segment] = (),
+        segments: Sequence[Segment] = (),
     ) -> Tensor:
         """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`; rows of segments by their sums."""
-        if not gate:
+        if not segments:
             return self.linear(x, packed)
-        out = torch.empty((len(x), _panels(packed).outputs), dtype=self.dtype)
-        plain = torch.ones(len(x), dtype=torch.bool)
-        for gates, ups in zip(gate, up, strict=True):
-            rows = x[gates.rows]
-            sums = packed_linear.gate_and_up(self._kernels, rows, _panels(packed))
-            for half, segment in enumerate((gates, ups)):
-                inner = self.linear(rows, segment.down)
-                sums[:, half] += self.linear_float32(inner, segment.up)
-            out[gates.rows] = (F.silu(sums[:, 0]) * sums[:, 1]).to(self.dtype)
-            plain[gates.rows] = False
-        if plain.any():
-            out[plain] = self.linear(x[plain], packed)
+        layer, adapted = _panels(packed), self._adapted.of(segments, len(x))
+        rows = x[adapted.rows] if len(adapted.others) else x
+        sums = packed_linear.gate_and_up(self._kernels, rows, layer)
+        halves = sums[:, 0], sums[:, 1]
+        for segment, places in zip(segments, adapted.places, strict=True):
+            addition, some = segment.addition, rows if places is None else rows[places]
+            added = self.linear_float32(self.linear(some, addition.down), addition.up)
+            _add_to_halves(halves, added, addition.place.first, places)
+        gate, up = halves
+        most = max(1, _UNDIVIDED // layer.outputs)
+        for first in range(0, len(gate), most):
+            F.silu(gate[first : first + most], inplace=True)
+        gated = gate.mul_(up).to(self.dtype)
+        if not len(adapted.others):
+            return gated
+        out = torch.empty((len(x), layer.outputs), dtype=self.dtype)
+        out[adapted.rows] = gated
+        out[adapted.others] = self.linear(x[adapted.others], packed)
         return out
 
     # Small ops
@@ -396,6 +400,23 @@ class _CpuKV(PagedKV):
     both: Tensor
     size: int  # D
     cache: "ctypes._CArgObject"
+
+
+def _add_to_halves(
+    halves: tuple[Tensor, Tensor], added: Tensor, first: int, places: Tensor | None
+) -> None:
+    """Adds [n, outputs], of which the first is output number `first` of both halves together, to rows [n] of them."""
+    width = halves[0].shape[1]
+    for number, half in enumerate(halves):
+        start = number * width
+        low, high = max(first, start), min(first + added.shape[1], start + width)
+        if low < high:
+            part = half[:, low - start : high - start]
+            new = added[:, low - first : high - first]
+            if places is None:
+                part += new
+            else:
+                part[places] += new
 
 
 def _panels(packed: Packed) -> PackedLinear:

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from services.decoder.devices.base.adapters import LinearPlace, Segment
 from services.decoder.devices.base.attention_meta import KVSpec, PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.device import NpuDevice
@@ -45,6 +46,7 @@ class Cases:
             yield from self._rotations(tokens)
         yield self._linear_layer(16)
         yield self._linear_layer(17)  # sizes of which one is no multiple of 16
+        yield self._addition()
         yield from self._cache(64)
         yield from self._cache(80)
 
@@ -84,6 +86,29 @@ class Cases:
             weight.nbytes,
             self._tolerance,
         )
+
+    def _addition(self) -> Case:
+        """To outputs in the middle of a product, of every third row."""
+        place = LinearPlace("up_proj", "gate_up", 512, 1536, _HIDDEN)
+        down, up = self._draw(16, _HIDDEN) * 0.03, self._draw(1024, 16)
+        x, product = self._draw(48, _HIDDEN), self._draw(48, 2048)
+        rows = torch.arange(1, 48, 3)
+
+        def of(ops: BaseOps) -> Run:
+            addition = ops.pack_addition(place, in_memory(down), in_memory(up))
+            segments = [Segment(rows.to(ops.device), addition)]
+            sent, before = x.to(ops.device), product.to(ops.device)
+
+            def run() -> Sequence[Tensor]:
+                out = before.clone()
+                ops.adapt(sent, out, segments)
+                return (out,)
+
+            return run
+
+        name = f"a low-rank addition to {len(rows)} rows"
+        expected = of(self._plain)()
+        return Case(name, of(self._ops), expected, down.nbytes + up.nbytes, self._tolerance)
 
     def _cache(self, size: int) -> Iterator[Case]:
         """Keys and values that are written, copied, swapped and scrubbed come back as they should."""

@@ -11,11 +11,10 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
-from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.ops import BaseOps, Use
 from services.decoder.devices.npu.fused_attention import Form, Heads, Trial, padded_size
 from services.decoder.devices.npu.ops import NpuKV, NpuOps
 from services.decoder.devices.npu.telling_batch import TellingBatch
-from services.decoder.loading.linear_weight import LinearWeight
 from shared.errors import InvalidRequest
 
 _NZ = 29  # the number of the format FRACTAL_NZ
@@ -46,9 +45,9 @@ class Npu310POps(NpuOps):
 
     # Linear layers and small ops
 
-    def pack(self, weight: LinearWeight) -> Packed:
+    def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
         """In tiles, where the sizes are multiples of theirs."""
-        packed = super().pack(weight)
+        packed = super()._pack_dense(weight, bias, use)
         if not all(size > _TILE and size % _TILE == 0 for size in packed.weight.shape):
             return packed
         return Packed(torch_npu.npu_format_cast(packed.weight, _NZ), packed.bias)

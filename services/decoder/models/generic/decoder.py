@@ -255,6 +255,11 @@ class GenericDecoder(DecoderModel):
         """See `DecoderModel.logits`; those of tokens that have an embedding and no output are -inf."""
         return in_vocabulary(self._head.logits(hidden), self.config.vocab_size)
 
+    @property
+    def sketched_rows(self) -> int:
+        """See `DecoderModel.sketched_rows`."""
+        return self._head.sketched_rows
+
     def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `DecoderModel.largest`."""
         return self._head.largest(hidden)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from services.decoder.models.generic.taken_linear import TakenLinear
 from services.decoder.parallel.rank_group import RankGroup
 
 # How a layer may be divided: by its outputs; by its inputs, so that its results are summands; not at all.
@@ -59,16 +60,23 @@ def divide(layers: nn.Module, config: Any, ranks: RankGroup) -> int:
     share, sums = ranks.share, 0
     for path, module in list(layers.named_modules()):
         style = next((style for pattern, style in styles if pattern.fullmatch(path)), None)
-        if type(module) is not nn.Linear:
+        if type(module) not in (nn.Linear, TakenLinear):
             continue
-        if style == _OUTPUTS:
+        if style == _OUTPUTS and type(module) is TakenLinear:
+            part = [share.range(module.out_features)]
+            bias = None if module.bias is None else module.bias[slice(*part[0])]
+            module.keep(module.taken.shard("out", part), bias)
+        elif style == _OUTPUTS:
             first, last = share.range(module.out_features)
             _keep(module, module.weight[first:last])
             if module.bias is not None:
                 module.bias = _parameter(module.bias[first:last])
         elif style == _INPUTS:
             first, last = share.range(module.in_features)
-            _keep(module, module.weight[:, first:last])
+            if type(module) is TakenLinear:
+                module.keep(module.taken.shard("in", [(first, last)]), module.bias)
+            else:
+                _keep(module, module.weight[:, first:last])
             if share.rank:  # it is added once
                 module.register_parameter("bias", None)
             parent, _, name = path.rpartition(".")
@@ -80,7 +88,7 @@ def divide(layers: nn.Module, config: Any, ranks: RankGroup) -> int:
 class _Summed(nn.Module):
     """A layer of which each rank computes a summand."""
 
-    def __init__(self, part: nn.Linear, ranks: RankGroup) -> None:
+    def __init__(self, part: Any, ranks: RankGroup) -> None:
         super().__init__()
         self.part = part
         self._ranks = ranks

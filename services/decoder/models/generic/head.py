@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.loading.linear_weight import LinearWeight, in_memory
+from services.decoder.models.generic.taken_linear import TakenLinear
 
 _ROWS = 3
 
@@ -21,6 +22,11 @@ class Head(ABC):
     def logits(self, rows: Tensor) -> Tensor:
         """[rows, vocabulary] of [rows, H]."""
 
+    @property
+    def sketched_rows(self) -> int:
+        """See `DecoderModel.sketched_rows`."""
+        return 0
+
     def largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """See `DecoderModel.largest`."""
         logits = self.logits(rows)
@@ -31,15 +37,19 @@ class Head(ABC):
 class MatrixHead(Head):
     """A product with the output matrix, nothing else; each of several ranks computes a part of the outputs."""
 
-    def __init__(self, ops: BaseOps, weight: Tensor) -> None:
-        self._ops, self._outputs = ops, len(weight)
-        matrix = in_memory(weight.detach(), name="output matrix")
+    def __init__(self, ops: BaseOps, matrix: LinearWeight) -> None:
+        self._ops, self._outputs = ops, matrix.out
         self._packed = ops.pack_head(ops.share.outputs(matrix))
 
     def logits(self, rows: Tensor) -> Tensor:
         """See `Head.logits`."""
         ranks, own = self._ops.ranks, self._ops.linear_float32(rows, self._packed)
         return own if ranks is None else ranks.join(own, self._outputs)
+
+    @property
+    def sketched_rows(self) -> int:
+        """See `DecoderModel.sketched_rows`."""
+        return self._ops.sketched_rows(self._packed)
 
     def largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Without writing logits where the ops can do that."""
@@ -129,16 +139,25 @@ def make_head(model: Any, layers: str, ops: BaseOps) -> Head:
         try:
             found = head.logits(rows)
         except Exception:  # whatever a class does with layers that are none
-            return MatrixHead(ops, output.weight)
+            return MatrixHead(ops, _matrix(output))
         plain = output.bias is None and torch.equal(found, output(rows).float())
     if plain:
-        matrix = MatrixHead(ops, output.weight)
+        matrix = MatrixHead(ops, _matrix(output))
         model.set_output_embeddings(nn.Identity())
         return matrix
     bias = None if output.bias is None else output.bias.detach()
-    packed = ops.pack(in_memory(output.weight.detach(), bias, "output matrix"))
+    weight = _matrix(output)
+    weight.bias = bias
+    packed = ops.pack(weight)
     for parent in model.modules():
         for name, child in parent.named_children():
             if child is output:
                 parent._modules[name] = _WideLinear(ops, packed)
     return head
+
+
+def _matrix(output: Any) -> LinearWeight:
+    """The output matrix without a bias."""
+    if type(output) is TakenLinear:
+        return output.taken
+    return in_memory(output.weight.detach(), name="output matrix")

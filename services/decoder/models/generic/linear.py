@@ -8,19 +8,19 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.loading.linear_weight import LinearWeight, in_memory
+from services.decoder.models.generic.taken_linear import TakenLinear
 
 
 class PackedLinear(nn.Module):
     """In the place of a `nn.Linear` or `Conv1D`. `weight` has only its type and shape, for those who ask for these."""
 
-    def __init__(self, ops: BaseOps, name: str, weight: Tensor, bias: Tensor | None) -> None:
-        """weight: [out, inputs]."""
+    def __init__(self, ops: BaseOps, weight: LinearWeight) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.weight = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
-        self.bias = bias
-        packed = ops.pack(in_memory(weight.detach(), None if bias is None else bias.detach(), name))
+        self.out_features, self.in_features = weight.out, weight.inputs
+        self.weight = torch.empty((weight.out, weight.inputs), dtype=ops.dtype, device="meta")
+        self.bias = weight.bias
+        packed = ops.pack(weight)
         self._run: Callable[[Tensor], Tensor] = lambda rows: ops.linear(rows, packed)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,16 +38,26 @@ def pack_children(
     far, by the identity of what they were made of: a layer may hang in several places."""
     child: Any
     for name, child in list(parent.named_children()):
-        weight = weight_of(child)
-        if weight is None or weight.dtype != ops.dtype:
+        if type_of(child) != ops.dtype:
             continue
         if id(child) not in known:
-            known[id(child)] = PackedLinear(ops, f"{path}.{name}", weight, child.bias)
+            known[id(child)] = PackedLinear(ops, linear_weight(child, f"{path}.{name}"))
         parent._modules[name] = known[id(child)]
 
 
-def weight_of(module: Any) -> Any:
-    """[out, inputs], or None for what is no linear layer."""
-    if type(module) is nn.Linear:
-        return module.weight
-    return module.weight.T if type(module) is Conv1D else None
+def type_of(module: Any) -> torch.dtype | None:
+    """Of a linear layer's weight; None for what is no linear layer."""
+    if type(module) is TakenLinear:
+        return module.dtype
+    found: torch.dtype | None = module.weight.dtype if type(module) in (nn.Linear, Conv1D) else None
+    return found
+
+
+def linear_weight(module: Any, name: str) -> LinearWeight:
+    """What `module`, a linear layer, computes with."""
+    bias = None if module.bias is None else module.bias.detach()
+    if type(module) is TakenLinear:
+        module.taken.bias = bias
+        return module.taken
+    weight = module.weight.T if type(module) is Conv1D else module.weight
+    return in_memory(weight.detach(), bias, name)

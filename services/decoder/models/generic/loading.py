@@ -1,5 +1,6 @@
 """A checkpoint as its transformers class loads it, without the parts that other services own."""
 
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -8,6 +9,7 @@ import transformers
 from torch import nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+from services.decoder.models.generic.taken_linear import take_linears
 from services.families import registry
 from services.families.generic import ATTENTION_LAYERS, require_trusted
 from shared.checkpoint.folder import Checkpoint
@@ -43,13 +45,15 @@ def require_served(checkpoint: Checkpoint, kind: type[Any], config: Any) -> None
 
 
 def load_model(checkpoint: Checkpoint, kind: type[Any], config: Any, dtype: torch.dtype) -> Any:
-    """The class with its weights, in its own eager attention. Only tensors of the decoder and the output matrix are
-    read. Raises InvalidRequest for a checkpoint that lacks one of them."""
+    """The class with its weights, in its own eager attention; those of linear layers are read when they are asked for
+    (`TakenLinear`). Only tensors of the decoder and the output matrix are read. Raises InvalidRequest for a checkpoint
+    that lacks one of them."""
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     foreign = foreign_modules(kind, config)
     if encoder := registry.find(checkpoint).overrides.get("encoder_path"):
         foreign.append(encoder)
-    model = load_without(checkpoint, kind, config, foreign, dtype, **eager)
+    prepare = partial(take_linears, checkpoint=checkpoint, dtype=dtype, key_mapping=None)
+    model = load_without(checkpoint, kind, config, foreign, dtype, prepare, **eager)
     _copy_small(model)
     return model
 

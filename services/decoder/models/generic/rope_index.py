@@ -12,6 +12,7 @@ from torch import Tensor
 from services.decoder.worker.media.media_spans import embed_positions, read_spans
 from shared.artifacts.small_tensor import array_of
 from shared.errors import InvalidRequest
+from shared.prompts.modality import NAMES, modality_of
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -56,7 +57,7 @@ class RopeIndex:
 def _tokens(prompt: Ids, items: Sequence[MediaItem]) -> dict[str, Tensor]:
     types = np.zeros(len(prompt), np.int64)
     for item, span in zip(items, read_spans(items, len(prompt)), strict=True):
-        types[embed_positions([span])] = _TYPES[item.modality]
+        types[embed_positions([span])] = _TYPES[modality_of(item)]
     ids = torch.from_numpy(prompt.astype(np.int64))[None]
     return {
         "input_ids": ids,
@@ -72,9 +73,9 @@ def _fields(items: Sequence[MediaItem], known: Set[str]) -> dict[str, Tensor]:
         for name in known & item.fields.keys():
             found[name].append(torch.from_numpy(array_of(item.fields[name])))
         if item.grid_h and not item.fields:  # of a prompt rule of ours
-            kind = "video" if item.modality == Modality.MODALITY_VIDEO else "image"
+            modality = modality_of(item)
             grid = [[item.grid_t, item.grid_h, item.grid_w]]
-            found[f"{kind}_grid_thw"].append(torch.tensor(grid))
-            if kind == "video":
+            found[f"{NAMES[modality]}_grid_thw"].append(torch.tensor(grid))
+            if modality == Modality.MODALITY_VIDEO:
                 found["second_per_grid_ts"].append(torch.tensor([item.seconds_per_grid]))
     return {name: torch.cat(values) for name, values in found.items()}

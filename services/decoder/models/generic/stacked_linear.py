@@ -9,17 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight, StackedWeight, in_memory
-from services.decoder.models.generic.linear import PackedLinear, pack_children, weight_of
+from services.decoder.loading.linear_weight import StackedWeight
+from services.decoder.models.generic.linear import (
+    PackedLinear,
+    linear_weight,
+    pack_children,
+    type_of,
+)
 
 
 class _Stack:
     """Linear layers of the same input as one product: whichever is called first computes all."""
 
     def __init__(self, ops: BaseOps, layers: Sequence[Any], names: Sequence[str]) -> None:
-        self._sizes = [weight.shape[0] for weight in map(weight_of, layers)]
+        weights = list(map(linear_weight, layers, names))
+        self._sizes = [weight.out for weight in weights]
         self._ops = ops
-        self._packed = ops.pack(StackedWeight(list(map(_stored, layers, names))))
+        self._packed = ops.pack(StackedWeight(weights))
         self._x: Tensor | None = None
         self._parts: Sequence[Tensor] = ()
 
@@ -40,9 +46,9 @@ class _Stacked(nn.Module):
 
     def __init__(self, stack: _Stack, index: int, layer: Any) -> None:
         super().__init__()
-        weight = weight_of(layer)
-        self.out_features, self.in_features = weight.shape
-        self.weight = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+        weight = linear_weight(layer, "")
+        self.out_features, self.in_features = weight.out, weight.inputs
+        self.weight = torch.empty((weight.out, weight.inputs), dtype=type_of(layer), device="meta")
         self.bias = layer.bias
         self._stack, self._index = stack, index
 
@@ -65,7 +71,7 @@ class Calls:
         handles = [
             module.register_forward_pre_hook(self._note)
             for module in model.modules()
-            if weight_of(module) is not None
+            if type_of(module) is not None
         ]
         try:
             yield
@@ -96,7 +102,7 @@ class Calls:
 def stack_linears(model: nn.Module, ops: BaseOps, calls: Calls) -> None:
     """Layers of one module that had the same input, such as those of queries, keys and values, become one product,
     and the others one each. One module after the other, so that a checkpoint's shards are dropped on the way."""
-    parents = [(path, some) for path, some in model.named_modules() if weight_of(some) is None]
+    parents = [(path, some) for path, some in model.named_modules() if type_of(some) is None]
     seen = Counter(id(child) for _, parent in parents for child in parent.children())
     known: dict[int, PackedLinear] = {}
     for path, parent in parents:
@@ -113,9 +119,4 @@ def stack_linears(model: nn.Module, ops: BaseOps, calls: Calls) -> None:
 
 def _can_stack(layers: Sequence[Any], ops: BaseOps) -> bool:
     biases = sum(layer.bias is not None for layer in layers)
-    return biases in (0, len(layers)) and all(weight_of(one).dtype == ops.dtype for one in layers)
-
-
-def _stored(layer: Any, name: str) -> LinearWeight:
-    bias = None if layer.bias is None else layer.bias.detach()
-    return in_memory(weight_of(layer).detach(), bias, name)
+    return biases in (0, len(layers)) and all(type_of(one) == ops.dtype for one in layers)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.errors import InvalidRequest, Precondition
+from shared.prompts.modality import modality_of
 from tessera.common.v1.media_pb2 import MediaItem
 
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -21,7 +22,8 @@ class MediaSpan:
 
 
 def read_spans(media: Sequence[MediaItem], prompt_len: int) -> tuple[MediaSpan, ...]:
-    """Raises InvalidRequest for spans outside the prompt and Precondition for a broken promise."""
+    """Raises InvalidRequest for spans outside the prompt or of an unknown modality, and Precondition for a broken
+    promise."""
     return tuple(_read_span(item, prompt_len) for item in media)
 
 
@@ -41,6 +43,7 @@ def contiguous_runs(targets: Positions) -> list[tuple[int, int]]:
 
 
 def _read_span(item: MediaItem, prompt_len: int) -> MediaSpan:
+    modality_of(item)
     if item.offset < 0 or item.length < 1 or item.offset + item.length > prompt_len:
         raise InvalidRequest(
             "INVALID_MEDIA",

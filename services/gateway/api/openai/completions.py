@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.gateway.admission.caller import Caller
-from services.gateway.admission.request import ValidRequest
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
 from services.gateway.api.openai.replies import reply_writers
 from services.gateway.api.openai.requests import media_urls, read_chat, read_completions
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.api.openai.whole import whole
+from services.gateway.decoding.decode import decode
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import Exchange
-from services.gateway.http.sse import write_stream
+from services.gateway.http.streams import write_stream
 from services.gateway.reading.data_urls import DecodedBody, InlineMedia, decode_with_media
-from services.gateway.reading.decode import decode
+from services.gateway.reading.valid_request import ValidRequest
 from shared.net import tasks
 
 # Each prompt is read with all lists of the body: a small one may have so many that this takes long.
@@ -57,8 +57,7 @@ async def _write(
 ) -> None:
     """One reply, to one prompt or to several."""
     if stream:
-        writers = reply_writers(answers, with_ids)
-        await write_stream(exchange, answers, writers, with_ids=with_ids)
+        await write_stream(exchange, answers, reply_writers(answers, with_ids))
         return
     outcomes = await tasks.together(answer.whole() for answer in answers)
     await exchange.respond_in_pieces(answers[0].slices.joined(whole(answers, outcomes)))

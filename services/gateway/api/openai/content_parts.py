@@ -1,7 +1,7 @@
 """The parts of a message's content."""
 
 from services.gateway.api.openai.schema import ContentPart, MediaUrl
-from services.gateway.reading.bounds import number, wrong
+from services.gateway.decoding.bounds import number, wrong
 from services.gateway.reading.media import read_image_url, read_video_url
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
 
@@ -35,7 +35,7 @@ def read_part(part: ContentPart, path: str) -> Part:
                 raise wrong(f"{path}.text", "is missing")
             return Part(text=part.text)
         case "image_url":
-            return Part(image=_image(part.image_url, f"{path}.image_url"))
+            return Part(media=_image(part.image_url, f"{path}.image_url"))
         case "video_url":
             return Part(video=_video(part.video_url, f"{path}.video_url"))
         case _:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
-from services.gateway.api.endpoint import Route
+from services.gateway.admission.api_keys import BEARER
+from services.gateway.api.error_object import error_reply
 from services.gateway.api.openai.completions import Completions
 from services.gateway.api.openai.models import Models
+from services.gateway.api.openai.replies import ID_PREFIXES, ReplyWriter
 from services.gateway.api.openai.schema import (
     ChatRequest,
     CompletionRequest,
@@ -16,12 +18,17 @@ from services.gateway.api.openai.schema import (
     TokenizeRequest,
 )
 from services.gateway.api.openai.tokenize import Tokenizing
-from services.gateway.http.errors import error_body
+from services.gateway.api.parts import Api, Parts
+from services.gateway.http.endpoint import ReplyForm, Route
+from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
 
 
 class OpenAiEndpoint:
     """Chat, completions, models, tokenizing."""
+
+    roots = ("/v1",)
+    key_headers = (BEARER,)
 
     def __init__(self, completions: Completions, models: Models, tokenizing: Tokenizing) -> None:
         tokenize, detokenize = tokenizing.tokenize, tokenizing.detokenize
@@ -39,6 +46,19 @@ class OpenAiEndpoint:
             Route("GET", "/tokenizer_info", tokenizing.tokenizer_info),
         )
 
-    def error(self, error: ServingError) -> bytes:
+    def error(self, error: ServingError) -> ErrorReply:
         """{"error": {"message", "type", "param", "code"}}."""
-        return error_body(error)
+        return error_reply(error)
+
+
+def _endpoint(parts: Parts) -> OpenAiEndpoint:
+    return OpenAiEndpoint(
+        Completions(parts.generating),
+        Models(parts.model, parts.served_parts),
+        Tokenizing(parts.model, parts.pool, parts.body_limits, parts.slices),
+    )
+
+
+OPENAI = Api(
+    _endpoint, {kind: ReplyForm(ReplyWriter, prefix) for kind, prefix in ID_PREFIXES.items()}
+)

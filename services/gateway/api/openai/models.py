@@ -1,9 +1,9 @@
 """/v1/models: what is served."""
 
 from services.gateway.admission.caller import Caller
-from services.gateway.admission.model import ServedModel
 from services.gateway.api.openai.schema import ModelCard, ModelList
 from services.gateway.http.exchange import Exchange
+from services.gateway.model.served_model import ServedModel
 from services.gateway.telemetry.served_parts import ServedParts
 
 

@@ -6,15 +6,24 @@ resumed: what follows is a pure fold over the logs. Without ids an event is its 
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
+from services.gateway.api.error_object import error_body
 from services.gateway.api.openai.logprobs import LogprobsWriter
 from services.gateway.api.openai.usage import usage_object
+from services.gateway.api.server_sent_events import (
+    AFTER_COMMENT,
+    COMMENT,
+    COMMENT_BESIDE_IDS,
+    MEDIA_TYPE,
+)
+from services.gateway.endings import FINISH_NAMES, stop_reason
 from services.gateway.following.answer import Answer, Piece
-from services.gateway.following.finish import FINISH_NAMES, stop_reason
+from services.gateway.following.event_id import FINISH_SENT, EventIds
 from services.gateway.following.logprobs import TokenLogprob, prompt_entries
+from shared.errors import ServingError
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
@@ -23,6 +32,11 @@ _IDS = 4096
 _DONE = b"data: [DONE]\n\n"
 
 _CHAT = ReplyKind.REPLY_KIND_CHAT
+# What stands before the request's id in a reply's.
+ID_PREFIXES: Mapping[int, str] = {
+    ReplyKind.REPLY_KIND_CHAT: "chatcmpl-",
+    ReplyKind.REPLY_KIND_COMPLETION: "cmpl-",
+}
 
 
 class _Total:
@@ -49,6 +63,8 @@ class ReplyWriter:
     constructor.
     """
 
+    media_type = MEDIA_TYPE
+
     def __init__(
         self,
         answer: Answer,
@@ -64,7 +80,11 @@ class ReplyWriter:
         self._reply = reply = answer.head.reply
         self._is_chat = reply.kind == _CHAT
         self._first_index = first_index
-        self._id = f"id: {answer.head.request_id}/" if with_ids else ""
+        self._ids: EventIds | None = None
+        if with_ids:
+            self._ids = EventIds(answer.head.request_id, answer.progress)
+        self.ping = COMMENT_BESIDE_IDS if with_ids else COMMENT
+        self.after_ping = b"" if with_ids else AFTER_COMMENT
         self._head = f"data: {envelope(reply_head or answer.head, stream=True)}"
         self._field = '"delta":{"content":' if self._is_chat else '"text":'
         self._close_text = "}" if self._is_chat else ""
@@ -83,9 +103,12 @@ class ReplyWriter:
         self._total = total or _Total()
         self._total.answers.append(answer)
         self._total.counts.append(self._counts)
-        self._places = progress.places()
         self._logprobs = logprobs_writer(answer)
         self._is_plain = not (reply.return_token_ids or reply.continuous_usage or self._logprobs)
+
+    def accepted(self) -> bytes:
+        """Nothing: a stream begins with its first choice."""
+        return b""
 
     def first(self) -> Iterator[str]:
         """The events before any token: for each choice its role, or the prompt where it is to be
@@ -105,7 +128,7 @@ class ReplyWriter:
         of chats beside the first one, as far as it is ids.
         """
         is_last = index == len(self._counts) - 1
-        place = self._place(None if is_last else f"h{index + 1}")
+        place = self._place() if is_last else self._place_of_head(index + 1)
         name = self._first_index + index
         yield f'{place}{self._head},"choices":[{{"index":{name},'
         if self._is_chat:
@@ -131,9 +154,11 @@ class ReplyWriter:
         """The event of one piece; nothing if the piece adds nothing yet."""
         self._counts[piece.choice] = piece.count
         if piece.ending is not None:
-            self._places[piece.choice] = f"{piece.count}e"
+            if self._ids is not None:
+                self._ids.go_on(piece.choice, piece.count, FINISH_SENT)
             return self._last(piece, piece.ending)
-        self._places[piece.choice] = str(piece.count)
+        if self._ids is not None:
+            self._ids.go_on(piece.choice, piece.count)
         # Where a token gives no text, an event is only due if ids or log-probabilities are wanted.
         if not (piece.text or piece.logprobs or self._with_token_ids):
             return b""
@@ -152,6 +177,10 @@ class ReplyWriter:
         event = f'{self._place()}{self._head},"choices":[],"usage":{compact(usage)}}}\n\n'
         return event.encode() + _DONE
 
+    def failure(self, error: ServingError) -> bytes:
+        """An event with the error; the stream has no `[DONE]` then."""
+        return b"data: " + error_body(error) + b"\n\n"
+
     def _last(self, piece: Piece, ending: Ending) -> bytes:
         text = f"{self._field}{encode_basestring(piece.text)}{self._close_text}"
         if self._is_chat and not piece.text:
@@ -163,9 +192,12 @@ class ReplyWriter:
         tail = f"{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
         return f"{self._place()}{choice}{reason}{tail}".encode()
 
-    def _place(self, place: str | None = None) -> str:
-        """The line of the event's id: `place`, or where all choices are."""
-        return f"{self._id}{place or '.'.join(self._places)}\n" if self._id else ""
+    def _place(self) -> str:
+        """The line of the event's id: where all choices are."""
+        return "" if self._ids is None else f"id: {self._ids.current()}\n"
+
+    def _place_of_head(self, events: int) -> str:
+        return "" if self._ids is None else f"id: {self._ids.of_head(events)}\n"
 
     def _scores(self, piece: Piece) -> str:
         value = "null"
@@ -245,12 +277,11 @@ def logprobs_writer(answer: Answer) -> LogprobsWriter | None:
 
 def envelope(head: RequestSpec, *, stream: bool) -> str:
     """The fields that every body and event begins with, without the closing brace."""
+    kind = "text_completion"
     if head.reply.kind == _CHAT:
-        prefix, kind = "chatcmpl-", "chat.completion.chunk" if stream else "chat.completion"
-    else:
-        prefix, kind = "cmpl-", "text_completion"
+        kind = "chat.completion.chunk" if stream else "chat.completion"
     fields = {
-        "id": prefix + head.request_id,
+        "id": ID_PREFIXES[head.reply.kind] + head.request_id,
         "object": kind,
         "created": head.created_unix_s,
         "model": head.model,

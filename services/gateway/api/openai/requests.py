@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request import ValidRequest
 from services.gateway.api.openai.content_parts import read_part
 from services.gateway.api.openai.schema import (
     ChatMessage,
@@ -16,7 +14,9 @@ from services.gateway.api.openai.schema import (
     MediaUrl,
     TokenizeRequest,
 )
-from services.gateway.reading.bounds import text, wrong
+from services.gateway.decoding.bounds import text, wrong
+from services.gateway.decoding.list_limits import LONGEST_TEMPLATE_KWARGS
+from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.copied_lists import check_copies
 from services.gateway.reading.generation import (
@@ -27,10 +27,10 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
-from services.gateway.reading.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
 from services.gateway.reading.tools import read_tools, refuse_tools
 from services.gateway.reading.unsupported import is_off, unsupported
+from services.gateway.reading.valid_request import ValidRequest
 from shared.mindie_shm import LARGEST_CODE, NAMES_FIELD
 from tessera.preprocess.v1.preprocess_pb2 import Message, PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind

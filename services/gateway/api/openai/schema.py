@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.reading.decode import Whole
+from services.gateway.decoding.decode import Whole
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.tools import ToolFields
 

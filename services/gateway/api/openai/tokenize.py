@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from services.gateway.admission.caller import Caller, tenant_of
-from services.gateway.admission.model import ServedModel
 from services.gateway.admission.preprocess_pool import PreprocessPool
-from services.gateway.admission.prompt_stream import is_short
 from services.gateway.api.openai.requests import read_conversation
 from services.gateway.api.openai.schema import (
     DetokenizeReply,
     DetokenizeRequest,
     TokenizeRequest,
 )
+from services.gateway.decoding.bounds import text, wholes, wrong
+from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
-from services.gateway.reading.bounds import text, wholes, wrong
+from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import serialized
-from services.gateway.reading.decode import decode, off_loop
 from services.gateway.reading.generation import check_model
+from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.tools import refuse_tools
 from services.gateway.reading.unsupported import is_off, refuse_unsupported
 from services.gateway.slices import Slices

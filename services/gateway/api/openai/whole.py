@@ -14,8 +14,8 @@ from services.gateway.api.openai.replies import (
     scores_of_prompt,
 )
 from services.gateway.api.openai.usage import usage_object
+from services.gateway.endings import FINISH_NAMES, stop_reason
 from services.gateway.following.answer import Answer, Outcome
-from services.gateway.following.finish import FINISH_NAMES, stop_reason
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 

@@ -2,15 +2,21 @@
 
 from collections.abc import Sequence
 
-from services.gateway.api.endpoint import Route
+from services.gateway.admission.api_keys import BEARER
+from services.gateway.api.error_object import error_reply
+from services.gateway.api.parts import Api, Parts
 from services.gateway.api.tessera.information import Information
 from services.gateway.api.tessera.requests import Requests
-from services.gateway.http.errors import error_body
+from services.gateway.http.endpoint import Route
+from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
 
 
 class TesseraEndpoint:
     """Requests that exist, health, load, metrics, version, and the page for people."""
+
+    roots = ("/v1/requests", "/health")
+    key_headers = (BEARER,)
 
     def __init__(self, requests: Requests, information: Information) -> None:
         ready, live = information.ready, information.live
@@ -30,6 +36,17 @@ class TesseraEndpoint:
             Route("GET", "/version", information.version, needs_key=False),
         )
 
-    def error(self, error: ServingError) -> bytes:
+    def error(self, error: ServingError) -> ErrorReply:
         """In OpenAI's form."""
-        return error_body(error)
+        return error_reply(error)
+
+
+def _endpoint(parts: Parts) -> TesseraEndpoint:
+    follower = parts.follower
+    return TesseraEndpoint(
+        Requests(parts.resumption, parts.reply_forms.make_writer),
+        Information(parts.health, parts.metrics, parts.reporter, lambda: len(follower)),
+    )
+
+
+TESSERA = Api(_endpoint)

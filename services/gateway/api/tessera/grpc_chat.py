@@ -11,22 +11,22 @@ from google.protobuf.message import Message
 
 from services.gateway.admission.admission import Admission
 from services.gateway.admission.api_keys import ApiKeys
-from services.gateway.admission.caller import tenant_of
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request import ValidRequest
+from services.gateway.admission.caller import Header, tenant_of
 from services.gateway.admission.request_options import (
     RequestOptions,
     Timeouts,
     digest,
     read_request_options,
 )
+from services.gateway.admission.resume import Resumption
 from services.gateway.api.tessera.grpc_events import events
 from services.gateway.api.tessera.grpc_requests import read_chat, read_complete, read_options
 from services.gateway.api.tessera.request_status import status_message
+from services.gateway.decoding.decode import in_thread, is_large
 from services.gateway.following.answer import Answer
-from services.gateway.following.resume import Resumption
-from services.gateway.reading.decode import in_thread, is_large
+from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_refusal
 from services.gateway.telemetry.served_parts import ServedParts
@@ -118,7 +118,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
 
     async def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
         """The one model there is."""
-        self._keys.caller("", *_metadata(context))
+        self._keys.caller("", _metadata(context))
         parts = {name: _part(said) for name, said in (await self._parts.now()).items()}
         model = Model(id=self._model.name, max_model_len=self._model.max_model_len, parts=parts)
         return ListModelsResponse(models=[model])
@@ -131,7 +131,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         request_names.bind(request_id, client_request_id)
         began, tenant = monotonic(), ""
         try:
-            caller = self._keys.caller(request_id, *_metadata(context))
+            caller = self._keys.caller(request_id, _metadata(context))
             caller = replace(caller, client_request_id=client_request_id)
             work = partial(self._read, message, read, method, context)
             large = is_large(message.ByteSize())
@@ -148,11 +148,10 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
     def _read(
         self, message: Message, read: Callable[[], Read], method: str, context: Context
     ) -> tuple[ValidRequest, RequestOptions]:
-        found = dict(context.invocation_metadata() or ())
         try:
             request, generation = read()
             options = read_request_options(
-                lambda name: str(found.get(name, "")),
+                _metadata(context),
                 generation,
                 self._timeouts,
                 lambda: digest(method.encode() + message.SerializeToString(deterministic=True)),
@@ -163,7 +162,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         return request, options
 
     def _tenant(self, user: str, context: Any) -> str:
-        return tenant_of(self._keys.caller("", *_metadata(context)), user)
+        return tenant_of(self._keys.caller("", _metadata(context)), user)
 
 
 def _part(said: Mapping[str, Any]) -> ModelPart:
@@ -186,11 +185,10 @@ async def _events(answer: Answer, context: Context) -> AsyncIterator[ChatEvent]:
             yield event
 
 
-def _metadata(context: Any) -> tuple[str, str]:
+def _metadata(context: Any) -> Header:
     found = dict(context.invocation_metadata() or ())
-    return str(found.get("authorization", "")), str(found.get("traceparent", ""))
+    return lambda name: str(found.get(name, ""))
 
 
 def _client_request_id(context: Any) -> str:
-    found = dict(context.invocation_metadata() or ())
-    return request_names.clients_name(str(found.get("x-request-id", "")))
+    return request_names.clients_name(_metadata(context)("x-request-id"))

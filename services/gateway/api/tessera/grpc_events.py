@@ -1,12 +1,13 @@
 """The events of the gRPC API."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import islice
 
+from services.gateway.endings import stop_reason
 from services.gateway.following.answer import Answer, Piece
-from services.gateway.following.event_id import FINISH_SENT, OPEN, TEXT_SENT
-from services.gateway.following.finish import stop_reason
+from services.gateway.following.event_id import FINISH_SENT, OPEN, TEXT_SENT, EventIds
 from services.gateway.following.logprobs import TokenLogprob, prompt_entries
+from services.gateway.following.writer import Writer
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatEvent, Delta, Finished, PromptLogprobs, Usage
 
@@ -17,7 +18,7 @@ _SLICE_VALUES = 512
 
 async def events(answer: Answer) -> AsyncIterator[ChatEvent]:
     """The events of one answer from where the client is; closes it before the last."""
-    writer = _ChatEvents(answer)
+    writer: Writer[Sequence[ChatEvent], Sequence[ChatEvent]] = ChatEventWriter(answer)
     for event in writer.accepted():
         yield event
     begun = False
@@ -26,22 +27,24 @@ async def events(answer: Answer) -> AsyncIterator[ChatEvent]:
         pieces = await answer.next() if begun or answer.prompt_scores is None else []
         if not begun and answer.prompt_scores is not None:
             begun = True
-            async for event in writer.prompt():
-                yield event
+            for part in writer.first():
+                for event in part:
+                    yield event
+                await answer.slices.turn()
         for piece in pieces:
             for event in writer.piece(piece):
                 yield event
     answer.close()
-    yield writer.usage()
+    for event in writer.end():
+        yield event
 
 
-class _ChatEvents:
-    """Makes the events of one answer."""
+class ChatEventWriter:
+    """Makes the events of one answer. What fails ends the call with a status, so there is no event for it."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._rid = answer.head.request_id
-        self._places = answer.progress.places()
+        self._ids = EventIds(answer.head.request_id, answer.progress)
         reply = answer.head.reply
         # How many events come before any token, and how many of them the client has.
         self._head_size = 1
@@ -52,7 +55,7 @@ class _ChatEvents:
             each = 1
             if sampling.HasField("logprobs"):
                 each = _events_of_prompt(answer.prompt_tokens, sampling.logprobs)
-            self._head_size += each * len(self._places)
+            self._head_size += each * sampling.n
         had = answer.progress.head_events
         self._had = self._head_size if had is None else min(had, self._head_size)
         self._head_events = 0
@@ -60,7 +63,7 @@ class _ChatEvents:
         table = answer.table
         self._shown = table.shown_pieces if reply.skip_special_tokens else table.pieces
 
-    def accepted(self) -> Iterable[ChatEvent]:
+    def accepted(self) -> Sequence[ChatEvent]:
         """The event that the request is in the queue."""
         answer = self._answer
         shown = answer.prompt_ids if self._with_ids else None
@@ -70,44 +73,51 @@ class _ChatEvents:
             prompt_tokens=answer.prompt_tokens,
             prompt_token_ids=shown,
         )
-        yield from self._head_event(ChatEvent(accepted=accepted))
+        return self._head_event(ChatEvent(accepted=accepted))
 
-    async def prompt(self) -> AsyncIterator[ChatEvent]:
-        """The events about the prompt, once its scores are known."""
+    def first(self) -> Iterator[Sequence[ChatEvent]]:
+        """The events about the prompt: nothing where one is not whole yet."""
         if self._had == self._head_size:
             return
-        async for event in self._about_prompt():
-            for shown in self._head_event(event):
-                yield shown
+        for event in self._about_prompt():
+            yield () if event is None else self._head_event(event)
 
-    async def _about_prompt(self) -> AsyncIterator[ChatEvent]:
+    def _about_prompt(self) -> Iterator[ChatEvent | None]:
         reply, sampling = self._answer.head.reply, self._answer.head.sampling
         if reply.HasField("prompt_logprobs"):
-            async for some in self._slices_of_prompt(reply.prompt_logprobs):
+            for some in self._slices_of_prompt(reply.prompt_logprobs):
+                if some is None:
+                    yield None
+                    continue
                 yield ChatEvent(prompt_logprobs=PromptLogprobs(tokens=some))
         for choice in range(sampling.n if reply.echo else 0):
             delta = Delta(choice=choice, text=reply.prompt_text)
             if sampling.HasField("logprobs"):
-                async for some in self._slices_of_prompt(sampling.logprobs):
+                for some in self._slices_of_prompt(sampling.logprobs):
+                    if some is None:
+                        yield None
+                        continue
                     delta.logprobs.extend(some)
                     yield ChatEvent(delta=delta)
                     delta = Delta(choice=choice)
             else:
                 yield ChatEvent(delta=delta)
 
-    def _head_event(self, event: ChatEvent) -> Iterable[ChatEvent]:
+    def _head_event(self, event: ChatEvent) -> Sequence[ChatEvent]:
         """The event with its id, unless the client has it."""
         self._head_events += 1
-        if self._head_events > self._had:
-            is_last = self._head_events == self._head_size
-            event.event_id = self._place() if is_last else f"{self._rid}/h{self._head_events}"
-            yield event
+        if self._head_events <= self._had:
+            return ()
+        is_last = self._head_events == self._head_size
+        event.event_id = self._ids.current() if is_last else self._ids.of_head(self._head_events)
+        return (event,)
 
-    def piece(self, piece: Piece) -> Iterable[ChatEvent]:
+    def piece(self, piece: Piece) -> Sequence[ChatEvent]:
         """A delta if it adds something, and the end of the choice."""
         # The last delta has all text, also what was held back; the end is an event of its own.
         end = OPEN if piece.ending is None else TEXT_SENT
-        self._places[piece.choice] = f"{piece.count}{end}"
+        self._ids.go_on(piece.choice, piece.count, end)
+        found: list[ChatEvent] = []
         token_ids = piece.token_ids if self._with_ids else None
         if piece.text or token_ids or piece.logprobs:
             delta = Delta(
@@ -116,24 +126,26 @@ class _ChatEvents:
                 token_ids=token_ids,
                 logprobs=self._entries(piece.logprobs),
             )
-            yield ChatEvent(event_id=self._place(), delta=delta)
+            found.append(ChatEvent(event_id=self._ids.current(), delta=delta))
         if piece.ending is not None:
             ending = piece.ending
             finished = Finished(choice=piece.choice, reason=ending.reason, stop=ending.stop)
             stop = stop_reason(ending, self._answer.silent_ends)
             if isinstance(stop, int):
                 finished.stop_token_id = stop
-            self._places[piece.choice] = f"{piece.count}{FINISH_SENT}"
-            yield ChatEvent(event_id=self._place(), finished=finished)
+            self._ids.go_on(piece.choice, piece.count, FINISH_SENT)
+            found.append(ChatEvent(event_id=self._ids.current(), finished=finished))
+        return found
 
-    def usage(self) -> ChatEvent:
+    def end(self) -> Sequence[ChatEvent]:
+        """The usage."""
         answer = self._answer
         usage = Usage(
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             cached_tokens=answer.cached_tokens,
         )
-        return ChatEvent(event_id=self._place(), usage=usage)
+        return (ChatEvent(event_id=self._ids.current(), usage=usage),)
 
     def _prompt(self, k: int) -> Iterator[TokenLogprob]:
         answer = self._answer
@@ -142,18 +154,21 @@ class _ChatEvents:
         text = answer.head.reply.prompt_text
         return prompt_entries(answer.table, answer.prompt_ids, text, scores)
 
-    async def _slices_of_prompt(self, k: int) -> AsyncIterator[list[chat_pb2.TokenLogprob]]:
-        """The prompt's tokens with `k` top ones each, as many of them as an event has."""
+    def _slices_of_prompt(self, k: int) -> Iterator[list[chat_pb2.TokenLogprob] | None]:
+        """The prompt's tokens with `k` top ones each, as many of them as an event has; None where more of them are to
+        come, and others have had no turn for a while.
+        """
         tokens = self._prompt(k)
+        size = max(1, _SLICE_VALUES // (1 + k))
         for _ in range(_events_of_prompt(self._answer.prompt_tokens, k)):
             found: list[chat_pb2.TokenLogprob] = []
             left = _tokens_of_event(k)
             while left > 0:
-                await self._answer.slices.turn()
-                size = min(left, max(1, _SLICE_VALUES // (1 + k)))
-                some = list(islice(tokens, size))
+                some = list(islice(tokens, min(left, size)))
                 found += self._entries(some)
-                left = left - size if some else 0
+                left = left - len(some) if some else 0
+                if left > 0:
+                    yield None
             yield found
 
     def _entries(self, entries: Sequence[TokenLogprob]) -> list[chat_pb2.TokenLogprob]:
@@ -172,9 +187,6 @@ class _ChatEvents:
             )
             for entry in entries
         ]
-
-    def _place(self) -> str:
-        return f"{self._rid}/{'.'.join(self._places)}"
 
 
 def _tokens_of_event(k: int) -> int:

@@ -17,9 +17,9 @@ from grpc_health.v1 import health
 
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.api.tessera.reception import Reception
-from services.gateway.http.body_budget import BodyBudget
-from services.gateway.reading.decode import off_loop
-from services.gateway.reading.wire_limits import check_message, malformed
+from services.gateway.body_budget import BodyBudget
+from services.gateway.decoding.decode import off_loop
+from services.gateway.decoding.wire_limits import check_message, malformed
 from services.gateway.telemetry.request_log import log_refusal
 from shared.errors import Overloaded, Unauthenticated
 from shared.net.rpc import reflection
@@ -60,7 +60,7 @@ class CallLimits(grpc.aio.ServerInterceptor):
             return self._read(handler, self._information)
         found = dict(handler_call_details.invocation_metadata or ())
         try:
-            self._keys.caller("", str(found.get("authorization", "")), "")
+            self._keys.caller("", lambda name: str(found.get(name, "")))
         except Unauthenticated as error:
             return _refusing(error, handler_call_details.method)
         # The messages of a stream have no limits here but gRPC's own.

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.admission.model import ServedModel
-from services.gateway.admission.request import ValidRequest
-from services.gateway.reading.bounds import at_most, wrong
+from services.gateway.decoding.bounds import at_most, wrong
+from services.gateway.decoding.list_limits import MOST_FRAMES, MOST_IDS
+from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.generation import (
     Prompt,
@@ -17,7 +17,6 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
-from services.gateway.reading.list_limits import MOST_FRAMES, MOST_IDS
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
 from services.gateway.reading.media import (
     read_image_bytes,
@@ -28,6 +27,7 @@ from services.gateway.reading.media import (
 )
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.tools import ToolFields, read_tools
+from services.gateway.reading.valid_request import ValidRequest
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest, Video
@@ -139,9 +139,9 @@ def _part(part: ContentPart, path: str) -> Part:
         case "text":
             return Part(text=part.text)
         case "image":
-            return Part(image=read_image_bytes(part.image, f"{path}.image_url"))
+            return Part(media=read_image_bytes(part.image, f"{path}.image_url"))
         case "image_url":
-            return Part(image=read_image_url(part.image_url, f"{path}.image_url"))
+            return Part(media=read_image_url(part.image_url, f"{path}.image_url"))
         case None:
             raise wrong(
                 f"{path}.type",

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from services.gateway.api.tessera.peer_progress import PeerProgress
-from services.gateway.http.body_budget import BodyBudget
-from services.gateway.http.errors import TooSlow
+from services.gateway.body_budget import BodyBudget
+from services.gateway.errors import TooSlow
 from shared.errors import InvalidRequest
 
 _ROOM_S = 10.0

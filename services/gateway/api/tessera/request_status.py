@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from services.gateway.following.finish import FINISH_NAMES
-from services.gateway.http.errors import error_object
+from services.gateway.api.error_object import error_object
+from services.gateway.endings import FINISH_NAMES
 from shared import errors
 from shared.queue import RequestState
 from tessera.common.v1.ending_pb2 import Ending, FinishReason

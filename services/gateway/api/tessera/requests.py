@@ -1,11 +1,11 @@
 """/v1/requests/{id}: the state of a request, the rest of its stream, and its cancellation."""
 
 from services.gateway.admission.caller import Caller, tenant_of
-from services.gateway.api.endpoint import MakeWriter
+from services.gateway.admission.resume import Resumption
 from services.gateway.api.tessera.request_status import status_body
-from services.gateway.following.resume import Resumption
+from services.gateway.http.endpoint import MakeWriter
 from services.gateway.http.exchange import Exchange
-from services.gateway.http.sse import write_stream
+from services.gateway.http.streams import write_stream
 from shared.errors import InvalidRequest
 
 
@@ -38,8 +38,7 @@ class Requests:
             )
             exchange.request_id = answer.head.request_id
             try:
-                writer = self._make_writer(answer, True)
-                await write_stream(exchange, [answer], [writer], with_ids=True)
+                await write_stream(exchange, [answer], [self._make_writer(answer, True)])
             finally:
                 answer.close()
 

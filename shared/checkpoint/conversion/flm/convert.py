@@ -13,8 +13,8 @@ from shared.checkpoint.conversion.flm.file import FlmFile, open_flm
 from shared.checkpoint.conversion.flm.tensor import FlmTensor, TensorKind
 from shared.checkpoint.conversion.new_folder import new_folder
 from shared.checkpoint.conversion.written_file import write_tensors
+from shared.checkpoint.files import INDEXES
 from shared.errors import InvalidRequest
-from shared.model_config.files import INDEXES
 from shared.text.tokenizer_formats.content import Content
 from shared.text.tokenizer_formats.flm import flm_tokenizer
 

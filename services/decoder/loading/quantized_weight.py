@@ -1,0 +1,244 @@
+"""A linear layer's weight as codes of 8 or 4 bits: what they mean, and the selections of them that stay codes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Numbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+# Values that `dequantize` holds in float32 at once.
+_BLOCK = 1 << 22
+
+
+class NotAsCodes(ValueError):
+    """A selection that codes and scales cannot express. Says why."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """Codes [out, inputs] and what makes numbers of them. Column c has the scale of group c // `group`; the number is
+
+    (code - 2 ** (bits - 1)) * scale    without the fields below
+    (code - zero) * scale               with `zeros`
+    code * scale + minimum              with `minima`
+    codebook[code] * scale              with `codebook`
+
+    each operation rounded to float32. At most one of those three fields is given. With `order`, column c belongs to
+    input order[c]: who multiplies takes the activations x[:, order], or puts the columns back.
+    """
+
+    codes: Tensor  # uint8 [out, inputs]; of 4 bits [out, inputs / 2], the even column in the lower half of a byte
+    scales: Tensor  # float32, float16 or bfloat16 [out, groups]
+    bits: int  # 8 or 4
+    group: int  # columns of one scale, the last group may have fewer; 0: the whole row
+    zeros: Tensor | None = None  # uint8 [out, groups], to 2 ** bits; GPTQ has one beyond the codes
+    minima: Tensor | None = None  # [out, groups], of the scales' type
+    codebook: tuple[int, ...] | None = None  # 2 ** bits numbers
+    order: Tensor | None = None  # int64 [inputs], a permutation
+
+    def __post_init__(self) -> None:
+        out, inputs = self.codes.shape[0], self.inputs
+        groups = -(-inputs // self.group) if self.group else 1
+        given = [part for part in (self.scales, self.zeros, self.minima) if part is not None]
+        if self.bits not in (4, 8) or self.codes.dtype != torch.uint8:
+            raise ValueError(f"codes of {self.bits} bits in {self.codes.dtype}")
+        if any(part.shape != (out, groups) for part in given):
+            shapes = ", ".join(str(list(part.shape)) for part in given)
+            raise ValueError(
+                f"{out} outputs and {groups} groups of inputs, but scales are {shapes}"
+            )
+        if sum(part is not None for part in (self.zeros, self.minima, self.codebook)) > 1:
+            raise ValueError("more than one of zeros, minima and codebook")
+
+    @property
+    def inputs(self) -> int:
+        """Columns."""
+        return self.codes.shape[1] * (8 // self.bits)
+
+    def unpacked(self) -> Tensor:
+        """uint8 [out, inputs], one code a byte."""
+        if self.bits == 8:
+            return self.codes
+        return torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1)
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """[out, inputs], columns by their input: the reference that says what the codes mean."""
+        found = torch.empty((len(self.codes), self.inputs), dtype=dtype)
+        group = torch.arange(self.inputs) // (self.group or self.inputs or 1)
+        if self.order is not None:  # of each input
+            group = group[torch.argsort(self.order)]
+        step = max(1, _BLOCK // max(1, self.inputs))
+        for first in range(0, len(found), step):
+            rows = slice(first, first + step)
+            found[rows] = self._rows(rows, group)
+        return found
+
+    def _rows(self, rows: slice, group: Tensor) -> Tensor:
+        codes = self.outputs_between(rows).unpacked()
+        if self.order is not None:
+            codes = codes[:, torch.argsort(self.order)]
+        scales = self.scales[rows].float()[:, group]
+        if self.codebook is not None:
+            known = torch.tensor(self.codebook, dtype=torch.float32)
+            return known[codes.long()] * scales
+        if self.minima is not None:
+            return codes.float() * scales + self.minima[rows].float()[:, group]
+        if self.zeros is not None:
+            return (codes.float() - self.zeros[rows].float()[:, group]) * scales
+        return codes.float().sub(2 ** (self.bits - 1)) * scales
+
+    def outputs_between(self, rows: slice) -> "QuantizedWeight":
+        """Some outputs that follow each other; no memory is copied."""
+        return replace(
+            self,
+            codes=self.codes[rows],
+            scales=self.scales[rows],
+            zeros=None if self.zeros is None else self.zeros[rows],
+            minima=None if self.minima is None else self.minima[rows],
+        )
+
+    def outputs(self, sources: Numbers) -> "QuantizedWeight":
+        """Output number i is number sources[i] of these; -1: an output of zeros."""
+        at, missing = torch.from_numpy(sources.clip(0)), torch.from_numpy(sources < 0)
+
+        def rows(values: Tensor | None, blank: int) -> Tensor | None:
+            return None if values is None else values[at].masked_fill(missing[:, None], blank)
+
+        blank = self._blank()
+        codes = rows(self.codes, blank if self.bits == 8 else blank * 17)
+        scales = rows(self.scales, 0)
+        assert codes is not None and scales is not None
+        zeros, minima = rows(self.zeros, 0), rows(self.minima, 0)
+        return replace(self, codes=codes, scales=scales, zeros=zeros, minima=minima)
+
+    def select_inputs(self, sources: Numbers) -> "QuantizedWeight":
+        """Input number i is number sources[i] of these; -1: an input of zeros. Groups stay whole: where those that are
+        left do not lie one behind the other, the columns are put in an `order` in which they do.
+
+        Raises NotAsCodes where a part of a group is asked for, and for zeros in a group that has no code for zero.
+        """
+        columns = sources
+        if self.order is not None:
+            inverse = np.empty(self.inputs, np.int64)
+            inverse[self.order.numpy()] = np.arange(self.inputs)
+            columns = np.where(sources < 0, -1, inverse[sources.clip(0)])
+        if not self.group:
+            if self._zero_codes(self.zeros) is not None or (columns >= 0).all():
+                return self._arranged(columns, np.zeros(1, np.int64), 0, None)
+            # One group for all that is there, others for the zeros.
+            there = np.flatnonzero(columns >= 0)
+            order = np.concatenate((there, np.flatnonzero(columns < 0)))
+            count = -(-len(columns) // max(1, len(there)))
+            one = np.where(np.arange(count) == 0, 0, -1)
+            return self._arranged(columns[order], one, max(1, len(there)), order)
+        self._require_whole_groups(columns[columns >= 0])
+        groups = self._groups_in_place(columns)
+        if groups is not None:
+            return self._arranged(columns, groups, self.group, None)
+        # Whole groups first, as they were; the last of them may be a short one; zeros behind.
+        order = np.argsort(np.where(columns < 0, self.inputs, columns), kind="stable")
+        groups = self._groups_in_place(columns[order])
+        assert groups is not None
+        return self._arranged(columns[order], groups, self.group, order)
+
+    def _require_whole_groups(self, columns: Numbers) -> None:
+        sizes = np.bincount(columns // self.group, minlength=self.scales.shape[1])
+        whole = np.full(len(sizes), self.group)
+        whole[-1] = self.inputs - self.group * (len(sizes) - 1)
+        if ((sizes != 0) & (sizes != whole)).any() or len(np.unique(columns)) != len(columns):
+            raise NotAsCodes(
+                f"its inputs are cut inside a group of {self.group} that share a scale; with another"
+                " --tensor-parallel-size groups may stay whole"
+            )
+
+    def _groups_in_place(self, columns: Numbers) -> "Numbers | None":
+        """Whose scale each run of `group` columns has, -1 for zeros alone; None where a run has columns of several
+        groups."""
+        padding = np.full(-len(columns) % self.group, -1, np.int64)
+        runs = np.concatenate((columns, padding)).reshape(-1, self.group)
+        groups = np.where(runs < 0, -1, runs // self.group)
+        found: Numbers = groups.max(1)
+        return found if ((groups < 0) | (groups == found[:, None])).all() else None
+
+    def _arranged(
+        self, columns: Numbers, groups: Numbers, group: int, order: "Numbers | None"
+    ) -> "QuantizedWeight":
+        """The columns, and the scales of these groups; -1: zeros."""
+        at, missing = torch.from_numpy(groups.clip(0)), torch.from_numpy(groups < 0)
+
+        def of_groups(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[:, at].masked_fill(missing, 0)
+
+        scales, zeros, minima = (of_groups(part) for part in (self.scales, self.zeros, self.minima))
+        assert scales is not None
+        codes = self.unpacked()[:, torch.from_numpy(columns.clip(0))]
+        blank = np.flatnonzero(columns < 0)
+        if len(blank):
+            of = torch.from_numpy(blank // (group or len(columns)))
+            zero = self._zero_codes(zeros)
+            if zero is not None and zeros is None:
+                zero = zero[:, :1].expand(1, len(groups))
+            if zero is None and not missing[of].all():
+                raise NotAsCodes("a group that is to be filled up has no code for zero")
+            if zero is None:
+                zero = torch.tensor(self._blank(), dtype=torch.uint8).expand(1, len(groups))
+            codes[:, torch.from_numpy(blank)] = zero[:, of].expand(len(codes), -1)
+        if self.bits == 4:
+            if codes.shape[1] % 2:
+                raise NotAsCodes("codes of 4 bits are kept for an even number of inputs")
+            codes = codes[:, ::2] | codes[:, 1::2] << 4
+        turned = None if order is None else torch.from_numpy(order)
+        return QuantizedWeight(
+            codes.contiguous(), scales, self.bits, group, zeros, minima, self.codebook, turned
+        )
+
+    def _blank(self) -> int:
+        """A code whose number is not negative: zero times it is no -0."""
+        if self.codebook is not None:
+            return self.codebook.index(max(self.codebook))
+        return 0 if self.zeros is not None or self.minima is not None else 2 ** (self.bits - 1)
+
+    def _zero_codes(self, zeros: Tensor | None) -> Tensor | None:
+        """uint8 [out or 1, groups]: the code of zero in each group with these `zeros`; None where one has none."""
+        if zeros is not None:
+            return None if (zeros > 2**self.bits - 1).any() else zeros
+        if self.minima is not None or (self.codebook is not None and 0 not in self.codebook):
+            return None
+        zero = 2 ** (self.bits - 1) if self.codebook is None else self.codebook.index(0)
+        return torch.tensor(zero, dtype=torch.uint8).expand(1, self.scales.shape[1])
+
+
+def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """The outputs of several weights of the same inputs, one below the other. Raises NotAsCodes for weights that are
+    quantized in different ways."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for part in parts[1:]:
+        if (part.bits, part.group, part.codebook) != (first.bits, first.group, first.codebook) or (
+            (part.zeros is None, part.minima is None) != (first.zeros is None, first.minima is None)
+        ):
+            raise NotAsCodes("layers that are computed as one are quantized in different ways")
+        orders = [other.order for other in (first, part) if other.order is not None]
+        if len(orders) == 1 or (orders and not torch.equal(*orders)):
+            raise NotAsCodes(
+                "layers that are computed as one have their inputs in different orders"
+            )
+
+    def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        there = [tensor for tensor in tensors if tensor is not None]
+        return torch.cat(there) if there else None  # of several types the wider one
+
+    scales = joined([part.scales for part in parts])
+    assert scales is not None
+    return replace(
+        first,
+        codes=torch.cat([part.codes for part in parts]),
+        scales=scales,
+        zeros=joined([part.zeros for part in parts]),
+        minima=joined([part.minima for part in parts]),
+    )

@@ -1,0 +1,62 @@
+"""The request as it stands in the queue."""
+
+from services.gateway.admission.cache_salt import salt_of
+from services.gateway.admission.request_options import NO_OPTIONS, RequestOptions
+from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.valid_request import ValidRequest
+from shared.errors import InvalidRequest
+from shared.prompts.length import require_answer_fits, require_prompt_fits
+from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.preprocess.v1.preprocess_pb2 import PrepareResponse
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+
+def make_spec(
+    request: ValidRequest,
+    prepared: PrepareResponse,
+    model: ServedModel,
+    options: RequestOptions = NO_OPTIONS,
+    *,
+    request_id: str,
+    tenant: str,
+    created_unix_s: int,
+    traceparent: str = "",
+    shares_prefixes: bool = True,
+    client_request_id: str = "",
+) -> RequestSpec:
+    """The request as it stands in the queue, with every default filled in. `shares_prefixes`: with those of
+    other tenants.
+
+    Raises InvalidRequest if prompt and answer do not fit into the model's length together.
+    """
+    prompt_tokens = len(prepared.token_ids) // 4
+    if prompt_tokens == 0:
+        raise InvalidRequest("EMPTY_PROMPT", "the prompt has no tokens", field="prompt")
+    sampling = SamplingParams()
+    sampling.CopyFrom(request.sampling)
+    longest = model.max_model_len
+    field = "messages" if request.prepare.HasField("conversation") else "prompt"
+    require_prompt_fits(prompt_tokens, longest, field, longest - 1)
+    require_answer_fits(prompt_tokens, max(1, sampling.max_tokens), longest)
+    left = longest - prompt_tokens
+    sampling.max_tokens = sampling.max_tokens or model.default_max_tokens(left)
+    sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
+    spec = RequestSpec(
+        request_id=request_id,
+        model=model.name,
+        prompt=prepared.token_ids,
+        media=prepared.media,
+        sampling=sampling,
+        tenant=tenant,
+        created_unix_s=created_unix_s,
+        reply=request.reply,
+        traceparent=traceparent,
+        client_request_id=client_request_id,
+        timeout_ms=options.timeouts.request_ms,
+        queue_timeout_ms=options.timeouts.queue_ms,
+        first_token_timeout_ms=options.timeouts.first_token_ms,
+        keep_ms=options.keep_ms,
+        media_cost=sum(item.rows for item in prepared.media),
+        cache_salt=salt_of("" if shares_prefixes else tenant, request.cache_salt),
+    )
+    return spec

@@ -1,0 +1,84 @@
+"""What is said of paths at which there is nothing: of those that other servers have, what to call instead."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from services.gateway.errors import NoRoute
+
+# What there is in the place of routes that other servers have. docs/api.md has the same paths.
+_INSTEAD: Mapping[str, Sequence[str]] = {
+    "send the conversation to /v1/chat/completions": (
+        "/v1/responses", "/v1/messages", "/v1/complete", "/v1/edits", "/v1/realtime", "/invocations",
+    ),
+    "nothing is kept between requests: send the whole conversation to /v1/chat/completions": (
+        "/v1/conversations", "/v1/assistants", "/v1/threads",
+    ),
+    "send the prompt to /v1/completions, or a conversation to /v1/chat/completions": (
+        "/generate", "/generate_stream", "/inference/v1/generate", "/infer", "/infer_token",
+    ),
+    "send the messages to /tokenize": ("/chat_tokenize",),
+    "this server gives text, neither vectors nor scores of texts": (
+        "/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v2/rerank", "/v2/embed",
+        "/pooling", "/classify", "/score", "/rerank", "/embed",
+    ),
+    "this server's answers are text alone": ("/v1/audio", "/v1/images", "/v1/videos"),
+    "this server keeps no files: send each request by itself": (
+        "/v1/files", "/v1/uploads", "/v1/batches", "/v1/vector_stores", "/v1/containers",
+    ),
+    "this server neither trains nor evaluates": ("/v1/fine_tuning", "/v1/evals"),
+    "a server has one model from its start to its end": (
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/is_sleeping",
+    ),
+    "/v1/models, /version and /metrics say what is served": (
+        "/v1/engines", "/info", "/server_info", "/get_model_info", "/get_server_info",
+    ),
+    "a `cache_salt` of its own keeps a request from what was computed before": (
+        "/reset_prefix_cache",
+    ),
+    "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
+    "this server describes its API in no form for machines": ("/openapi.json", "/docs", "/redoc"),
+    "this server has OpenAI's API, not that of KServe and Triton": ("/v2",),
+    "this server has OpenAI's API, not Ollama's": ("/api",),
+}  # fmt: skip
+# By path, with what lies below it.
+NOT_OFFERED: Mapping[str, str] = {
+    path: instead for instead, paths in _INSTEAD.items() for path in paths
+}
+_ROOT = "/v1"
+_STARS = re.compile(r"\*+")  # in a route: what names something
+
+
+def no_route(path: str, routes: Collection[str]) -> NoRoute:
+    """The error for a path at which there is nothing, where there are `routes`."""
+    shown = path[:200]
+    found = _not_offered(path)
+    if found is not None:
+        return NoRoute(
+            "ROUTE_NOT_OFFERED",
+            f"{shown} is not offered: {NOT_OFFERED[found]} (docs/api.md lists the routes)",
+        )
+    if _ROOT + path in routes:
+        return NoRoute(
+            "NO_SUCH_ROUTE",
+            f"there is nothing at {shown}: it is at {_ROOT}{shown}; the base URL of OpenAI's clients ends with {_ROOT}",
+        )
+    doubled = path.removeprefix(_ROOT)
+    if doubled != path and doubled in routes:
+        return NoRoute(
+            "NO_SUCH_ROUTE",
+            f"there is nothing at {shown}: it is at {doubled}; the base URL of clients ends with {_ROOT} once",
+        )
+    listed = ", ".join(sorted(_STARS.sub("{id}", route) for route in routes))
+    return NoRoute(
+        "NO_SUCH_ROUTE", f"there is nothing at {shown}: this server has {listed} (docs/api.md)"
+    )
+
+
+def _not_offered(path: str) -> str | None:
+    """The entry of `NOT_OFFERED` that a path belongs to."""
+    at = path
+    while at:
+        if at in NOT_OFFERED:
+            return at
+        at = at.rpartition("/")[0]
+    return None

@@ -1,0 +1,52 @@
+"""What the gateway gives to its APIs, and what it mounts of each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from services.gateway.admission.admission import Admission
+from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.held_requests import HeldRequests
+from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.admission.request_options import Timeouts
+from services.gateway.admission.resume import Resumption
+from services.gateway.api.generating import Generating
+from services.gateway.api.reply_forms import ReplyForms
+from services.gateway.following.follower import Follower
+from services.gateway.health import Health
+from services.gateway.http.endpoint import Endpoint, ReplyForm
+from services.gateway.http.exchange import BodyLimits
+from services.gateway.model.served_model import ServedModel
+from services.gateway.slices import Slices
+from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.reporter import Reporter
+from services.gateway.telemetry.served_parts import ServedParts
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a running gateway that its APIs share."""
+
+    model: ServedModel
+    reply_forms: ReplyForms
+    api_keys: ApiKeys
+    timeouts: Timeouts  # the server's own
+    body_limits: BodyLimits
+    slices: Slices
+    health: Health
+    metrics: Metrics
+    reporter: Reporter
+    served_parts: ServedParts
+    follower: Follower
+    pool: PreprocessPool
+    held_requests: HeldRequests
+    resumption: Resumption
+    admission: Admission
+    generating: Generating
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API: its endpoint, and the forms of its replies by `ReplyKind`."""
+
+    make_endpoint: Callable[[Parts], Endpoint]
+    reply_forms: Mapping[int, ReplyForm] = field(default_factory=dict)

@@ -1,0 +1,26 @@
+"""How choices end."""
+
+from collections.abc import Collection, Mapping
+
+from tessera.common.v1.ending_pb2 import Ending, FinishReason
+
+# A choice that ended otherwise failed, or was cancelled.
+COMPLETED = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)
+# In words. A reply that ended in one of the last two has an error instead.
+FINISH_NAMES: Mapping[int, str] = {
+    FinishReason.FINISH_REASON_STOP: "stop",
+    FinishReason.FINISH_REASON_LENGTH: "length",
+    FinishReason.FINISH_REASON_CANCELLED: "cancelled",
+    FinishReason.FINISH_REASON_ERROR: "error",
+}
+
+
+def stop_reason(ending: Ending, silent_ends: Collection[int]) -> str | int | None:
+    """The stop string or end id that was found; None at the limit and for the ids in `silent_ends`, the
+    tokenizer's own end.
+    """
+    if ending.stop:
+        return ending.stop
+    if ending.HasField("stop_token_id") and ending.stop_token_id not in silent_ends:
+        return ending.stop_token_id
+    return None

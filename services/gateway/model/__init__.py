@@ -1,0 +1,1 @@
+"""The served model as the gateway knows it, without tensors."""

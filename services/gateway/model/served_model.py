@@ -1,0 +1,147 @@
+"""The served model as the gateway knows it: its name, length, vocabulary and defaults. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from tokenizers import Tokenizer
+
+from services.families import registry
+from services.families.chat_format import find_template, stop_ids
+from services.families.family import load_part
+from services.families.generic import require_length
+from services.gateway.model.generation_defaults import GenerationDefaults, read_defaults
+from shared.checkpoint.folder import Checkpoint
+from shared.environment import unix_time
+from shared.errors import NotFound, Precondition
+from shared.text.templates.template_file import read_template_file
+from shared.text.text_fold import TokenBytes
+from shared.text.tokenizer_file import TokenizerFile, read_tokenizer
+from shared.text.tokenizer_library import open_tokenizer
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What requests are checked against, and what turns their tokens into text."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    # Of those the one that the tokenizer names: an answer that ends with it has no `stop_reason`.
+    own_eos_ids: frozenset[int]
+    defaults: GenerationDefaults
+    table: TokenBytes
+    tokenizer: Tokenizer
+    created_unix_s: int
+    # tokenizer_config.json with the chat template, for clients that count tokens themselves.
+    tokenizer_info: Mapping[str, Any]
+    max_choices: int = 128
+    max_logprobs: int = 20
+    max_prompts: int = 128
+    has_vision: bool = False  # it takes pictures
+    clean_up: tuple[str, ...] = ()  # steps that the text of a chat's reply goes through
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        name: str,
+        max_model_len: int | None = None,
+        *,
+        family: str = "",
+        chat_template: Path | None = None,
+        max_choices: int = 128,
+        max_logprobs: int = 20,
+        max_prompts: int = 128,
+    ) -> "ServedModel":
+        """Reads config, generation config, tokenizer and chat template of a checkpoint folder.
+
+        `chat_template`: the file of another template than the model's own.
+
+        Raises NotFound, InvalidRequest or Precondition, naming the file.
+        """
+        checkpoint = Checkpoint(folder, family)
+        record = registry.find(checkpoint)
+        config = registry.text_sizes(checkpoint)
+        table = _table(folder / "tokenizer.json")
+        words = read_tokenizer(folder / "tokenizer.json")
+        tokenizer = open_tokenizer(words)
+        eos_token_ids = stop_ids(checkpoint, words, find_template(checkpoint, chat_template))
+        vocab_size = config.vocab_size or len(table)
+        longest = require_length(max_model_len or config.max_position_embeddings)
+        defaults = _defaults(checkpoint, vocab_size, longest)
+        return cls(
+            name=name,
+            max_model_len=longest,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            own_eos_ids=_own_eos_ids(checkpoint, words),
+            defaults=defaults,
+            table=table,
+            tokenizer=tokenizer,
+            created_unix_s=int(unix_time()),
+            tokenizer_info=_tokenizer_info(checkpoint),
+            max_choices=max_choices,
+            max_logprobs=max_logprobs,
+            max_prompts=max_prompts,
+            has_vision=record.takes_media,
+            clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
+        )
+
+    def default_max_tokens(self, left: int) -> int:
+        """`max_tokens` of a request that has none, where the model's length leaves `left` tokens."""
+        return min(left, self.defaults.max_new_tokens or left)
+
+    def check_name(self, name: str) -> None:
+        """Raises NotFound unless `name` is this model's."""
+        if name != self.name:
+            raise NotFound(
+                "MODEL_NOT_FOUND",
+                f"the model {name!r} does not exist; this server has {self.name!r}",
+                field="model",
+            )
+
+
+def _defaults(checkpoint: Checkpoint, vocab_size: int, max_model_len: int) -> GenerationDefaults:
+    config, ends = checkpoint.generation_config, checkpoint.eos_token_ids()
+    try:
+        defaults = read_defaults(config, vocab_size, ends, max_model_len)
+    except (TypeError, ValueError) as error:
+        path = checkpoint.folder / "generation_config.json"
+        raise Precondition(
+            "BAD_CHECKPOINT", f"{path} has a value of a wrong type: {error}"
+        ) from None
+    if defaults.unheeded:
+        log.warning(
+            "fields of generation_config.json that have no effect here",
+            fields=list(defaults.unheeded),
+        )
+    return defaults
+
+
+def _tokenizer_info(checkpoint: Checkpoint) -> dict[str, Any]:
+    info = {"tokenizer_class": "PreTrainedTokenizerFast", **checkpoint.tokenizer_config}
+    template = checkpoint.folder / "chat_template.jinja"  # goes before all other places
+    if template.exists():
+        info["chat_template"] = read_template_file(template)
+    return info
+
+
+def _own_eos_ids(checkpoint: Checkpoint, words: TokenizerFile) -> frozenset[int]:
+    """The id of the tokenizer's `eos_token`; where it names none, the ids that the model's files name."""
+    own = words.special_id("eos_token")
+    return frozenset(checkpoint.eos_token_ids() if own is None else (own,))
+
+
+def _table(path: Path) -> TokenBytes:
+    try:
+        return TokenBytes.from_tokenizer_json(path)
+    except FileNotFoundError:
+        raise NotFound("NO_TOKENIZER", f"{path} does not exist") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Precondition("UNSUPPORTED_TOKENIZER", f"cannot use {path}: {error}") from error

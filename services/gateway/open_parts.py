@@ -1,0 +1,144 @@
+"""Makes the parts of a gateway from its settings, in the order in which they need each other."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from redis.asyncio import Redis
+
+from services.gateway.admission.admission import Admission, QueueLimits
+from services.gateway.admission.answer_limits import AnswerLimits
+from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.held_requests import HeldRequests
+from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.admission.request_options import Timeouts
+from services.gateway.admission.resume import Resumption
+from services.gateway.admission.tenant_weights import TenantWeights, read_weights
+from services.gateway.api.generating import Generating
+from services.gateway.api.parts import Api, Parts
+from services.gateway.api.reply_forms import ReplyForms
+from services.gateway.body_budget import BodyBudget
+from services.gateway.following.cancels import Cancels
+from services.gateway.following.follower import Follower
+from services.gateway.health import Health
+from services.gateway.http.exchange import BodyLimits
+from services.gateway.model.served_model import ServedModel
+from services.gateway.settings import GatewaySettings
+from services.gateway.slices import Slices
+from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.reporter import Reporter
+from services.gateway.telemetry.served_parts import ServedParts
+from shared.queue import Queue, TokenChannel
+from shared.queue.keys import Keys
+from shared.queue.registry import Directory
+
+# A body may be this much smaller in bytes than the message made of it.
+_MESSAGE_EXTRA = 1 << 20
+
+
+def message_limit(settings: GatewaySettings) -> int:
+    """Bytes that a message to or from a client or preprocess may have."""
+    return settings.max_body_bytes + _MESSAGE_EXTRA
+
+
+def load_model(settings: GatewaySettings) -> ServedModel:
+    """The model; takes a second or more. Raises NotFound, InvalidRequest or Precondition, naming the file."""
+    return ServedModel.load(
+        settings.model,
+        settings.model_name,
+        settings.max_model_len,
+        family=settings.family,
+        chat_template=settings.chat_template,
+        max_choices=settings.max_choices,
+        max_logprobs=settings.max_logprobs,
+        max_prompts=settings.max_prompts,
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_parts(
+    settings: GatewaySettings,
+    model: ServedModel,
+    redis: Redis,
+    instance_id: str,
+    apis: Sequence[Api],
+    api_keys: ApiKeys,
+    budget: BodyBudget,
+) -> AsyncIterator[Parts]:
+    """The parts that all `apis` share; leaving the block ends their work. Redis may be away."""
+    keys = Keys(model.name)
+    queue = Queue(redis, keys)
+    weights = read_weights(settings.tenant_weights)
+    async with AsyncExitStack() as stack:
+        directories = await _open_directories(stack, settings, model, redis, keys)
+        health = await stack.enter_async_context(Health(queue, directories))
+        slices = Slices()
+        follower = await stack.enter_async_context(
+            Follower(queue, TokenChannel(redis, keys), slices)
+        )
+        await stack.enter_async_context(TenantWeights(queue, weights))
+        pool = PreprocessPool(directories["preprocess"], message_limit(settings))
+        stack.push_async_callback(pool.close)
+        metrics = Metrics(model.name, model.max_model_len)
+        reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
+        cancels = Cancels(queue)
+        stack.push_async_callback(cancels.settled)
+        held_requests = await stack.enter_async_context(
+            HeldRequests(queue, follower, cancels, metrics)
+        )
+        reply_forms = ReplyForms([api.reply_forms for api in apis])
+        resumption = Resumption(
+            model, queue, follower, held_requests, metrics, reply_forms.id_prefixes
+        )
+        admission = Admission(
+            model,
+            queue,
+            pool,
+            follower,
+            held_requests,
+            cancels,
+            resumption,
+            metrics,
+            QueueLimits(settings.max_waiting_requests, settings.max_waiting_tokens),
+            shares_prefixes=settings.share_prefix_cache or not settings.api_keys,
+        )
+        body_limits = BodyLimits(settings.max_body_bytes, settings.request_body_timeout, budget)
+        answer_limits = AnswerLimits(settings.max_answer_bytes, settings.max_answer_bytes_in_flight)
+        timeouts = Timeouts.of_seconds(
+            settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
+        )
+        yield Parts(
+            model=model,
+            reply_forms=reply_forms,
+            api_keys=api_keys,
+            timeouts=timeouts,
+            body_limits=body_limits,
+            slices=slices,
+            health=health,
+            metrics=metrics,
+            reporter=reporter,
+            served_parts=ServedParts(queue),
+            follower=follower,
+            pool=pool,
+            held_requests=held_requests,
+            resumption=resumption,
+            admission=admission,
+            generating=Generating(model, admission, metrics, body_limits, answer_limits, timeouts),
+        )
+
+
+async def _open_directories(
+    stack: AsyncExitStack,
+    settings: GatewaySettings,
+    model: ServedModel,
+    redis: Redis,
+    keys: Keys,
+) -> Mapping[str, Directory]:
+    """The services that requests need, by the names that people read."""
+    services = {"preprocess": "preprocess", "decoder": "decoder"}
+    if model.has_vision and not settings.language_model_only:
+        services["vision encoder"] = "vision_encoder"
+    return {
+        name: await stack.enter_async_context(Directory(redis, keys, service))
+        for name, service in services.items()
+    }

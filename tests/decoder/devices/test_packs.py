@@ -1,0 +1,85 @@
+"""Whatever packs a linear layer asks whether its weight is quantized, and packs codes as it packs their numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.decoder.devices.base.attention_meta import Packed
+from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.cpu.ops import CpuOps
+from services.decoder.devices.cpu.torch_ops import TorchCpuOps
+from services.decoder.devices.cuda.ops import CudaOps
+from services.decoder.loading.linear_weight import as_codes, in_memory
+from services.decoder.loading.quantized_weight import QuantizedWeight
+from shared.cpu_kernels.build import InstructionSet
+from tests.support.decoder.coded_weights import Form
+from tests.support.decoder.instruction_sets import each, open_kernels
+from tests.support.decoder.packs import packs, require_equal_packs, require_packs_ask
+
+CPU = torch.device("cpu")
+Make = Callable[[torch.dtype], BaseOps]
+
+
+def own(known: InstructionSet) -> Make:
+    return lambda dtype: CpuOps(dtype, open_kernels(known, 2))
+
+
+PLAIN: dict[type[BaseOps], Make] = {
+    kind: lambda dtype, kind=kind: kind(CPU, dtype)  # type: ignore[misc]
+    for kind in (BaseOps, TorchCpuOps, CudaOps)
+}
+KINDS = [*(pytest.param(make, id=kind.__name__) for kind, make in PLAIN.items()), *each(own)]
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_each_pack_asks_and_packs_what_the_codes_mean(make: Make, dtype: torch.dtype) -> None:
+    require_packs_ask(make(dtype))
+    require_equal_packs(make(dtype))
+
+
+def test_a_large_output_matrix_has_its_sketch_from_codes_too() -> None:
+    [first, *_] = each(own)
+    make: Any = first.values[0]
+    ops = make(torch.bfloat16)
+    codes = Form(group=32, zeros=True).make(8192, 640)
+    ours = ops.pack_head(as_codes(codes))
+    theirs = ops.pack_head(in_memory(codes.dequantize(torch.bfloat16)))
+    assert ours.sketch is not None and theirs.sketch is not None
+    x = torch.randn(3, 640, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for one, other in zip(ops.largest(x, ours), ops.largest(x, theirs), strict=True):
+        assert torch.equal(one, other)
+
+
+class _Codes(BaseOps):
+    """A device that multiplies by codes of 8 bits."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU, torch.float32)
+        self.seen: list[tuple[int, Use]] = []
+
+    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
+        self.seen.append((weight.bits, use))
+        return Packed(weight.codes, bias) if weight.bits == 8 else None
+
+
+def test_a_device_says_in_one_place_which_codes_it_multiplies_by() -> None:
+    ops = _Codes()
+    eight, four = Form(group=32).make(32, 64), Form(bits=4, group=32).make(32, 64)
+    for pack in packs(ops).values():
+        assert torch.equal(pack(as_codes(eight)).weight, eight.codes)
+        assert torch.equal(pack(as_codes(four)).weight, four.dequantize(torch.float32))
+    assert {use for _, use in ops.seen} == set(Use)
+    with pytest.raises(AssertionError, match=r"_Forgetful\.pack_new does not ask"):
+        require_packs_ask(_Forgetful())
+
+
+class _Forgetful(BaseOps):
+    def __init__(self) -> None:
+        super().__init__(CPU, torch.float32)
+
+    def pack_new(self, weight: object) -> None:
+        """Does not ask."""
