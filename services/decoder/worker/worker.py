@@ -177,7 +177,8 @@ class Worker:
             # Until then the device was computing the step before.
             step.times.queue_us += step.watch.skip_to(self._arrived_at)
             self._arrived_at = monotonic()
-            futures.wait(step.late)
+            if step.late:
+                futures.wait(step.late)
             with self._collected:
                 self._finish(step, arrived, deliver)
         except BaseException as error:
