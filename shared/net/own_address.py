@@ -9,7 +9,7 @@ import structlog
 
 from shared.errors import Unavailable
 from shared.net.backoff import Backoff
-from shared.net.redis_url import without_password
+from shared.net.redis.url import without_password
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ import asyncio
 
 import structlog
 
-from shared.process_activity import ProcessActivity
+from shared.child_process.activity import ProcessActivity
 
 log = structlog.get_logger(__name__)
 

@@ -74,7 +74,7 @@ async def test_a_frozen_redis_blocks_no_client(
         with monkeypatch.context() as patch:
             patch.setattr("services.gateway.admission.admission._RESERVE_S", 0.3)
             # It is not the connection that gives up.
-            patch.setattr("shared.net.redis_connection._SILENCE_S", 3600.0)
+            patch.setattr("shared.net.redis.connection._SILENCE_S", 3600.0)
             reply = await asyncio.wait_for(kept.chat(), 30)
         assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
     finally:
