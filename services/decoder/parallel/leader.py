@@ -124,7 +124,7 @@ class Leader:
                 sys.executable,
                 "-P",
                 "-m",
-                "services.decoder.parallel.follower",
+                "services.decoder.follower",
                 *map(str, descriptors),
             ],
             env=child_environment(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.loading.quantized_weight import (
+from services.decoder.weights.quantized_weight import (
     NotAsCodes,
     Numbers,
     QuantizedWeight,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import StackedWeight, in_memory
-from services.decoder.loading.weights import LanguageWeights
 from services.decoder.models.llama import Llama
+from services.decoder.weights.language_weights import LanguageWeights
+from services.decoder.weights.linear_weight import StackedWeight, in_memory
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import as_torch_files, make_checkpoint

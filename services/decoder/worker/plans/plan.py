@@ -1,9 +1,9 @@
 """A step plan as numpy arrays, checked for form: what does not depend on the decoder's state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,11 +19,8 @@ from shared.step_columns import (
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan
 
-if TYPE_CHECKING:
-    from services.decoder.worker.kept_by_slot import KeptBySlot
-
-# By what keeps something of a new sequence what is being prepared for it.
-Prepared: TypeAlias = "Mapping[KeptBySlot, Future[object]]"
+# By what keeps something of a new sequence (`KeptBySlot`) what is being prepared for it.
+Prepared: TypeAlias = "Mapping[Hashable, Future[object]]"
 Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 

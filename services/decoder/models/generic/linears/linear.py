@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight, in_memory
-from services.decoder.models.generic.taken_linear import TakenLinear
+from services.decoder.models.generic.linears.taken_linear import TakenLinear
+from services.decoder.weights.linear_weight import LinearWeight, in_memory
 
 
 class PackedLinear(nn.Module):

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from services.decoder.models.needs import AttentionKind
-from services.decoder.worker.media.media_spans import contiguous_runs
-from services.decoder.worker.slots import SlotTable
+from services.decoder.media.media_spans import contiguous_runs
+from services.decoder.steps.needs import AttentionKind
+from services.decoder.worker.slots.slots import SlotTable
 
 Span = tuple[int, int, int]  # row of the step, first position, position after the last
 

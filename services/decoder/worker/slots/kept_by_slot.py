@@ -1,18 +1,18 @@
 """What a worker keeps of each sequence under the number of its slot: one interface for all of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from services.decoder.media.embeddings import Embeddings
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.worker.media.embeddings import Embeddings
-from services.decoder.worker.plan import Prepared
-from services.decoder.worker.slot_states import SlotStates
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.plans.plan import Prepared
+from services.decoder.worker.slots.slot_states import SlotStates
+from services.decoder.worker.slots.slots import SlotTable
 from tessera.decoder.v1.decoder_pb2 import NewSequence
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -74,7 +74,7 @@ class Preparations:
 
     def begin(self, message: NewSequence) -> Prepared:
         """Of one new sequence what is being prepared, by who asked for it."""
-        found: dict[KeptBySlot, Future[object]] = {}
+        found: dict[Hashable, Future[object]] = {}
         for kept in self._kept:
             if (work := kept.prepare(message)) is not None:
                 found[kept] = self._pool.submit(work)

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from services.decoder.sampling.bad_words import BadWords
-from services.decoder.sampling.repeated_ngrams import RepeatedNgrams
-from services.decoder.sampling.token_counts import TokenCounts
+from services.decoder.sampling.logits_processors.bad_words import BadWords
+from services.decoder.sampling.logits_processors.repeated_ngrams import RepeatedNgrams
+from services.decoder.sampling.logits_processors.token_counts import TokenCounts
 from shared.errors import InvalidRequest
 from tessera.common.v1.sampling_pb2 import SamplingParams
 

@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.devices.base.slot_state import LayerState
 from services.decoder.models.cache_spec import state_places
 from services.decoder.models.layer_spec import State
-from services.decoder.worker.slots import Slots
+from services.decoder.steps.slot_state import LayerState
+from services.decoder.worker.slots.slots import Slots
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 

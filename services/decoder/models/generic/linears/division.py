@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from services.decoder.models.generic.taken_linear import TakenLinear
-from services.decoder.parallel.rank_group import RankGroup
+from services.decoder.models.generic.linears.taken_linear import TakenLinear
+from services.decoder.ranks.rank_group import RankGroup
 
 # How a layer may be divided: by its outputs; by its inputs, so that its results are summands; not at all.
 _OUTPUTS, _INPUTS = "colwise", "rowwise"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from services.decoder.parallel.share import Share
+from services.decoder.ranks.share import Share
 from shared.errors import Unavailable
 from shared.settings import set_process_environment
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import StackedWeight
-from services.decoder.models.generic.linear import (
+from services.decoder.models.generic.linears.linear import (
     PackedLinear,
     linear_weight,
     pack_children,
     type_of,
 )
+from services.decoder.weights.linear_weight import StackedWeight
 
 
 class _Stack:

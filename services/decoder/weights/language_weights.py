@@ -7,7 +7,7 @@ from functools import partial
 import structlog
 from torch import Tensor
 
-from services.decoder.loading.linear_weight import LinearWeight, StoredWeight
+from services.decoder.weights.linear_weight import LinearWeight, StoredWeight
 from services.families import registry
 from services.families.family import GENERIC_ENCODER
 from shared.checkpoint.folder import Checkpoint

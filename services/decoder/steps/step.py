@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta
-from services.decoder.devices.base.slot_state import LayerState
+from services.decoder.steps.attention_meta import AttnMeta
+from services.decoder.steps.slot_state import LayerState
 
 
 @dataclass(frozen=True)

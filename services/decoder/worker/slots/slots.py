@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from services.decoder.worker.media.media_spans import MediaSpan, embed_positions, read_spans
-from services.decoder.worker.plan import Plan, bad_plan
+from services.decoder.media.media_spans import MediaSpan, embed_positions, read_spans
+from services.decoder.worker.plans.plan import Plan, bad_plan
 from shared.errors import InvalidRequest, ServingError
 from shared.telemetry.request_names import names
 from tessera.decoder.v1.decoder_pb2 import NewSequence

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.device import Device
-from services.decoder.worker.plan import Ints, Plan
+from services.decoder.steps.attention_meta import PagedKV
+from services.decoder.worker.plans.plan import Ints, Plan
 
 
 def apply_moves(

@@ -1,4 +1,4 @@
-"""`python -m services.decoder.parallel.follower ORDERS REPORTS`: a rank other than the first, which starts it.
+"""`python -m services.decoder.follower ORDERS REPORTS`: a rank other than the first, which starts it.
 
 It runs the worker that the first rank runs, on the same plans, and drops the results. The arguments are the numbers of
 two sockets.
@@ -23,7 +23,7 @@ from services.decoder.parallel.messages import NUMBER, STEP, Order, Report
 from services.decoder.parallel.place import Place
 from services.decoder.worker.executor import Executor
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.plan import Plan
+from services.decoder.worker.plans.plan import Plan
 from services.decoder.worker.worker import Worker
 from shared import ascend, service_process
 from shared.cpu_kernels import host_memory

@@ -13,10 +13,10 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.generic.loading import load_model
-from services.decoder.models.step import Step
-from services.decoder.parallel.rank_group import RankGroup
 from services.decoder.parallel.refusal import require_divisible
-from services.decoder.parallel.share import Share
+from services.decoder.ranks.rank_group import RankGroup
+from services.decoder.ranks.share import Share
+from services.decoder.steps.step import Step
 from services.families import registry
 from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from services.decoder.devices.base.attention_meta import Heads
-from services.decoder.loading.linear_weight import LinearWeight, Range
+from services.decoder.steps.attention_meta import Heads
+from services.decoder.weights.linear_weight import LinearWeight, Range
 from shared.model_config.decoder import DecoderConfig
 
 

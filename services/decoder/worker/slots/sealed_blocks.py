@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.slots import SlotTable
 from shared.block_hash import HASH_BYTES, block_names
 
 Blocks = np.ndarray[tuple[int], np.dtype[np.int32]]

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from services.decoder.loading.linear_weight import (
+from services.decoder.weights.linear_weight import (
     LinearWeight,
     StackedWeight,
     as_codes,
     in_memory,
 )
-from services.decoder.loading.quantized_weight import QuantizedWeight
+from services.decoder.weights.quantized_weight import QuantizedWeight
 from shared.errors import InvalidRequest
 from tests.support.decoder.coded_weights import FORMS, Form
 
