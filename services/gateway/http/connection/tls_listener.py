@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from services.gateway.http.protocol import BoundedProtocol, HttpLimits
+from services.gateway.http.connection.protocol import BoundedProtocol, HttpLimits
 
 log = structlog.get_logger(__name__)
 

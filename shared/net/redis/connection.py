@@ -17,7 +17,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from shared.errors import Unavailable
-from shared.net.redis_run import Runs
+from shared.net.redis.run import Runs
 
 Word = str | bytes | int | float
 

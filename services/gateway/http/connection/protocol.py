@@ -18,13 +18,13 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from services.gateway.errors import HeadTooLarge, InvalidHttp, TooSlow
-from services.gateway.http.closing import (
+from services.gateway.http.connection.closing import (
     AnswerTransport,
     HalfClosed,
     LingeringClose,
     UntilClose,
 )
-from services.gateway.http.upgrade import head_without_offer
+from services.gateway.http.connection.upgrade import head_without_offer
 from shared.errors import ServingError, Unavailable
 
 log = structlog.get_logger(__name__)
