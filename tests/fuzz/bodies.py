@@ -23,6 +23,7 @@ _FIELDS = [
     "use_beam_search", "early_stopping", "ignore_eos", "min_tokens", "return_token_ids", "service_tier",
     "truncate_prompt_tokens", "mm_processor_kwargs", "cache_salt", "metadata", "tokens", "text", "unknown",
     "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
+    "options", "images", "format", "think", "keep_alive", "system", "template", "context", "raw",
 ]  # fmt: skip
 _MEDIA_BYTES = 4096
 
@@ -45,6 +46,8 @@ def body(draw: random.Random, route: str) -> bytes:
 
 
 def _right(draw: random.Random, route: str) -> dict[str, Any]:
+    if route.startswith("/api/"):
+        return _of_ollama(draw, route)
     if route.endswith("/detokenize"):
         return {"model": MODEL, "tokens": [draw.randrange(300) for _ in range(8)]}
     if route.endswith("/tokenize") and draw.random() < 0.5:
@@ -64,6 +67,18 @@ def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if draw.random() < 0.2:
         few |= {"tools": _tools(draw), "tool_choice": "none"}
     return {**few, "messages": _messages(draw)}
+
+
+def _of_ollama(draw: random.Random, route: str) -> dict[str, Any]:
+    if route == "/api/show":
+        return {"model": MODEL}
+    options = {"num_predict": draw.randint(1, 4), "temperature": 0.5, "stop": ["x"], "num_gpu": 1}
+    few = {"model": MODEL, "options": options, "stream": draw.random() < 0.5, "keep_alive": "5m"}
+    pictures = {"images": [base64.b64encode(draw.choice(_PICTURES)).decode()]}
+    if route == "/api/generate":
+        return {**few, "prompt": "What is this?", **(pictures if draw.random() < 0.4 else {})}
+    turn = {"role": "user", "content": "What is this?"}
+    return {**few, "messages": [turn | (pictures if draw.random() < 0.4 else {})]}
 
 
 def _messages(draw: random.Random) -> list[dict[str, Any]]:

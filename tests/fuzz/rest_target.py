@@ -11,6 +11,7 @@ from tests.fuzz.verdict import Broken, ends_in_time
 _ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/tokenize"), ("POST", "/v1/chat/completions/"),
+    ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"),
 ]  # fmt: skip
 _OTHERS = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/health/ready"), ("GET", "/v1/models"), ("GET", "/v1/models/a/b"),
@@ -18,7 +19,7 @@ _OTHERS = [
     ("GET", "/v1/chat/completions"), ("OPTIONS", "/v1/completions"), ("HEAD", "/"), ("PUT", "/x"), ("GET", "/load"),
     ("GET", "/../../etc/passwd"), ("GET", "/%ff%fe"), ("GET", "//"), ("BREW", "/v1/models"), ("GET", "/tokenizer_info"),
     ("POST", "/v1/responses"), ("GET", "/v1/models/"), ("PATCH", "/v1/batches/x/cancel"),
-    ("GET", "/v1/requests//stream/"),
+    ("GET", "/v1/requests//stream/"), ("GET", "/api/tags"), ("GET", "/api/ps"), ("DELETE", "/api/delete"),
 ]  # fmt: skip
 _HEADERS = [
     "Idempotency-Key", "Last-Event-ID", "X-Tessera-Resume", "X-Tessera-Event-Ids", "X-Tessera-Priority",

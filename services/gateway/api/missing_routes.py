@@ -38,7 +38,10 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
     "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
     "this server describes its API in no form for machines": ("/openapi.json", "/docs", "/redoc"),
     "this server has OpenAI's API, not that of KServe and Triton": ("/v2",),
-    "this server has OpenAI's API, not Ollama's": ("/api",),
+    "this server gives text, no vectors": ("/api/embed", "/api/embeddings"),
+    "a server has one model from its start to its end, which /api/tags names": (
+        "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs",
+    ),
 }  # fmt: skip
 # By path, with what lies below it.
 NOT_OFFERED: Mapping[str, str] = {

@@ -185,6 +185,11 @@ class Answer:
         return sum(len(choice.tokens) for choice in self._follow.choices)
 
     @property
+    def timeline(self) -> Timeline | None:
+        """Its times so far; None where it was not followed from its beginning."""
+        return self._timeline if self._is_counted else None
+
+    @property
     def slices(self) -> Slices:
         """Those of the event loop, for what takes long."""
         return self._follow.slices

@@ -40,6 +40,7 @@ class ServedModel:
     created_unix_s: int
     # tokenizer_config.json with the chat template, for clients that count tokens themselves.
     tokenizer_info: Mapping[str, Any]
+    kind: str = ""  # what the model is: the name of its architecture
     max_choices: int = 128
     max_logprobs: int = 20
     max_prompts: int = 128
@@ -86,6 +87,7 @@ class ServedModel:
             tokenizer=tokenizer,
             created_unix_s=int(unix_time()),
             tokenizer_info=_tokenizer_info(checkpoint),
+            kind=checkpoint.kind,
             max_choices=max_choices,
             max_logprobs=max_logprobs,
             max_prompts=max_prompts,

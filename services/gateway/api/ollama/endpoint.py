@@ -1,0 +1,115 @@
+"""Ollama's API."""
+
+from collections.abc import Sequence
+
+from services.gateway.admission.api_keys import BEARER
+from services.gateway.admission.caller import Caller
+from services.gateway.admission.request_options import RequestOptions
+from services.gateway.api.generating import Generating, Reader
+from services.gateway.api.ollama.errors import error_reply
+from services.gateway.api.ollama.models import Models
+from services.gateway.api.ollama.replies import LineWriter, loaded, whole
+from services.gateway.api.ollama.requests import OnlyLoads, read_chat, read_generate
+from services.gateway.api.ollama.schema import (
+    ChatBody,
+    GenerateBody,
+    ModelDescription,
+    ModelEntries,
+    ShowBody,
+    Version,
+)
+from services.gateway.api.parts import Api, Parts
+from services.gateway.decoding.decode import decode
+from services.gateway.following.answer import Answer
+from services.gateway.http.endpoint import ReplyForm, Route
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.forms import ErrorReply
+from services.gateway.http.streams import write_stream
+from services.gateway.reading.data_urls import DecodedBody, InlineMedia
+from services.gateway.reading.valid_request import ValidRequest
+from shared.environment import unix_time
+from shared.errors import ServingError
+from tessera.scheduler.v1.queue_pb2 import ReplyKind
+
+
+class OllamaEndpoint:
+    """Chat, generate, and what is served."""
+
+    roots = ("/api",)
+    key_headers = (BEARER,)
+
+    def __init__(self, answers: "Answers", models: Models) -> None:
+        self.routes: Sequence[Route] = (
+            Route("POST", "/api/chat", answers.chat, ChatBody, generates=True),
+            Route("POST", "/api/generate", answers.generate, GenerateBody, generates=True),
+            Route("GET", "/api/tags", models.tags, reply=ModelEntries),
+            Route("GET", "/api/ps", models.ps, reply=ModelEntries),
+            Route("POST", "/api/show", models.show, ShowBody, ModelDescription),
+            Route("GET", "/api/version", models.version, reply=Version),
+        )
+
+    def error(self, error: ServingError) -> ErrorReply:
+        """{"error": text}."""
+        return error_reply(error)
+
+
+class Answers:
+    """The handlers that generate."""
+
+    def __init__(self, generating: Generating) -> None:
+        self._generating = generating
+
+    async def chat(self, exchange: Exchange, caller: Caller) -> None:
+        """POST /api/chat."""
+        await self._answer(exchange, caller, self._read_chat, is_chat=True)
+
+    async def generate(self, exchange: Exchange, caller: Caller) -> None:
+        """POST /api/generate."""
+        await self._answer(exchange, caller, self._read_generate, is_chat=False)
+
+    async def _answer(
+        self, exchange: Exchange, caller: Caller, read: Reader, *, is_chat: bool
+    ) -> None:
+        try:
+            await self._generating.answer(exchange, caller, read, _write)
+        except OnlyLoads:
+            name = self._generating.model.name
+            await exchange.respond(200, loaded(name, int(unix_time()), is_chat=is_chat))
+
+    def _read_chat(
+        self, exchange: Exchange, body: bytes
+    ) -> tuple[list[ValidRequest], RequestOptions]:
+        request, options = read_chat(decode(body, ChatBody), self._generating.model)
+        decoded = DecodedBody(options, body, InlineMedia())
+        return [request], self._generating.read_options(exchange, decoded)
+
+    def _read_generate(
+        self, exchange: Exchange, body: bytes
+    ) -> tuple[list[ValidRequest], RequestOptions]:
+        request, options = read_generate(decode(body, GenerateBody), self._generating.model)
+        decoded = DecodedBody(options, body, InlineMedia())
+        return [request], self._generating.read_options(exchange, decoded)
+
+
+async def _write(
+    exchange: Exchange, answers: Sequence[Answer], stream: bool, with_ids: bool
+) -> None:
+    [answer] = answers
+    if stream:
+        await write_stream(exchange, answers, [LineWriter(answer, with_ids)])
+        return
+    [outcome] = await answer.whole()
+    await exchange.respond_in_pieces(answer.slices.joined(whole(answer, outcome)))
+
+
+def _endpoint(parts: Parts) -> OllamaEndpoint:
+    return OllamaEndpoint(Answers(parts.generating), Models(parts.model, parts.body_limits))
+
+
+OLLAMA = Api(
+    _endpoint,
+    {
+        ReplyKind.REPLY_KIND_OLLAMA_CHAT: ReplyForm(LineWriter),
+        ReplyKind.REPLY_KIND_OLLAMA_GENERATE: ReplyForm(LineWriter),
+    },
+)

@@ -1,0 +1,90 @@
+"""What is served, as Ollama's clients ask for it."""
+
+import json
+
+from services.gateway.admission.caller import Caller
+from services.gateway.api.ollama.options import check_name
+from services.gateway.api.ollama.replies import timestamp
+from services.gateway.api.ollama.schema import (
+    Details,
+    ModelDescription,
+    ModelEntries,
+    ModelEntry,
+    ShowBody,
+    Version,
+)
+from services.gateway.decoding.bounds import wrong
+from services.gateway.decoding.decode import decode
+from services.gateway.http.exchange import BodyLimits, Exchange
+from services.gateway.model.served_model import ServedModel
+from services.gateway.release import release
+
+# The model stays loaded as long as the server runs.
+_NEVER = "9999-12-31T23:59:59Z"
+_OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}
+
+
+class Models:
+    """The handlers about the one model there is."""
+
+    def __init__(self, model: ServedModel, body_limits: BodyLimits) -> None:
+        self._model = model
+        self._body_limits = body_limits
+        self._details = Details(family=model.kind, families=[model.kind])
+        self._since = timestamp(model.created_unix_s)
+        self._version = Version(version=release())
+
+    async def tags(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /api/tags."""
+        name = self._model.name
+        entry = ModelEntry(name=name, model=name, modified_at=self._since, details=self._details)
+        await exchange.reply(ModelEntries(models=[entry]))
+
+    async def ps(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /api/ps."""
+        name = self._model.name
+        entry = ModelEntry(
+            name=name,
+            model=name,
+            details=self._details,
+            expires_at=_NEVER,
+            context_length=self._model.max_model_len,
+        )
+        await exchange.reply(ModelEntries(models=[entry]))
+
+    async def show(self, exchange: Exchange, caller: Caller) -> None:
+        """POST /api/show. Raises InvalidRequest or NotFound."""
+        body = decode(await exchange.json_body(self._body_limits), ShowBody)
+        name = body.model or body.name
+        if name is None:
+            raise wrong("model", "is required")
+        check_name(name, self._model)
+        await exchange.reply(self._description())
+
+    async def version(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /api/version: this server's own."""
+        await exchange.reply(self._version)
+
+    def _description(self) -> ModelDescription:
+        model = self._model
+        template = model.tokenizer_info.get("chat_template")
+        return ModelDescription(
+            modified_at=self._since,
+            details=self._details,
+            model_info={
+                "general.architecture": model.kind,
+                f"{model.kind}.context_length": model.max_model_len,
+                f"{model.kind}.vocab_size": model.vocab_size,
+            },
+            capabilities=["completion", "vision"] if model.has_vision else ["completion"],
+            parameters=self._parameters(),
+            template=template if isinstance(template, str) else "",
+        )
+
+    def _parameters(self) -> str:
+        defaults = self._model.defaults
+        lines = [
+            f"{_OPTION_NAMES.get(name, name)} {value}" for name, value in defaults.numbers.items()
+        ]
+        lines += [f"stop {json.dumps(stop, ensure_ascii=False)}" for stop in defaults.stop]
+        return "\n".join(lines)

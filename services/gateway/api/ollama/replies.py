@@ -1,0 +1,129 @@
+"""Ollama's replies: lines of JSON, or one object. A line is a pure fold over the log, but for the durations."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from json.encoder import encode_basestring
+from typing import Any
+
+from services.gateway.api.ollama.errors import error_body
+from services.gateway.endings import FINISH_NAMES
+from services.gateway.following.answer import Answer, Outcome, Piece
+from services.gateway.following.event_id import FINISH_SENT, OPEN, TEXT_SENT, EventIds
+from shared.errors import ServingError
+from tessera.common.v1.ending_pb2 import Ending
+from tessera.scheduler.v1.queue_pb2 import ReplyKind
+
+_NS = 1_000_000_000
+
+
+class LineWriter:
+    """The stream of an answer: a line for each piece of text, and one for the end. With ids a line has `event_id`."""
+
+    media_type = b"application/x-ndjson"
+    ping = after_ping = b""  # clients read every line as JSON
+
+    def __init__(self, answer: Answer, with_ids: bool) -> None:
+        self._answer = answer
+        self._is_chat = answer.head.reply.kind == ReplyKind.REPLY_KIND_OLLAMA_CHAT
+        self._ids = EventIds(answer.head.request_id, answer.progress) if with_ids else None
+        self._begin = envelope(answer.head.model, answer.head.created_unix_s)
+
+    def accepted(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def first(self) -> Iterator[str]:
+        """Nothing."""
+        return iter(())
+
+    def piece(self, piece: Piece) -> bytes:
+        """A line with the text, if there is any, and the last line behind the last text."""
+        lines = ""
+        if piece.text:
+            sent = OPEN if piece.ending is None else TEXT_SENT
+            lines = self._line(piece, sent, piece.text, ',"done":false')
+        elif self._ids is not None:
+            self._ids.go_on(piece.choice, piece.count)
+        if piece.ending is not None:
+            last = last_fields(self._answer, piece.count, piece.ending)
+            lines += self._line(piece, FINISH_SENT, "", last)
+        return lines.encode()
+
+    def end(self) -> bytes:
+        """Nothing: the last line came with the last piece."""
+        return b""
+
+    def failure(self, error: ServingError) -> bytes:
+        """A line with the error; no line says `done` then."""
+        return error_body(error) + b"\n"
+
+    def _line(self, piece: Piece, sent: str, text: str, rest: str) -> str:
+        place = ""
+        if self._ids is not None:
+            self._ids.go_on(piece.choice, piece.count, sent)
+            place = f',"event_id":"{self._ids.current()}"'
+        return f"{self._begin}{place},{text_field(text, self._is_chat)}{rest}}}\n"
+
+
+def whole(answer: Answer, outcome: Outcome) -> Iterator[str]:
+    """The reply to a request without a stream, once its answer has ended."""
+    head = answer.head
+    is_chat = head.reply.kind == ReplyKind.REPLY_KIND_OLLAMA_CHAT
+    yield f"{envelope(head.model, head.created_unix_s)},{text_field(outcome.text, is_chat)}"
+    yield f"{last_fields(answer, outcome.tokens, outcome.ending)}}}"
+
+
+def loaded(name: str, unix_s: int, *, is_chat: bool) -> bytes:
+    """The reply to a request for no tokens."""
+    rest = ',"done":true,"done_reason":"load"}'
+    return f"{envelope(name, unix_s)},{text_field('', is_chat)}{rest}".encode()
+
+
+def envelope(name: str, unix_s: int) -> str:
+    """The fields that every line begins with, without the closing brace."""
+    return _compact({"model": name, "created_at": timestamp(unix_s)})[:-1]
+
+
+def timestamp(unix_s: int) -> str:
+    """A moment as RFC 3339 writes it."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def text_field(text: str, is_chat: bool) -> str:
+    """Some text as the field of its kind of reply."""
+    shown = encode_basestring(text)
+    return (
+        f'"message":{{"role":"assistant","content":{shown}}}' if is_chat else f'"response":{shown}'
+    )
+
+
+def last_fields(answer: Answer, tokens: int, ending: Ending) -> str:
+    """What the last line has behind its text, without the closing brace."""
+    fields = {
+        "done": True,
+        "done_reason": FINISH_NAMES[ending.reason],
+        **_durations(answer, ending),
+        "prompt_eval_count": answer.prompt_tokens,
+        "eval_count": tokens,
+    }
+    return f",{_compact(fields)[1:-1]}"
+
+
+def _durations(answer: Answer, ending: Ending) -> Mapping[str, int]:
+    """In nanoseconds, by the clock of the gateway that followed the answer from its beginning; others know none."""
+    timeline = answer.timeline
+    if timeline is None:
+        return {}
+    queued_s = ending.queued_us / 1e6 if ending.HasField("queued_us") else 0.0
+    prompt_s = (timeline.first_token or timeline.admitted) - timeline.admitted - queued_s
+    return {
+        "total_duration": round(timeline.total_s * _NS),
+        "load_duration": 0,
+        "prompt_eval_duration": max(0, round(prompt_s * _NS)),
+        "eval_duration": round((timeline.decode_s or 0.0) * _NS),
+    }
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
