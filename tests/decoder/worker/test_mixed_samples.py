@@ -88,13 +88,13 @@ def test_each_gets_what_it_gets_alone(worker: Worker, kinds: list[dict[str, Any]
 def test_only_logits_that_the_host_needs_come_to_it(llama_folder: Path) -> None:
     worker = LOADS["deferred"](settings(llama_folder)).worker
     seen: list[SampleArrays] = []
-    finish = worker._choice.finish
+    finish = worker._collecting._choice.finish
 
     def look(step: Any, arrived: Any, kept: Any, later: Any) -> Any:
         seen.append(SampleArrays.of(step.split, arrived))
         return finish(step, arrived, kept, later)
 
-    worker._choice.finish = look  # type: ignore[method-assign]
+    worker._collecting._choice.finish = look  # type: ignore[method-assign]
     generate(worker, dict(enumerate(KINDS[2])))
     for arrays in seen:
         assert arrays.tokens is not None and len(arrays.tokens) == 4
