@@ -59,7 +59,11 @@ class LaunchedStep:
 
     def must_precede(self, plan: Plan) -> bool:
         """Whether a plan must not be launched before this step is collected: because it goes on with a token that the
-        host chooses, or ends such a sequence, or this step reports on prompts."""
+        host chooses, or ends such a sequence, or changes one with drafts here, or this step reports on prompts."""
+        if self.plan.drafts is not None:
+            used = (plan.row_slot, plan.fork_parent, plan.set_token_slot, plan.edit_slot, plan.drop)
+            if np.isin(self.plan.drafts.slots, np.concatenate(used)).any():
+                return True
         if self.reported or self.split.is_plain:
             return bool(self.reported)
         chosen = self.owners[~self.split.on_device]

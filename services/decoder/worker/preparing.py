@@ -6,11 +6,13 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.split import Split
+from services.decoder.worker.drafts import Drafts
 from services.decoder.worker.inputs import Batch, Inputs
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.media_rows import ReadRows
+from services.decoder.worker.plan import bad_plan
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
-from services.decoder.worker.rows import Rows, order_rows
+from services.decoder.worker.rows import Longs, Rows, order_rows
 from services.decoder.worker.sealed_blocks import SealedBlocks
 from services.decoder.worker.slot_states import SlotStates, StateRows
 from services.decoder.worker.slots import SlotTable
@@ -44,6 +46,9 @@ class Preparing:
         """The tensors of the rows, sent to the device; makes places for the tokens that will be chosen."""
         rows = order_rows(rows)
         ends = np.cumsum(rows.count)
+        drafts = step.plan.drafts
+        if drafts is not None:
+            self._put_drafts(drafts, rows)
         extra = self._choice.begin(step, rows, ends)
         least_rows = self._rows_of_graph(rows)
         step.is_replayed = least_rows is not None
@@ -51,10 +56,12 @@ class Preparing:
         batch = self._inputs.build(rows, ends, extra, least_rows or 0, states)
         step.reported = self._prompt_logprobs.reported(rows)
         self._sealed.overwrite(batch.blocks)
-        self._slots.computed[rows.slot] = rows.end
+        known = rows.end if drafts is None else rows.end - drafts.count[rows.place]
+        self._slots.computed[rows.slot] = known
         if len(step.owners):
-            row = step.plan.sample_row[step.samples]
-            self._slots.extend(step.owners, step.plan.row_start[row] + step.plan.row_count[row])
+            samples, owners = _with_places(step)
+            row = step.plan.sample_row[samples]
+            self._slots.extend(owners, step.plan.row_start[row] + step.plan.row_count[row])
         return batch
 
     def leave_out(self, step: LaunchedStep, batch: Batch, row: int, error: ServingError) -> None:
@@ -63,12 +70,19 @@ class Preparing:
         place = int(rows.place[row])
         self._slots.failed[rows.slot[row]] = True
         step.failed[place] = error
-        self._slots.length[step.owners] -= 1  # their places are made again
+        self._slots.length[_with_places(step)[1]] -= 1  # their places are made again
         self._states.go_back(rows.slot, rows.start)
         step.samples = step.owners = np.zeros(0, np.int64)
         step.draws, step.split = None, Split.largest(0)
         kept = rows.select(np.flatnonzero(rows.place != place))
         step.batch = self.prepare(step, kept) if len(kept.slot) else None
+
+    def _put_drafts(self, drafts: Drafts, rows: Rows) -> None:
+        if not self._states.empty:
+            raise bad_plan("draft_slot: layers keep state, which does not go back over drafts")
+        for row in np.flatnonzero(drafts.count[rows.place]).tolist():
+            slot = int(rows.slot[row])
+            self._slots.put_drafts(slot, drafts.of_slot(slot))
 
     def _advance(self, step: LaunchedStep, rows: Rows) -> StateRows | None:
         """The state of rows that will run. Forks that sample from another's row go on from what that row leaves."""
@@ -87,3 +101,12 @@ class Preparing:
             return None
         generates = (rows.count == 1) & (rows.start >= self._slots.prompt_len[rows.slot])
         return self.graphs.size_for(len(rows.slot)) if generates.all() else None
+
+
+def _with_places(step: LaunchedStep) -> tuple[Longs, Longs]:
+    """The samples of a step, and their slots, that are one token behind all that is known. How many a row with drafts
+    gives is not known before it is collected."""
+    if step.plan.drafts is None:
+        return step.samples, step.owners
+    single = ~step.plan.drafts.are_behind[step.samples]
+    return step.samples[single], step.owners[single]

@@ -32,10 +32,12 @@ class RowChecks:
         good = slots.known[rows.slot] & ~slots.failed[rows.slot]
         good &= (counted == rows.start) | (counted == ANY_START)
         good &= self._states.continues(rows.slot, rows.start)
-        good &= end <= slots.length[rows.slot]
+        # With drafts a row runs more tokens than are known.
+        known = end if plan.drafts is None else end - plan.drafts.count
+        good &= known <= slots.length[rows.slot]
         good &= end <= slots.table_len[rows.slot] * slots.block_size
         owner = plan.sample_slot.astype(np.int64)
-        expected = slots.known[owner] & (slots.length[owner] == end[plan.sample_row])
+        expected = slots.known[owner] & (slots.length[owner] == known[plan.sample_row])
         expected |= slots.failed[owner]
         good[plan.sample_row[~expected]] = False
         for row in np.flatnonzero(~good).tolist():

@@ -16,6 +16,7 @@ from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.step import Step
 from services.decoder.parallel.rank_group import RankGroup
+from services.decoder.worker.accepting import Accepting
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.computing import Computing
 from services.decoder.worker.kept_by_slot import (
@@ -79,13 +80,16 @@ class Worker:
             SampledSlots(sampler),
             PromptPlaces(slots, model),
             logprobs,
+            accepting := Accepting(),
         )
         self._preparations = Preparations(kept)
         self._changes = PlanChanges(device, slots, kept, self.sealed, embeddings, self._kv, host_kv)
         read = reader(embeddings, model.config.hidden_size * (1 + model.levels))
         self._checks = RowChecks(slots, read, states)
         choice = TokenChoice(model, device, slots, sampler)
-        self._collecting = Collecting(ops, slots, sampler, choice, logprobs, embeddings, self._kv)
+        self._collecting = Collecting(
+            ops, slots, sampler, choice, accepting, logprobs, embeddings, self._kv
+        )
         self._recomputation = Recomputation(model, device, slots, read, self._kv)
         self._preparing = Preparing(
             model, device, slots, states, self.sealed, choice, logprobs, read
@@ -235,6 +239,6 @@ class Worker:
         if self._in_flight[-1].must_precede(plan):
             return True
         slots = self.slots
-        touched = np.concatenate([plan.fork_parent, plan.set_token_slot])
+        touched = np.concatenate([plan.fork_parent, plan.set_token_slot, plan.draft_slot])
         last = slots.tokens[touched, np.maximum(slots.length[touched] - 1, 0)]
         return bool((last == PENDING).any())
