@@ -9,10 +9,10 @@ from torch import Tensor
 
 from services.decoder.devices.base.device import Device
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.step import Step
-from services.decoder.parallel.rank_group import RankGroup
+from services.decoder.ranks.rank_group import RankGroup
+from services.decoder.steps.step import Step
 from services.decoder.worker.collecting import Collecting
-from services.decoder.worker.inputs import Batch
+from services.decoder.worker.inputs.step_inputs import Batch
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.preparing import Preparing
 from services.decoder.worker.token_choice import TokenChoice

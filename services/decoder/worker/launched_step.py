@@ -11,9 +11,9 @@ from services.decoder.devices.base.staging import Download
 from services.decoder.sampling.choices import LogIds
 from services.decoder.sampling.device_sampler import Draws
 from services.decoder.sampling.split import Split
-from services.decoder.worker.inputs import Batch
-from services.decoder.worker.plan import Plan
-from services.decoder.worker.rows import Flags, Longs
+from services.decoder.worker.inputs.rows import Flags, Longs
+from services.decoder.worker.inputs.step_inputs import Batch
+from services.decoder.worker.plans.plan import Plan
 from shared.errors import ServingError
 from shared.telemetry.logs import Stopwatch
 from tessera.decoder.v1.decoder_pb2 import StepResult, StepTimes
@@ -61,8 +61,8 @@ class LaunchedStep:
         """Whether a plan must not be launched before this step is collected: because it goes on with a token that the
         host chooses, or ends such a sequence, or changes one with drafts here, or this step reports on prompts."""
         if self.plan.drafts is not None:
-            used = (plan.row_slot, plan.fork_parent, plan.set_token_slot, plan.edit_slot, plan.drop)
-            if np.isin(self.plan.drafts.slots, np.concatenate(used)).any():
+            named = [plan.row_slot, plan.fork_parent, plan.set_token_slot, plan.edit_slot, plan.drop]
+            if np.isin(self.plan.drafts.slots, np.concatenate(named)).any():
                 return True
         if self.reported or self.split.is_plain:
             return bool(self.reported)

@@ -6,16 +6,16 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.split import Split
-from services.decoder.worker.drafts import Drafts
-from services.decoder.worker.inputs import Batch, Inputs
+from services.decoder.worker.inputs.media_rows import ReadRows
+from services.decoder.worker.inputs.rows import Longs, Rows, order_rows
+from services.decoder.worker.inputs.step_inputs import Batch, Inputs
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.media_rows import ReadRows
-from services.decoder.worker.plan import bad_plan
+from services.decoder.worker.plans.drafts import Drafts
+from services.decoder.worker.plans.plan import bad_plan
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
-from services.decoder.worker.rows import Longs, Rows, order_rows
-from services.decoder.worker.sealed_blocks import SealedBlocks
-from services.decoder.worker.slot_states import SlotStates, StateRows
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.sealed_blocks import SealedBlocks
+from services.decoder.worker.slots.slot_states import SlotStates, StateRows
+from services.decoder.worker.slots.slots import SlotTable
 from services.decoder.worker.token_choice import TokenChoice
 from shared.errors import ServingError
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.worker.inputs import Inputs
+from services.decoder.steps.attention_meta import PagedKV
+from services.decoder.worker.inputs.media_rows import ReadRows
+from services.decoder.worker.inputs.rows import Longs, Rows
+from services.decoder.worker.inputs.step_inputs import Inputs
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.media_rows import ReadRows
-from services.decoder.worker.rows import Longs, Rows
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.slots import SlotTable
 from services.decoder.worker.token_choice import SampleArrays
 
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from services.decoder.worker.inputs.media_rows import ReadRows, spans_of
+from services.decoder.worker.inputs.rows import Rows
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.media_rows import ReadRows, spans_of
-from services.decoder.worker.rows import Rows
-from services.decoder.worker.slot_states import SlotStates
-from services.decoder.worker.slots import ANY_START, SlotTable
+from services.decoder.worker.slots.slot_states import SlotStates
+from services.decoder.worker.slots.slots import ANY_START, SlotTable
 from shared.errors import Precondition, ServingError
 
 

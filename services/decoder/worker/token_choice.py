@@ -14,9 +14,9 @@ from services.decoder.sampling.choices import Choices
 from services.decoder.sampling.device_sampler import draw, largest
 from services.decoder.sampling.sampler import Floats, Sampler
 from services.decoder.sampling.split import Split
+from services.decoder.worker.inputs.rows import Longs, Rows
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.rows import Longs, Rows
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.slots import SlotTable
 
 
 class SampleArrays(NamedTuple):

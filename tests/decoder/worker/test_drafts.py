@@ -9,7 +9,7 @@ import pytest
 
 from services.decoder.devices.base.device import Device
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from shared.errors import InvalidRequest
 from tessera.decoder.v1.decoder_pb2 import StepPlan

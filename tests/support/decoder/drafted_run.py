@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult
 from tests.support.decoder.mixed_samples import BLOCKS, PROMPTS, Kind, generate, tokens_of

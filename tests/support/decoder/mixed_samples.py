@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan, read_ints
