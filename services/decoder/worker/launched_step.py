@@ -61,7 +61,13 @@ class LaunchedStep:
         """Whether a plan must not be launched before this step is collected: because it goes on with a token that the
         host chooses, or ends such a sequence, or changes one with drafts here, or this step reports on prompts."""
         if self.plan.drafts is not None:
-            named = [plan.row_slot, plan.fork_parent, plan.set_token_slot, plan.edit_slot, plan.drop]
+            named = [
+                plan.row_slot,
+                plan.fork_parent,
+                plan.set_token_slot,
+                plan.edit_slot,
+                plan.drop,
+            ]
             if np.isin(self.plan.drafts.slots, np.concatenate(named)).any():
                 return True
         if self.reported or self.split.is_plain:
