@@ -83,6 +83,7 @@ def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> Ap
         parts.metrics.http,
         model_tag(parts.model.name),
         no_route,
+        parts.body_limits,
     )
 
 
