@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from services.gateway.api.kserve.endpoint import KSERVE
+from services.gateway.api.mindie.endpoint import MINDIE
 from services.gateway.api.openai.endpoint import OPENAI
 from services.gateway.api.parts import Api
 from services.gateway.api.tessera.endpoint import TESSERA
@@ -9,4 +11,4 @@ from services.gateway.api.tgi.endpoint import TGI
 from services.gateway.api.vllm.endpoint import VLLM
 
 # Errors about paths of none have the form of the first one.
-APIS: Sequence[Api] = (OPENAI, TESSERA, TGI, VLLM)
+APIS: Sequence[Api] = (OPENAI, TESSERA, TGI, VLLM, KSERVE, MINDIE)

@@ -14,7 +14,7 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/v1/conversations", "/v1/assistants", "/v1/threads",
     ),
     "send the prompt to /v1/completions, or a conversation to /v1/chat/completions": (
-        "/inference/v1/generate", "/infer", "/infer_token",
+        "/inference/v1/generate", "/infer_token",
     ),
     "send the messages to /tokenize": ("/chat_tokenize",),
     "this server gives text, neither vectors nor scores of texts": (
@@ -37,7 +37,6 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
     ),
     "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
     "this server describes its API in no form for machines": ("/openapi.json", "/docs", "/redoc"),
-    "this server has OpenAI's API, not that of KServe and Triton": ("/v2",),
     "this server has OpenAI's API, not Ollama's": ("/api",),
 }  # fmt: skip
 # By path, with what lies below it.

@@ -110,7 +110,7 @@ class App:
 
     async def _handle(self, exchange: Exchange) -> None:
         found = self._routes.find(exchange.path)
-        mounted = found and found.methods.get(_method(exchange))
+        mounted = found.methods.get(_method(exchange)) if found is not None else None
         exchange.form = mounted.endpoint if mounted else self._routes.endpoint_of(exchange.path)
         if found is None or not found.is_probe:
             self._hosts.check(exchange)
