@@ -7,6 +7,7 @@ from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
+from services.gateway.api.kserve.grpc_inference import InferenceServicer
 from services.gateway.api.kserve.infer import Wanted, infer_reply, read_body, wanted_outputs
 from services.gateway.api.kserve.information import Information
 from services.gateway.api.kserve.replies import TextWriter, error_reply, whole
@@ -29,8 +30,11 @@ from services.gateway.reading.data_urls import DecodedBody, InlineMedia, decode_
 from services.gateway.reading.prompt_parts import media_urls
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import ServingError
+from shared.net.rpc.server import RpcServer
+from tessera.inference.v2 import inference_pb2, inference_pb2_grpc
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
+_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _BINARY = "application/octet-stream"
 _TAILS = ("generate", "generate_stream", "infer", "ready", "config")
 
@@ -129,7 +133,9 @@ class _InferCall:
         )
         if asked.request.stream:
             raise wrong("parameters.stream", "cannot be true here: POST to /generate_stream")
-        self._wanted = wanted_outputs(content, asked.by_ids)
+        given = content.parameters
+        binary = given is not None and given.binary_data_output is True
+        self._wanted = wanted_outputs(content.outputs, asked.by_ids, binary)
         options = DecodedBody(asked.options, found.json, InlineMedia())
         return [asked.request], self._generating.read_options(exchange, options)
 
@@ -170,4 +176,10 @@ def _endpoint(parts: Parts) -> KserveEndpoint:
     return KserveEndpoint(parts.generating, information)
 
 
-KSERVE = Api(_endpoint, {ReplyKind.REPLY_KIND_TRITON: ReplyForm(TextWriter)})
+def _add_grpc(server: RpcServer, parts: Parts) -> None:
+    servicer = InferenceServicer(parts.model, parts.health, parts.grpc_generating)
+    register = inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server
+    server.add(_SERVICE, register, servicer)
+
+
+KSERVE = Api(_endpoint, {ReplyKind.REPLY_KIND_TRITON: ReplyForm(TextWriter)}, _add_grpc)

@@ -15,7 +15,7 @@ from services.gateway.endings import end_name
 from services.gateway.following.answer import Answer, Outcome
 from shared.errors import InvalidRequest
 
-_MOST_TENSORS = 64
+MOST_TENSORS = 64
 _LONGEST_NAME = 256
 TEXT, IDS, REASON = "text_output", "output_ids", "finish_reason"
 _OF_IDS = "output0"
@@ -56,7 +56,7 @@ def read_body(body: bytes, header_length: str) -> InferBody:
     inputs = content.inputs
     if not inputs:
         raise wrong("inputs", "must hold at least one tensor")
-    at_most("inputs", len(inputs), _MOST_TENSORS)
+    at_most("inputs", len(inputs), MOST_TENSORS)
     rest = memoryview(body)[size:]
     tensors = []
     for index, given in enumerate(inputs):
@@ -68,18 +68,17 @@ def read_body(body: bytes, header_length: str) -> InferBody:
     return InferBody(content, tensors, body if size == len(body) else _repeatable(body, size))
 
 
-def wanted_outputs(content: InferRequest, by_ids: bool) -> list[Wanted]:
-    """The outputs that are asked for, by default what the prompt was: text or ids. Raises InvalidRequest for one that
-    there is not.
+def wanted_outputs(
+    outputs: Sequence[OutputTensor] | None, by_ids: bool, binary: bool
+) -> list[Wanted]:
+    """The outputs that are asked for, by default what the prompt was: text or ids. `binary`: whether as bytes, unless
+    they say so themselves. Raises InvalidRequest for one that there is not.
     """
-    given = content.parameters
-    binary = given is not None and given.binary_data_output is True
-    if not content.outputs:
+    if not outputs:
         return [Wanted(_OF_IDS, IDS, binary) if by_ids else Wanted(TEXT, TEXT, binary)]
-    at_most("outputs", len(content.outputs), _MOST_TENSORS)
+    at_most("outputs", len(outputs), MOST_TENSORS)
     return [
-        _wanted(output, f"outputs[{index}]", by_ids, binary)
-        for index, output in enumerate(content.outputs)
+        _wanted(output, f"outputs[{index}]", by_ids, binary) for index, output in enumerate(outputs)
     ]
 
 

@@ -61,6 +61,13 @@ class InferParameters(Parameters, kw_only=True, forbid_unknown_fields=True):
     sequence_end: bool | None = None
 
 
+class GrpcParameters(InferParameters, kw_only=True, forbid_unknown_fields=True):
+    """`parameters` of a message of gRPC."""
+
+    # Every stream has a last response that says that it is the last.
+    triton_enable_empty_final_response: bool | None = None
+
+
 class InputParameters(Parameters, kw_only=True, forbid_unknown_fields=True):
     """`parameters` of one input; MindIE has those of the request there."""
 

@@ -59,6 +59,12 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: msgspec.Raw)
     return _whole(Tensor(name, datatype, shape, values))
 
 
+def from_values(name: str, datatype: str, shape: Sequence[int], values: Sequence[Any]) -> Tensor:
+    """A tensor whose values are of its datatype already. Raises InvalidRequest naming it."""
+    _check(_field(name), datatype, shape)
+    return _whole(Tensor(name, datatype, shape, values))
+
+
 def from_bytes(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
     """A tensor whose values came as bytes. Raises InvalidRequest naming it."""
     field = _field(name)
