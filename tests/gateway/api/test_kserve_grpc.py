@@ -178,6 +178,16 @@ async def test_what_is_wrong_is_named(
     assert not stage.scheduler.played
 
 
+async def test_bytes_in_a_stream_that_are_no_message_end_it(stage: Stage) -> None:
+    async with open_channel(stage.gateway.grpc_address) as channel:
+        call: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call(iter_of([b"\xff\xff"])):
+                pass
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "no inference.ModelInferRequest" in (caught.value.details() or "")
+
+
 async def test_it_is_behind_the_keys(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer
 ) -> None:

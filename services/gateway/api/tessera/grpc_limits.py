@@ -112,7 +112,9 @@ class CallLimits(grpc.aio.ServerInterceptor):
                 async for raw in requests:
                     await budget.wait_for(len(raw), _ROOM_S)
                     held = len(raw)
-                    request = await off_loop(functools.partial(_parsed, parse), raw)
+                    request: Any = raw
+                    if parse is not None:
+                        request = await off_loop(functools.partial(_parsed, parse), raw)
                     del raw
                     yield request
                     release()
