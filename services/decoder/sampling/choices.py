@@ -29,6 +29,12 @@ class Choices:
         self.failed.update({int(rows[row]): error for row, error in some.failed.items()})
         self.logprobs.update({int(rows[row]): told for row, told in some.logprobs.items()})
 
+    def discard(self, sample: int) -> None:
+        """A sample has no token, and that is no failure."""
+        self.tokens[sample] = -1
+        self.failed.pop(sample, None)
+        self.logprobs.pop(sample, None)
+
     def fail(self, sample: int, error: ServingError) -> None:
         """A sample has no token, and nothing is told of it."""
         self.tokens[sample] = -1
@@ -92,9 +98,10 @@ def pack_logprobs(
 
     wanted: by sample of the plan the number of ids, -1 where none are asked for.
     """
-    asked = np.flatnonzero(wanted >= 0).tolist()
-    if not asked:
+    is_asked = wanted >= 0
+    if not is_asked.any():
         return b"", b"", b""
+    asked = np.flatnonzero(is_asked).tolist()
     own = np.full(len(wanted), np.nan, RESULT_COLUMNS["logprobs"])
     told = {int(ran[sample]): entry for sample, entry in chosen.logprobs.items()}
     ids, values = [], []
