@@ -53,7 +53,7 @@ def over_grpc(client: Any) -> str:
         text += result.as_numpy("text_output")[0]
         if result.get_response().parameters["triton_final_response"].bool_param:
             client.stop_stream()
-            return text.decode()
+            return str(text, "utf-8")
 
 
 tgi = text_generation.Client(f"http://{http_address}", timeout=120)

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
+from inference import inference_pb2
 from services.launcher.state.folders import Folders
 from tessera.artifact.v1 import artifact_pb2
 from tessera.decoder.v1 import decoder_pb2
 from tessera.gateway.v1 import chat_pb2
-from tessera.inference.v2 import inference_pb2
 from tessera.preprocess.v1 import preprocess_pb2
 from tessera.scheduler.v1 import scheduler_pb2
 from tessera.vision_encoder.v1 import vision_encoder_pb2

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from tokenizers import Tokenizer
 
+from inference import inference_pb2 as pb
+from inference.inference_pb2_grpc import GRPCInferenceServiceStub
 from shared.net.channels import open_channel
-from tessera.inference.v2 import inference_pb2 as pb
-from tessera.inference.v2.inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
 from tests.support.pictures import png
 

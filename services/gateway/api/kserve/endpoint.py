@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inference import inference_pb2, inference_pb2_grpc
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller
 from services.gateway.admission.request_options import RequestOptions
@@ -31,7 +32,6 @@ from services.gateway.reading.prompt_parts import media_urls
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import ServingError
 from shared.net.rpc.server import RpcServer
-from tessera.inference.v2 import inference_pb2, inference_pb2_grpc
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name

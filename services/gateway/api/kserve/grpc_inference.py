@@ -5,22 +5,8 @@ from typing import Any
 
 import grpc
 
-from services.gateway.api.grpc_generating import GrpcGenerating, Read, closing
-from services.gateway.api.kserve.grpc_requests import Call, check_version, read_message
-from services.gateway.api.kserve.infer import Wanted, output_tensor
-from services.gateway.api.kserve.information import EXTENSIONS, INPUTS, OUTPUTS, PLATFORM, dims
-from services.gateway.api.kserve.schema import VERSION
-from services.gateway.api.kserve.tensors import to_bytes
-from services.gateway.decoding.bounds import wrong
-from services.gateway.endings import end_name
-from services.gateway.following.answer import Answer
-from services.gateway.health import Health
-from services.gateway.model.served_model import ServedModel
-from services.gateway.release import release
-from shared.errors import NotFound, ServingError
-from tessera.common.v1.ending_pb2 import Ending
-from tessera.inference.v2 import inference_pb2_grpc
-from tessera.inference.v2.inference_pb2 import (
+from inference import inference_pb2_grpc
+from inference.inference_pb2 import (
     InferParameter,
     ModelInferRequest,
     ModelInferResponse,
@@ -36,6 +22,20 @@ from tessera.inference.v2.inference_pb2 import (
     ServerReadyRequest,
     ServerReadyResponse,
 )
+from services.gateway.api.grpc_generating import GrpcGenerating, Read, closing
+from services.gateway.api.kserve.grpc_requests import Call, check_version, read_message
+from services.gateway.api.kserve.infer import Wanted, output_tensor
+from services.gateway.api.kserve.information import EXTENSIONS, INPUTS, OUTPUTS, PLATFORM, dims
+from services.gateway.api.kserve.schema import VERSION
+from services.gateway.api.kserve.tensors import to_bytes
+from services.gateway.decoding.bounds import wrong
+from services.gateway.endings import end_name
+from services.gateway.following.answer import Answer
+from services.gateway.health import Health
+from services.gateway.model.served_model import ServedModel
+from services.gateway.release import release
+from shared.errors import NotFound, ServingError
+from tessera.common.v1.ending_pb2 import Ending
 
 _FINAL = "triton_final_response"
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from inference.inference_pb2 import InferParameter, ModelInferRequest
 from services.gateway.api.kserve.infer import MOST_TENSORS, Wanted, wanted_outputs
 from services.gateway.api.kserve.requests import read_infer
 from services.gateway.api.kserve.schema import (
@@ -20,7 +21,6 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import NotFound
-from tessera.inference.v2.inference_pb2 import InferParameter, ModelInferRequest
 
 _LONGEST_NAME = 256
 # The list in which values of a datatype stand.
