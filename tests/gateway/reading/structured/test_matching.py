@@ -163,6 +163,13 @@ def test_a_choice_is_one_of_its_texts() -> None:
         assert not MATCH.accepts(grammar, text), text
 
 
+def test_thousands_of_choices_can_be_followed() -> None:
+    grammar = compile_form("choice", [f"choice {i}" for i in range(5000)])
+    assert MATCH.accepts(grammar, "choice 4999") and not MATCH.accepts(grammar, "choice 5000")
+    grammar = compile_form("json", {"enum": [f"value {i}" for i in range(5000)]})
+    assert MATCH.accepts(grammar, '"value 4999"') and not MATCH.accepts(grammar, '"value 5000"')
+
+
 @pytest.mark.parametrize(
     "grammar",
     [
