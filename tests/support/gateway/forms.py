@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from services.gateway.reading.structured.compiling import compiled
 from services.gateway.reading.structured.constraint import Kind
+from tests.support.tokenizers import token_id
 
 
 def compile_form(
@@ -41,7 +42,7 @@ class Acceptor:
     def __init__(self, tokenizer: Tokenizer, end: str) -> None:
         """`end`: the token that ends an answer."""
         self._tokenizer = tokenizer
-        self._end = tokenizer.token_to_id(end)
+        self._end = token_id(tokenizer, end)
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=self._end)
 
     def accepts(self, grammar: str, text: str) -> bool:

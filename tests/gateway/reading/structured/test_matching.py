@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
 
 from tests.support.gateway.forms import Acceptor, compile_form
-from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
+from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer, token_id
 
 TOKENIZER = byte_level_tokenizer()
 MATCH = Acceptor(TOKENIZER, "<|im_end|>")
@@ -183,7 +183,7 @@ def test_grammars_in_both_notations(grammar: str) -> None:
     assert not MATCH.accepts(found, "((12)") and not MATCH.accepts(found, "()")
 
 
-ADDED = {"<tool call>": TOKENIZER.token_to_id("<tool call>")}
+ADDED = {"<tool call>": token_id(TOKENIZER, "<tool call>")}
 ARGUMENTS: dict[str, Any] = {
     "type": "object",
     "properties": {"x": {"type": "integer"}},
