@@ -17,6 +17,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
 from services.decoder.models.needs import AttentionKind
 from services.decoder.sampling.sampler import Sampler
+from services.decoder.sampling.token_masks import TokenMatcher
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 from shared.errors import InvalidRequest, ServingError
@@ -206,6 +207,9 @@ class Device(ABC):
 
     # Sampling
 
-    def make_sampler(self, max_slots: int, vocab_size: int) -> Sampler:
-        """What chooses tokens from logits here: on the host unless the device has a faster way."""
-        return Sampler(max_slots, vocab_size)
+    def make_sampler(
+        self, max_slots: int, vocab_size: int, matcher: TokenMatcher | None = None
+    ) -> Sampler:
+        """What chooses tokens from logits here: on the host unless the device has a faster way. matcher: of grammars;
+        None: they are refused."""
+        return Sampler(max_slots, vocab_size, matcher)
