@@ -189,8 +189,8 @@ class TokenMasks:
         mask = self._masks.get(slot)
         if mask is not None and mask.wrong is None:
             octets = mask.bits.astype("<u4", copy=False).view(np.uint8)
-            allowed = np.unpackbits(octets, count=self._vocab_size, bitorder="little")
-            logits[allowed == 0] = _FORBIDDEN
+            bits = np.unpackbits(octets, count=self._vocab_size, bitorder="little")
+            _forbid(logits, bits.view(np.bool_))
 
     def _settle(self, slots: Iterable[int]) -> dict[int, ServingError]:
         """The matcher takes grammars that were late; waits for them."""
@@ -219,3 +219,14 @@ class TokenMasks:
             bits[:, -1] &= np.uint32((1 << rest) - 1)
         for row, slot in enumerate(slots):
             self._masks[slot] = _Mask(bits[row], wrong.get(row))
+
+
+def _forbid(logits: Row, allowed: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> None:
+    """What is not allowed, by whichever of the two is fewer: masks allow or forbid nearly all."""
+    if 2 * np.count_nonzero(allowed) < len(allowed):
+        ids = np.flatnonzero(allowed)
+        kept = logits[ids]
+        logits.fill(_FORBIDDEN)
+        logits[ids] = kept
+    else:
+        logits[np.flatnonzero(~allowed)] = _FORBIDDEN
