@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from shared.telemetry.logs import configure_logs
 from tessera.common.v1.sampling_pb2 import SamplingParams

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.decoder.sampling.grammar_tokenizer import GrammarTokenizer
-from services.decoder.sampling.token_masks import WORD, Bits, Grammar
+from services.decoder.sampling.logits_processors.token_masks import WORD, Bits, Grammar
 from shared.errors import Internal, InvalidRequest, ServingError
 from shared.text.rust_panic import panics_as_errors
 

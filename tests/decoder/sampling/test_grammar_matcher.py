@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from services.decoder.sampling.grammar_matcher import GrammarMatcher
 from services.decoder.sampling.grammar_tokenizer import GrammarTokenizer
+from services.decoder.sampling.logits_processors.token_masks import Grammar
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.sampling.token_masks import Grammar
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import ServingError
 from shared.text.text_fold import TokenBytes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from services.decoder.devices.base.device import Device
+from services.decoder.sampling.logits_processors.token_masks import Grammar, TokenMatcher
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.sampling.token_masks import Grammar, TokenMatcher
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.worker import Worker
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult

@@ -1,4 +1,4 @@
-"""Requests with a grammar, through the scheduler and a real decoder: choices, endings, preemption, cancels, refusals."""
+"""Requests with a grammar, by scheduler and real decoder: choices, endings, preemption, cancels, refusals."""
 
 import asyncio
 import re
@@ -73,7 +73,11 @@ async def test_length_and_stop_strings_cut_an_answer_and_min_tokens_yields(
     assert ending.reason == ending_pb2.FINISH_REASON_STOP and len(whole) > 8
     rids = [
         await bench.ask(PROMPTS[0], **options(words, **changes))
-        for changes in ({"max_tokens": 5}, {"stop": [words.decode(whole[3:5])]}, {"min_tokens": 190})
+        for changes in (
+            {"max_tokens": 5},
+            {"stop": [words.decode(whole[3:5])]},
+            {"min_tokens": 190},
+        )
     ]
     (short, length), (_, stopped), (long, yielded) = [await bench.answer(rid) for rid in rids]
     assert length.reason == ending_pb2.FINISH_REASON_LENGTH and short == whole[:5]
@@ -87,7 +91,11 @@ async def test_preempted_outputs_are_those_of_requests_alone(
     bench: Bench, folder: Path, words: PreTrainedTokenizerFast, short_tmp: Path, mode: str
 ) -> None:
     decoder = await bench.real_decoder(
-        folder, short_tmp / "d", kv_cache_memory_bytes=96 << 10, num_host_blocks=64, max_model_len=96
+        folder,
+        short_tmp / "d",
+        kv_cache_memory_bytes=96 << 10,
+        num_host_blocks=64,
+        max_model_len=96,
     )
     bench.scheduler(preemption_mode=mode)
     given = options(words, n=2, temperature=1.1, seed=3, max_tokens=40)
