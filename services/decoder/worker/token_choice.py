@@ -77,7 +77,7 @@ class TokenChoice:
             sent.append(owners)
         if split.is_plain:
             return sent
-        step.late = self._sampler.late(owners)
+        step.late = self._sampler.begin(owners)
         step.positions = (slots.length[owners] - slots.prompt_len[owners]).astype(np.int64)
         if self._device.asynchronous:
             draws = self._sampler.draws(owners, step.positions)
