@@ -34,8 +34,9 @@ def schema_error(message: str, root: Node, check: Callable[[Node], str]) -> Form
         at, keyword = next(_holding(root, names), ("", names[0]))
         return unsupported(f'"{keyword}" is not supported; leave it out', at)
     if found := _FORMAT.match(message):
-        at = _first(root, lambda node: node.get("format") == found[1])
-        return unsupported(f'"format": "{found[1]}" is not supported; leave it out', at)
+        name = found[1]
+        at = _first(root, lambda node: node.get("format") == name)
+        return unsupported(f'"format": "{name}" is not supported; leave it out', at)
     if message.startswith(_ONE_OF):
         at = _one_of(root, check)
         return unsupported('"oneOf" is not supported where several could hold; use "anyOf"', at)
@@ -44,8 +45,9 @@ def schema_error(message: str, root: Node, check: Callable[[Node], str]) -> Form
         at = _first(root, lambda node: _has_pattern(node, shown))
         return unsupported(f'"pattern": {error}', at)
     if found := _TYPE.match(message):
-        at = _first(root, lambda node: found[1] in _listed(node.get("type")))
-        return FormError(f'"type": "{found[1]}" is no type of JSON', at)
+        name = found[1]
+        at = _first(root, lambda node: name in _listed(node.get("type")))
+        return FormError(f'"type": "{name}" is no type of JSON', at)
     if found := _POINTER.match(message) or _RESOURCE.match(message):
         name = found[1]
         at = _first(root, lambda node: name in str(node.get("$ref", "")))
