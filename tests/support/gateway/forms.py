@@ -46,10 +46,13 @@ class Acceptor:
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=self._end)
 
     def accepts(self, grammar: str, text: str) -> bool:
-        """Token by token, as the tokenizer cuts the text."""
+        """Token by token, as the tokenizer cuts the text, by the masks that a decoder has."""
         matcher = LLMatcher(self._library, grammar)
         assert not matcher.is_error(), matcher.get_error()
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        count = matcher.validate_tokens([*ids, self._end])
-        assert not matcher.is_error(), matcher.get_error()
-        return bool(count == len(ids) + 1)
+        for token in [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._end]:
+            mask = matcher.compute_bitmask()
+            assert not matcher.is_error(), matcher.get_error()
+            if not mask[token // 8] >> token % 8 & 1:
+                return False
+            matcher.consume_token(token)
+        return True
