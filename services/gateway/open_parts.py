@@ -15,6 +15,7 @@ from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
 from services.gateway.api.generating import Generating
+from services.gateway.api.grpc_generating import GrpcGenerating
 from services.gateway.api.parts import Api, Parts
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.body_budget import BodyBudget
@@ -23,6 +24,7 @@ from services.gateway.following.follower import Follower
 from services.gateway.health import Health
 from services.gateway.http.exchange import BodyLimits
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.settings import GatewaySettings
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
@@ -92,6 +94,8 @@ async def open_parts(
         resumption = Resumption(
             model, queue, follower, held_requests, metrics, reply_forms.id_prefixes
         )
+        grammars = Grammars(model)
+        stack.callback(grammars.close)
         admission = Admission(
             model,
             queue,
@@ -102,6 +106,7 @@ async def open_parts(
             resumption,
             metrics,
             QueueLimits(settings.max_waiting_requests, settings.max_waiting_tokens),
+            grammars,
             timings=timings,
             shares_prefixes=settings.share_prefix_cache or not settings.api_keys,
         )
@@ -127,6 +132,7 @@ async def open_parts(
             resumption=resumption,
             admission=admission,
             generating=Generating(model, admission, metrics, body_limits, answer_limits, timeouts),
+            grpc_generating=GrpcGenerating(model, admission, metrics, api_keys, timeouts),
         )
 
 

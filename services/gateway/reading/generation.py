@@ -12,6 +12,8 @@ from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
 from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
+from services.gateway.reading.structured.constraint import Constraint
+from services.gateway.reading.structured.spellings import read_constraint
 from services.gateway.reading.unsupported import refuse_unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.queue.token_log import encode_tokens, stride
@@ -97,7 +99,18 @@ def read_generation(
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
         cache_salt=_read_cache_salt(options.cache_salt),
         has_short_prompt=is_short(prepare),
+        constraint=_read_form(options),
     )
+
+
+def _read_form(options: GenerationOptions) -> Constraint | None:
+    constraint = read_constraint(options)
+    if constraint is not None:
+        for name in ("use_beam_search", "ignore_eos"):
+            if getattr(options, name):
+                text = f"cannot be combined with {constraint.field}, which decides where the answer ends"
+                raise wrong(name, f"{text}: leave one of them out")
+    return constraint
 
 
 def _reply_format(
@@ -110,7 +123,8 @@ def _reply_format(
     events = options.stream_options or _NO_STREAM_OPTIONS
     echo = options.echo is True
     # Who wants to see control tokens wants the text as it is; and a completion is not a chat's reply.
-    is_raw = options.skip_special_tokens is False or not prompt.prepare.HasField("conversation")
+    is_chat = prompt.prepare.HasField("conversation") and not prompt.prepare.conversation.as_prompt
+    is_raw = options.skip_special_tokens is False or not is_chat
     return ReplyFormat(
         kind=kind,
         echo=echo,

@@ -18,7 +18,7 @@ from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.conversation import check_sizes, read_role
-from services.gateway.reading.copied_lists import check_copies
+from services.gateway.reading.copied_lists import check_copies, check_form_copies
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -57,14 +57,16 @@ def read_completions(body: CompletionRequest, model: ServedModel) -> list[ValidR
     kind = ReplyKind.REPLY_KIND_COMPLETION
     prompts = [mindie] if (mindie := _mindie(body, model)) else _prompts(body, model)
     check_copies(body, len(prompts))
-    return [read_generation(body, prompt, kind, logprobs, model) for prompt in prompts]
+    requests = [read_generation(body, prompt, kind, logprobs, model) for prompt in prompts]
+    check_form_copies(requests)
+    return requests
 
 
 def media_urls(body: ChatRequest) -> Iterator[str]:
     """The URLs that media are read from."""
     for message in body.messages or ():
         for part in message.content if isinstance(message.content, list) else ():
-            for value in (part.image_url, part.video_url):
+            for value in (part.image_url, part.video_url, part.image, part.video):
                 url = value.url if isinstance(value, MediaUrl) else value
                 if url is not None:
                     yield url
