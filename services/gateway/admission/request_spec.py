@@ -59,4 +59,10 @@ def make_spec(
         media_cost=sum(item.rows for item in prepared.media),
         cache_salt=salt_of("" if shares_prefixes else tenant, request.cache_salt),
     )
+    if spec.reply.HasField("message"):
+        message = spec.reply.message
+        reasoning = model.forms.of(message).reasoning
+        message.in_reasoning = reasoning is not None and prepared.text.rstrip().endswith(
+            reasoning.open
+        )
     return spec

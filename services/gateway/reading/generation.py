@@ -12,11 +12,12 @@ from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
 from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
+from services.gateway.reading.tools import Tools
 from services.gateway.reading.unsupported import refuse_unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.queue.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
-from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
+from tessera.scheduler.v1.queue_pb2 import MessageFormat, ReplyFormat, ReplyKind
 
 _LONGEST_USER = 512
 _LONGEST_SALT = 512
@@ -98,6 +99,33 @@ def read_generation(
         cache_salt=_read_cache_salt(options.cache_salt),
         has_short_prompt=is_short(prepare),
     )
+
+
+def divided(
+    request: ValidRequest,
+    tools: Tools,
+    model: ServedModel,
+    *,
+    single_call: bool,
+    hides_reasoning: bool,
+) -> ValidRequest:
+    """A chat's request, whose answer is divided into content, reasoning and calls where the model writes them."""
+    calls = model.forms.calls if tools.schemas_json else None
+    reasoning, reply = model.forms.reasoning, request.reply
+    if reply.prompt_only or (calls is None and reasoning is None):
+        return request
+    reply.kind = ReplyKind.REPLY_KIND_CHAT_MESSAGE
+    del reply.clean_up[:]
+    reply.message.CopyFrom(
+        MessageFormat(
+            calls=calls.name if calls is not None else "",
+            reasoning=reasoning.name if reasoning is not None else "",
+            hides_reasoning=hides_reasoning,
+            single_call=single_call,
+            schemas_json=tools.schemas_json,
+        )
+    )
+    return request
 
 
 def _reply_format(

@@ -1,82 +1,150 @@
-"""Tools, under OpenAI's newer and older names. The model's chat template shows them to the model; that the model calls
-them is not offered yet, so they are taken with `tool_choice: "none"` alone.
+"""Tools, whether the model may call them, and what else a chat template is told about: documents, how hard to think,
+whether the last message is gone on with.
 """
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from services.gateway.decoding.bounds import text, wrong
-from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
+from services.gateway.decoding.list_limits import (
+    LONGEST_DOCUMENTS,
+    LONGEST_TOOL_NAME,
+    LONGEST_TOOLS,
+)
+from services.gateway.model.output_forms import OutputForms
 from services.gateway.reading.unsupported import UnsupportedFields, is_off, unsupported
 from shared.errors import InvalidRequest
+from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 _NONE = msgspec.Raw()
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 class ToolFields(UnsupportedFields, kw_only=True):
-    """The fields, as unread JSON; empty where a body does not have them."""
+    """The fields; lists as unread JSON, which is empty where a body does not have them."""
 
     tools: msgspec.Raw = _NONE
     tool_choice: msgspec.Raw = _NONE
+    parallel_tool_calls: bool | None = None
     functions: msgspec.Raw = _NONE
     function_call: msgspec.Raw = _NONE
+    documents: msgspec.Raw = _NONE
+    reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
 
 
-def read_tools(body: ToolFields, *, may_call: bool = True) -> str:
-    """The tools as a JSON list of {"type": "function", "function": {...}}, as the client wrote them; empty for none.
-    `may_call`: whether what the request gets could be a call.
+class Tools(NamedTuple):
+    """The tools as a JSON list of {"type": "function", "function": {...}}, as the client wrote them; empty for none."""
 
-    Raises InvalidRequest naming the field: for a call that is asked for, and for tools of another shape.
+    json: str = ""
+    # The schemas of their parameters by name, as a JSON object, where the model may call them; else empty.
+    schemas_json: str = ""
+
+
+def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -> Tools:
+    """The tools of a body. `may_call`: whether what the request gets could be a call.
+
+    Raises InvalidRequest naming the field: for a call that is asked for and cannot be given, and for tools of another
+    shape.
     """
-    _check_choice("tools", body.tools, "tool_choice", body.tool_choice, may_call)
-    _check_choice("functions", body.functions, "function_call", body.function_call, may_call)
     tools = _read("tools", body.tools, _check_tool)
     functions = _read("functions", body.functions, _check_function)
     if tools and functions:
         raise wrong("functions", "cannot be combined with tools, its newer name: leave it out")
+    _check_functions(body, may_call and bool(functions))
     if functions:
-        return _written("functions", [{"type": "function", "function": one} for one in functions])
-    return _written("tools", tools)
+        return Tools(
+            _written("functions", [{"type": "function", "function": f} for f in functions])
+        )
+    calls = _may_call(body.tool_choice, [tool["function"]["name"] for tool in tools])
+    if not (tools and calls and may_call):
+        return Tools(_written("tools", tools))
+    if forms.calls is None:
+        raise wrong(
+            "tools",
+            "asks for calls, and how this model writes calls is not known: start the server with --tool-call-parser, or"
+            ' send `tool_choice: "none"`: the model then sees the tools and answers in text',
+            "NO_TOOL_FORMAT",
+        )
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    return Tools(_written("tools", tools), json.dumps(schemas, ensure_ascii=False))
+
+
+def read_template_fields(body: ToolFields, conversation: Conversation) -> None:
+    """Documents, how hard to think, whether the last message is gone on with. Raises InvalidRequest."""
+    documents = _read("documents", body.documents, _check_document, LONGEST_DOCUMENTS)
+    conversation.documents_json = _written("documents", documents)
+    effort = body.reasoning_effort
+    if effort is not None:
+        if effort not in _EFFORTS:
+            raise wrong("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}")
+        told: dict[str, Any] = {"reasoning_effort": effort}
+        if effort == "none":
+            told["enable_thinking"] = False
+        given = json.loads(conversation.chat_template_kwargs_json or "{}")
+        conversation.chat_template_kwargs_json = json.dumps({**told, **given})
+    if body.continue_final_message:
+        conversation.continue_final_message = True
 
 
 def refuse_tools(body: ToolFields) -> None:
     """For what has no messages. Raises InvalidRequest naming the field."""
-    for name in ("tools", "functions"):
+    for name in ("tools", "functions", "documents"):
         if not is_off(getattr(body, name), []):
             raise unsupported(name, f"is for chat: leave `{name}` out")
     for name in ("tool_choice", "function_call"):
         if not is_off(getattr(body, name), "none", "auto"):
             raise unsupported(name, 'is for chat: leave it out or send "none"')
+    if body.continue_final_message:
+        raise unsupported("continue_final_message", "is for chat: completions go on with `prompt`")
 
 
-def _check_choice(
-    name: str, given: msgspec.Raw, choice_name: str, choice: msgspec.Raw, may_call: bool
-) -> None:
-    """Raises InvalidRequest unless the answer is to have no call of what is given."""
-    if is_off(choice, "auto"):
-        if may_call and not is_off(given, []):
-            raise unsupported(
-                name,
-                f"asks for a tool call: tool calling is not supported yet: leave `{name}` out, or send"
-                f' `{choice_name}: "none"` beside it: the model then sees the tools and answers in text',
+def _may_call(choice: msgspec.Raw, names: list[str]) -> bool:
+    """Whether the model may call tools. Raises InvalidRequest for a call that must be made: that is not offered."""
+    if is_off(choice, "auto", "none"):
+        return is_off(choice, "auto")
+    try:
+        asked = json.loads(bytes(choice))
+    except (ValueError, RecursionError) as error:
+        raise wrong("tool_choice", f"cannot be read: {error}") from None
+    function = asked.get("function") if isinstance(asked, dict) else None
+    if isinstance(function, dict):
+        name = function.get("name")
+        if name not in names:
+            raise wrong(
+                "tool_choice.function.name",
+                f"{str(name)[:64]!r} is not among tools",
+                "UNKNOWN_TOOL",
             )
-    elif not is_off(choice, "none"):
+    raise unsupported(
+        "tool_choice",
+        'asks for a call that the model has to make, which is not offered: send "auto" and ask for the call in the'
+        ' messages, or "none"',
+    )
+
+
+def _check_functions(body: ToolFields, may_call: bool) -> None:
+    """Raises InvalidRequest for what the older names ask for."""
+    if not is_off(body.function_call, "none", "auto") or (
+        may_call and is_off(body.function_call, "auto")
+    ):
         raise unsupported(
-            choice_name,
-            f"asks for a tool call: tool calling is not supported yet: leave `{choice_name}` out, or send"
-            ' "none": the model then sees the tools and answers in text',
+            "functions" if is_off(body.function_call, "auto") else "function_call",
+            "asks for a call in the form of an older API: send `tools` and `tool_choice`, its newer names",
         )
 
 
-def _read(field: str, raw: msgspec.Raw, check: Callable[[Any, str], None]) -> list[dict[str, Any]]:
+def _read(
+    field: str, raw: msgspec.Raw, check: Callable[[Any, str], None], longest: int = LONGEST_TOOLS
+) -> list[dict[str, Any]]:
     given = bytes(raw)
     if given in (b"", b"null", b"[]"):
         return []
-    if len(given) > LONGEST_TOOLS:
-        raise wrong(field, f"must not be longer than {LONGEST_TOOLS} bytes as JSON")
+    if len(given) > longest:
+        raise wrong(field, f"must not be longer than {longest} bytes as JSON")
     try:
         found = json.loads(given)
     except (ValueError, RecursionError) as error:
@@ -86,6 +154,11 @@ def _read(field: str, raw: msgspec.Raw, check: Callable[[Any, str], None]) -> li
     for index, tool in enumerate(found):
         check(tool, f"{field}[{index}]")
     return found
+
+
+def _check_document(document: Any, path: str) -> None:
+    if not isinstance(document, dict):
+        raise _wrong_type(path, 'an object, such as {"title": ..., "text": ...}')
 
 
 def _check_tool(tool: Any, path: str) -> None:
