@@ -21,7 +21,7 @@ from tessera.preprocess.v1.preprocess_pb2 import (
 )
 
 # Of template variables those that are made of other fields of a request.
-_TAKEN = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
+_TAKEN = frozenset({"messages", "add_generation_prompt", "tools"})
 
 
 def media(conversation: Conversation) -> list[Media | Video]:
