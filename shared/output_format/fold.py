@@ -48,12 +48,13 @@ class MessageFold:
         # Text that is not sorted yet; white space behind content, which a call would swallow.
         self._buffer, self._space = "", ""
         self._trims = False
+        # Whether the marker around calls has been opened.
+        self._inside = False
         self._out: list[Delta] = []
         self._reader: CallReader | None = None
         # Of a call whose tool is not known yet: its text, which is content if there is none.
         self._raw, self._begun = "", False
         self._index = 0
-        self._said = False
         self.calls_closed = 0
         self._state: Callable[[], bool] = self._begin
         if in_reasoning and self._reasoning is not None:
@@ -91,18 +92,22 @@ class MessageFold:
     # States: each takes what it can from the buffer, and returns whether there may be more to do.
 
     def _begin(self) -> bool:
-        """Before content: a call may begin without a marker."""
-        calls = self._calls
-        if calls is not None and calls.at_start:
-            text = self._buffer.lstrip()
-            if not text:
-                return False
-            if text[0] == _STARTS[calls.body]:
-                self._say(self._buffer[: len(self._buffer) - len(text)])
-                self._buffer = text
-                self._open("", needs_known=True)
-                return True
-        self._state = self._text
+        """Before content: reasoning may begin whose marker is no token, and a call without a marker."""
+        calls, reasoning = self._calls, self._reasoning
+        text = self._buffer.lstrip()
+        if reasoning is not None and reasoning.open.startswith(text) and text != reasoning.open:
+            return False
+        if reasoning is not None and text.startswith(reasoning.open):
+            self._buffer = text[len(reasoning.open) :]
+            self._space, self._trims, self._state = "", True, self._reason
+        elif calls is not None and calls.at_start and not text:
+            return False
+        elif calls is not None and calls.at_start and text[0] == _STARTS[calls.body]:
+            self._say(self._buffer[: len(self._buffer) - len(text)])
+            self._buffer = text
+            self._open("", needs_known=True)
+        else:
+            self._state = self._text
         return True
 
     def _text(self) -> bool:
@@ -121,15 +126,18 @@ class MessageFold:
             self._space, self._trims, self._state = "", True, self._reason
         elif calls is not None and marker == calls.open:
             self._open(marker)
-        else:  # around calls
+        elif calls is not None and calls.around is not None:
+            self._inside = marker == calls.around[0]
             self._space, self._trims = "", True
         return True
 
     def _wanted(self) -> list[str]:
         calls, reasoning, wanted = self._calls, self._reasoning, []
         if calls is not None:
-            wanted = [marker for marker in (calls.open, *(calls.around or ())) if marker]
-        if reasoning is not None and (is_mark(reasoning.open[0]) or not self._said):
+            wanted = list(calls.around or ())
+            if calls.open and (self._inside or not wanted or is_mark(calls.open[0])):
+                wanted.append(calls.open)
+        if reasoning is not None and is_mark(reasoning.open[0]):
             wanted.append(reasoning.open)
         return wanted
 
@@ -241,7 +249,7 @@ class MessageFold:
 
     def _begin_call(self, name: str) -> None:
         self._raw, self._space = "", ""
-        self._begun = self._trims = self._said = True
+        self._begun = self._trims = True
         self._call_delta(CallBegin(self._index, name))
 
     def _end_call(self) -> None:
@@ -262,12 +270,9 @@ class MessageFold:
                 return
             self._trims = False
         text = self._space + text
-        kept = text.rstrip() if self._calls is not None or not text.strip() else text
-        if self._calls is None and self._said:
-            kept = text
+        kept = text.rstrip() if self._calls is not None else text
         self._space = text[len(kept) :]
         if kept:
-            self._said = True
             self._out.append(Content(kept))
 
     def _think(self, text: str) -> None:
