@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from shared.devices import DEVICES
-from shared.net.redis_url import with_password
+from shared.net.redis.url import with_password
 
 # Variables that programs need to start.
 _NEEDED = ("PATH", "HOME", "LANG", "LC_", "LD_", "PYTHON", "TMPDIR", "TZ", "HF_HOME")

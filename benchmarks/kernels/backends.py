@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.kernels.step import decode_plans
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from shared.model_backends import ModelBackend
 from tessera.decoder.v1.decoder_pb2 import StepResult

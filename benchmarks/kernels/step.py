@@ -13,7 +13,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.loading.load import load
 from services.decoder.models.llama import Llama
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult

@@ -7,7 +7,7 @@ import numpy as np
 
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 

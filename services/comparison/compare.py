@@ -18,9 +18,9 @@ from services.comparison.ours import Whole, encode, load_decoder
 from services.comparison.prepared import Prepared
 from services.comparison.small_checkpoint import CannotBeMade
 from services.decoder.devices.cpu.device import CpuDevice
+from services.decoder.media.media_spans import embed_positions, read_spans
 from services.decoder.models.generic.comparison import difference
 from services.decoder.models.generic.loading import find_class, require_served
-from services.decoder.worker.media.media_spans import embed_positions, read_spans
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import read_config

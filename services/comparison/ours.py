@@ -9,11 +9,11 @@ from torch import Tensor
 
 from services.comparison.prepared import Prepared
 from services.decoder.devices.cpu.device import CpuDevice
+from services.decoder.media.media_spans import MediaSpan
 from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.worker.inputs import Rows, build_batch
-from services.decoder.worker.media.media_spans import MediaSpan
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.slots import SlotTable
 from services.families import registry
 from services.families.family import is_generic, load_part
 from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderDevice

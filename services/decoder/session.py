@@ -8,7 +8,7 @@ import structlog
 
 from services.decoder.worker.executor import Executor
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.plan import Plan
+from services.decoder.worker.plans.plan import Plan
 from services.decoder.worker.worker import Worker
 from shared.environment import monotonic
 from shared.errors import Internal, InvalidRequest, Precondition, ServingError, Unavailable

@@ -26,6 +26,7 @@ from services.gateway.servers import (
     read_api_keys,
 )
 from services.gateway.settings import GatewaySettings
+from services.gateway.timings import USUAL, Timings
 from shared import service_process
 from shared.net import tasks
 from shared.net.rpc.server import RpcServer
@@ -74,6 +75,7 @@ async def open_gateway(
     http: Callable[..., HttpServer] = HttpServer,
     settle: Callable[[], None] = lambda: None,
     apis: Sequence[Api] = APIS,
+    timings: Timings = USUAL,
 ) -> AsyncIterator[Gateway]:
     """Starts a gateway whose REST endpoints, those of `apis`, `http` serves, once it has called `settle`; leaving the
     block drains it within `shutdown_timeout`.
@@ -97,7 +99,7 @@ async def open_gateway(
         stack.push_async_callback(redis.aclose)
         instance_id = new_instance_id()
         parts = await stack.enter_async_context(
-            open_parts(settings, model, redis, instance_id, apis, api_keys, budget)
+            open_parts(settings, model, redis, instance_id, apis, api_keys, budget, timings)
         )
         app = make_app(settings, parts, apis)
         add_chat_service(grpc_server, parts)

@@ -28,6 +28,7 @@ from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.timings import Timings
 from shared.queue import Queue, TokenChannel
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
@@ -66,6 +67,7 @@ async def open_parts(
     apis: Sequence[Api],
     api_keys: ApiKeys,
     budget: BodyBudget,
+    timings: Timings,
 ) -> AsyncIterator[Parts]:
     """The parts that all `apis` share; leaving the block ends their work. Redis may be away."""
     keys = Keys(model.name)
@@ -76,17 +78,17 @@ async def open_parts(
         health = await stack.enter_async_context(Health(queue, directories))
         slices = Slices()
         follower = await stack.enter_async_context(
-            Follower(queue, TokenChannel(redis, keys), slices)
+            Follower(queue, TokenChannel(redis, keys), slices, timings)
         )
         await stack.enter_async_context(TenantWeights(queue, weights))
-        pool = PreprocessPool(directories["preprocess"], message_limit(settings))
+        pool = PreprocessPool(directories["preprocess"], message_limit(settings), timings)
         stack.push_async_callback(pool.close)
         metrics = Metrics(model.name, model.max_model_len)
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
         cancels = Cancels(queue)
         stack.push_async_callback(cancels.settled)
         held_requests = await stack.enter_async_context(
-            HeldRequests(queue, follower, cancels, metrics)
+            HeldRequests(queue, follower, cancels, metrics, timings)
         )
         reply_forms = ReplyForms([api.reply_forms for api in apis])
         resumption = Resumption(
@@ -102,6 +104,7 @@ async def open_parts(
             resumption,
             metrics,
             QueueLimits(settings.max_waiting_requests, settings.max_waiting_tokens),
+            timings=timings,
             shares_prefixes=settings.share_prefix_cache or not settings.api_keys,
         )
         body_limits = BodyLimits(settings.max_body_bytes, settings.request_body_timeout, budget)

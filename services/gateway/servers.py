@@ -9,10 +9,10 @@ from services.gateway.api.tessera.grpc_chat import ChatServicer
 from services.gateway.api.tessera.grpc_limits import CallLimits
 from services.gateway.body_budget import BodyBudget
 from services.gateway.http.app import App
+from services.gateway.http.connection.protocol import HttpLimits
 from services.gateway.http.cross_origin import CrossOrigin
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.open_files import connections_within_limits
-from services.gateway.http.protocol import HttpLimits
 from services.gateway.open_parts import message_limit
 from services.gateway.settings import GatewaySettings
 from shared import access

@@ -13,7 +13,7 @@ from services.preprocess.settings import PreprocessOptions
 from services.scheduler.settings import SchedulerOptions
 from shared import access
 from shared.errors import InvalidRequest
-from shared.net.redis_url import with_password
+from shared.net.redis.url import with_password
 from shared.settings import (
     DEMO_MODEL,
     CommonSettings,

@@ -15,9 +15,9 @@ from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
 from services.preprocess.prompt.item_limits import ItemLimits
 from services.preprocess.prompt_stream import prepare_many
+from shared.artifacts.mindie_shm import NAMES_FIELD
 from shared.artifacts.small_tensor import small_tensor
 from shared.errors import InvalidRequest, Precondition
-from shared.mindie_shm import NAMES_FIELD
 from shared.net import tasks
 from shared.prompts.modality import IMAGE, NAMES, require_taken
 from shared.telemetry import request_names

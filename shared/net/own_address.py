@@ -9,7 +9,7 @@ import structlog
 
 from shared.errors import Unavailable
 from shared.net.backoff import Backoff
-from shared.net.redis_url import without_password
+from shared.net.redis.url import without_password
 
 log = structlog.get_logger(__name__)
 
@@ -25,12 +25,12 @@ def is_every_address(host: str) -> bool:
     return host.strip("[]") in _EVERY_ADDRESS
 
 
-async def address_toward(redis_url: str) -> str:
+async def address_toward(redis_url: str, pauses: Backoff = _PAUSES) -> str:
     """This machine's own address on the route to Redis, which all services of a system reach; in brackets where it is
     IPv6. Loopback where Redis is on a unix socket or on loopback: then all of them are on this machine.
 
     No packet is sent. Raises Unavailable where the name of Redis' host cannot be resolved, or no route leads there,
-    after some attempts: a container's network may come up after it.
+    after some attempts, with `pauses` between them: a container's network may come up after it.
     """
     url = urlsplit(redis_url)
     if url.scheme == "unix":
@@ -43,7 +43,7 @@ async def address_toward(redis_url: str) -> str:
             reason = f"no route to {without_password(redis_url)}: {error}"
         if failures < _TRIES:
             log.warning("the address to announce is not known yet", error=reason)
-            await asyncio.sleep(_PAUSES.pause_s(failures))
+            await asyncio.sleep(pauses.pause_s(failures))
     raise Unavailable(
         "NO_ROUTE_TO_REDIS",
         f"{reason}; a service that listens on every address announces that of its route to Redis: correct --redis-url,"

@@ -8,7 +8,7 @@ import hiredis
 from redis.asyncio import Redis
 
 from shared.errors import Unavailable
-from shared.net.redis_connection import Word, connection_of
+from shared.net.redis.connection import Word, connection_of
 from shared.queue import token_log
 from shared.queue.keys import Keys
 from shared.queue.messages import (

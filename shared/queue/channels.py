@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from redis.asyncio import Redis
 
-from shared.net.redis_connection import Subscription
+from shared.net.redis.connection import Subscription
 from shared.queue.keys import Keys
 from tessera.scheduler.v1.queue_pb2 import LogBatch
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from shared.errors import Conflict, InvalidRequest, Overloaded
-from shared.net.redis_connection import Word
+from shared.net.redis.connection import Word
 from shared.queue import token_log
 from shared.queue.base import Verbs, ending_or_none, key_digest, pairs, request_words
 from shared.queue.messages import INTERACTIVE, PRIORITIES, LogDelta, RequestLog, RequestState

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net import supervise
-from shared.net.redis_connection import connection_of
+from shared.net.redis.connection import connection_of
 from shared.net.supervise import Background
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts

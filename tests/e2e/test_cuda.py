@@ -6,7 +6,7 @@ import torch
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cuda.device import CudaDevice
 from services.decoder.devices.cuda.ops import CudaOps
-from services.decoder.loading.linear_weight import as_codes
+from services.decoder.weights.linear_weight import as_codes
 from shared.devices import cuda_fault
 from tests.support.decoder.adapted_layer import NAMES, STACKED, Drawn, DrawnLayer, check_added
 from tests.support.decoder.coded_weights import FORMS, Form

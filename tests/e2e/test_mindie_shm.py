@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.mindie_shm import BLOCKS
+from shared.artifacts.mindie_shm import BLOCKS
 from tests.reference_models import qwen_vl, wemm
 from tests.support.pictures import data_url, png
 from tests.support.processes.services_in_process import services_in_process

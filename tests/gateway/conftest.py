@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.timings import USUAL, Timings
 from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready, write_model
 from tests.support.network.http import plain_client
 from tests.support.tokenizers import byte_level_tokenizer
@@ -23,8 +25,16 @@ def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 
 
 @pytest.fixture
-async def stage(redis_url: str, model_folder: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
-    async with open_stage(redis_url, model_folder, tokenizer) as opened:
+def timings() -> Timings:
+    """Those of `stage`: a test has others by a parameter of this name."""
+    return USUAL
+
+
+@pytest.fixture
+async def stage(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, timings: Timings
+) -> AsyncIterator[Stage]:
+    async with open_stage(redis_url, model_folder, tokenizer, APIS, timings) as opened:
         yield opened
 
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from shared.errors import Unavailable
-from shared.net import healthcheck, internal_token, own_address
+from shared.net import healthcheck, internal_token
 from shared.net.backoff import Backoff
+from shared.net.own_address import address_toward
 from shared.net.rpc.server import RpcServer
 
 
@@ -73,14 +74,9 @@ async def test_a_service_beside_redis_advertises_loopback(redis_url: str) -> Non
         assert await asyncio.to_thread(healthcheck.check, server.address) == "ready"
 
 
-@pytest.mark.usefixtures("token")
-async def test_without_a_route_to_redis_it_says_what_to_give(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(own_address, "_PAUSES", Backoff(0, 0))
+async def test_without_a_route_to_redis_it_says_what_to_give() -> None:
     with pytest.raises(Unavailable, match=r"--advertise HOST:PORT") as failed:
-        async with RpcServer("0.0.0.0:0", redis_url="redis://:secret@nobody.invalid:6379/0"):
-            pass
+        await address_toward("redis://:secret@nobody.invalid:6379/0", Backoff(0, 0))
     assert "nobody.invalid" in failed.value.message and "secret" not in failed.value.message
 
 

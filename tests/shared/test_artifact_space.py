@@ -18,18 +18,17 @@ PROGRAM = """
 import asyncio, json, sys, tempfile
 from pathlib import Path
 import numpy as np
-from shared.artifacts import file as artifact_file, neighbours, space, store as artifacts
+from shared.artifacts import file as artifact_file, neighbours, store as artifacts
 from shared.errors import ServingError
 from shared.net.rpc.server import RpcServer
 from tessera.artifact.v1 import artifact_pb2_grpc
 
 MIB = 1 << 20
 ROOT = Path("/dev/shm/artifacts")
-space._PATIENCE_S = 0.5
 
 class Producer:
     def __init__(self, server, name):
-        self.store = artifacts.ArtifactStore(ROOT, name, server.address)
+        self.store = artifacts.ArtifactStore(ROOT, name, server.address, patience_s=0.5)
         self.neighbours = neighbours.Neighbours(ROOT, ROOT / name)
         self.store.space.ask = self.neighbours.make_room
         self.store.space.evict = self.evict

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import InvalidRequest
-from shared.mindie_shm import (
+from shared.artifacts.mindie_shm import (
     BLOCKS,
     Array,
     decode_name,
@@ -23,6 +22,7 @@ from shared.mindie_shm import (
     release_blocks,
     write_block,
 )
+from shared.errors import InvalidRequest
 from shared.settings import child_environment
 
 NAMES = {
@@ -125,7 +125,7 @@ def test_a_block_outlives_the_process_that_wrote_it(names: Path) -> None:
     root = Path(__file__).parents[2]
     script = (
         "import sys, numpy as np; from pathlib import Path\n"
-        "from shared.mindie_shm import write_block\n"
+        "from shared.artifacts.mindie_shm import write_block\n"
         "print(write_block(np.arange(4.0), Path(sys.argv[1])))"
     )
     run = subprocess.run(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.process_activity import ProcessActivity
+from shared.child_process.activity import ProcessActivity
 
 # A thread that holds the interpreter, as collecting garbage does, beside one that sleeps.
 BUSY = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()\nwhile True: pass"
@@ -20,7 +20,7 @@ WAKING = "import time\nwhile True: time.sleep(0.1)"
 STARVED = """
 import os, subprocess, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from shared.die_with_parent import die_with_parent
+from shared.child_process.die_with_parent import die_with_parent
 other = subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=die_with_parent())
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 while True: pass

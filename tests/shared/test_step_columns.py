@@ -2,7 +2,7 @@
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from services.decoder.worker.plan import Plan
+from services.decoder.worker.plans.plan import Plan
 from services.scheduler.core.plan import StepPlan
 from shared.step_columns import (
     PLAN_COLUMNS,

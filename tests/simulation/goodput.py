@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc.aio
 
-from services.decoder.models.needs import Needs
-from services.decoder.worker.plan import Limits
+from services.decoder.steps.needs import Needs
+from services.decoder.worker.plans.plan import Limits
 from services.scheduler.core.scheduler import Scheduler
 from shared.net.channels import open_channel
 from tessera.gateway.v1.chat_pb2 import CompleteRequest, GenerationOptions, TokenIds

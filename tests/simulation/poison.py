@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from services.decoder.worker.plan import Plan
+from services.decoder.worker.plans.plan import Plan
 from shared.errors import Internal
 from tests.simulation.processes.arithmetic import Deliver, VirtualWorker
 from tests.simulation.processes.client import DEADLY, RESUMES, DrawnRequest

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.decoder.models.needs import Needs
+from services.decoder.steps.needs import Needs
 from services.scheduler.core.plan import StepPlan
 from tests.simulation.faults import stand_still
 from tests.simulation.poison import poison

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from services.decoder.models.needs import Needs
+from services.decoder.steps.needs import Needs
 from tests.simulation.processes import services
 from tests.simulation.processes.arithmetic import VirtualWorker, loaded
 from tests.simulation.processes.client import RESUMES, Client, DrawnRequest, Reader

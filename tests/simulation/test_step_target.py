@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from services.decoder.models.needs import Needs
-from services.decoder.worker.plan import Limits
+from services.decoder.steps.needs import Needs
+from services.decoder.worker.plans.plan import Limits
 from services.scheduler.core.plan import StepPlan
 from tests.simulation.processes import services
 from tests.simulation.processes.arithmetic import VirtualWorker, loaded

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from services.decoder.models.needs import Needs
+from services.decoder.steps.needs import Needs
 from services.scheduler.core.plan import StepPlan
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import Watch, leftovers

@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig
 
-from services.decoder.models.generic.taken_linear import TakenLinear
+from services.decoder.models.generic.linears.taken_linear import TakenLinear
 from tests.support.checkpoints.options import randomise, tokenizer
 
 _SIZES: Mapping[str, Any] = {

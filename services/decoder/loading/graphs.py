@@ -12,7 +12,7 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import Graphs, blank_step, graph_sizes
 from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.step import Step
+from services.decoder.steps.step import Step
 from services.decoder.worker.worker import Worker
 from shared.errors import InvalidRequest
 

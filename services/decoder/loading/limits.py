@@ -13,7 +13,7 @@ from services.decoder.loading.memory import (
 from services.decoder.loading.step_size import StepSize
 from services.decoder.models.cache_spec import CacheSpec
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import Limits
+from services.decoder.worker.plans.plan import Limits
 
 log = structlog.get_logger(__name__)
 

@@ -22,18 +22,18 @@ from services.decoder.loading.limits import find_limits
 from services.decoder.loading.profile_run import Profile, profile
 from services.decoder.loading.step_size import step_size
 from services.decoder.loading.warm_up import warm_up
+from services.decoder.media.embeddings import Embeddings
 from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.needs import Needs
 from services.decoder.parallel.embeddings import LeadingEmbeddings
 from services.decoder.parallel.leader import Leader
 from services.decoder.parallel.leading_worker import LeadingWorker
 from services.decoder.parallel.place import Place
-from services.decoder.parallel.rank_group import connect, disconnect
 from services.decoder.parallel.refusal import require_divisible
-from services.decoder.parallel.share import Share
+from services.decoder.ranks.rank_group import connect, disconnect
+from services.decoder.ranks.share import Share
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.media.embeddings import Embeddings
+from services.decoder.steps.needs import Needs
 from services.decoder.worker.worker import Worker
 from services.families import registry
 from services.families.comparison import Comparison, compares_pictures

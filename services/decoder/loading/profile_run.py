@@ -10,8 +10,8 @@ import torch
 from services.decoder.devices.base.device import Device
 from services.decoder.models.cache_spec import CacheSpec, cache_spec
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.step import Step
-from services.decoder.worker.slot_states import SlotStates
+from services.decoder.steps.step import Step
+from services.decoder.worker.slots.slot_states import SlotStates
 
 _TIMED_TOKENS = 48  # where the whole is not run: enough for the products to be what takes the time
 _LOGIT_BYTES = 4

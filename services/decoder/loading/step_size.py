@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.decoder.models.needs import AttentionKind, Needs
+from services.decoder.steps.needs import AttentionKind, Needs
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 

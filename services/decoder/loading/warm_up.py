@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.decoder.worker.plan import Limits
+from services.decoder.worker.plans.plan import Limits
 from services.decoder.worker.worker import Worker
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult

@@ -13,9 +13,7 @@ from services.decoder.devices.base.adapters import (
     Segment,
     require_rows,
 )
-from services.decoder.devices.base.attention_meta import Heads
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight
 from services.decoder.models.layer_weights import (
     attended,
     gate_up_order,
@@ -23,6 +21,8 @@ from services.decoder.models.layer_weights import (
     own_heads,
     qkv_order,
 )
+from services.decoder.steps.attention_meta import Heads
+from services.decoder.weights.linear_weight import LinearWeight
 from shared.model_config.decoder import DecoderConfig
 
 

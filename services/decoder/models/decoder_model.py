@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.layer_spec import LayerSpec
-from services.decoder.models.needs import Needs
-from services.decoder.models.step import Step
+from services.decoder.steps.attention_meta import PagedKV
+from services.decoder.steps.needs import Needs
+from services.decoder.steps.step import Step
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import TextSizes
 from tessera.common.v1.media_pb2 import MediaItem

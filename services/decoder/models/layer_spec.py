@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from services.decoder.devices.base.attention_meta import KVSpec
-from services.decoder.devices.base.slot_state import StateTensor
+from services.decoder.steps.attention_meta import KVSpec
+from services.decoder.steps.slot_state import StateTensor
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import HeadNorms, Heads
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight, StackedWeight
-from services.decoder.loading.weights import LanguageWeights
 from services.decoder.models.rope import head_order
+from services.decoder.steps.attention_meta import HeadNorms, Heads
+from services.decoder.weights.language_weights import LanguageWeights
+from services.decoder.weights.linear_weight import LinearWeight, StackedWeight
 from shared.model_config.decoder import DecoderConfig
 
 

@@ -8,17 +8,17 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import Heads, Packed, PagedKV
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight
-from services.decoder.loading.weights import LanguageWeights, canonical_name
 from services.decoder.models.adapters import Adapter, segments_of_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
 from services.decoder.models.layer_weights import heads, load_layer
 from services.decoder.models.rope import rope_table
-from services.decoder.models.step import Step
+from services.decoder.steps.attention_meta import Heads, Packed, PagedKV
+from services.decoder.steps.step import Step
+from services.decoder.weights.language_weights import LanguageWeights, canonical_name
+from services.decoder.weights.linear_weight import LinearWeight
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import DecoderConfig

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from services.decoder.media.embeddings import Embeddings
 from services.decoder.parallel.leader import Leader
-from services.decoder.worker.media.embeddings import Embeddings
 from shared.artifacts.store import ArtifactReader
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 

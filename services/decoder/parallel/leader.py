@@ -18,9 +18,9 @@ from services.decoder.parallel import messages
 from services.decoder.parallel.messages import NUMBER, Order, Report
 from services.decoder.parallel.place import Place
 from services.decoder.settings import DecoderSettings
+from shared.child_process.activity import ProcessActivity
+from shared.child_process.die_with_parent import die_with_parent
 from shared.devices import resolve_device
-from shared.die_with_parent import die_with_parent
-from shared.process_activity import ProcessActivity
 from shared.settings import child_environment, listed_in_environment, python_path
 
 log = structlog.get_logger(__name__)
@@ -124,7 +124,7 @@ class Leader:
                 sys.executable,
                 "-P",
                 "-m",
-                "services.decoder.parallel.follower",
+                "services.decoder.follower",
                 *map(str, descriptors),
             ],
             env=child_environment(

@@ -5,13 +5,13 @@ from typing import TypeVar
 
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
+from services.decoder.media.embeddings import Embeddings
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.parallel.leader import Leader
 from services.decoder.parallel.messages import STEP, Order
 from services.decoder.worker.collecting import Deliver
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.media.embeddings import Embeddings
-from services.decoder.worker.plan import Limits, Plan
+from services.decoder.worker.plans.plan import Limits, Plan
 from services.decoder.worker.worker import Worker
 from shared.errors import ServingError
 from tessera.decoder.v1.decoder_pb2 import StepPlan

@@ -92,9 +92,10 @@ def pack_logprobs(
 
     wanted: by sample of the plan the number of ids, -1 where none are asked for.
     """
-    asked = np.flatnonzero(wanted >= 0).tolist()
-    if not asked:
+    is_asked = wanted >= 0
+    if not is_asked.any():
         return b"", b"", b""
+    asked = np.flatnonzero(is_asked).tolist()
     own = np.full(len(wanted), np.nan, RESULT_COLUMNS["logprobs"])
     told = {int(ran[sample]): entry for sample, entry in chosen.logprobs.items()}
     ids, values = [], []

@@ -9,11 +9,11 @@ import numpy as np
 from services.decoder.sampling.choices import Choices, LogVector, RawLogits
 from services.decoder.sampling.device_sampler import CANDIDATES, Draws
 from services.decoder.sampling.guesses import Guesses
+from services.decoder.sampling.logits_processors.processors import Adjustments, needs_adjustment
+from services.decoder.sampling.logits_processors.token_masks import TokenMasks, TokenMatcher
 from services.decoder.sampling.parameters import COLD, check_params
-from services.decoder.sampling.processors import Adjustments, needs_adjustment
 from services.decoder.sampling.random_numbers import uniform
 from services.decoder.sampling.split import Flags, Ids, Split
-from services.decoder.sampling.token_masks import TokenMasks, TokenMatcher
 from services.decoder.sampling.truncation import Truncation, choose
 from tessera.common.v1.sampling_pb2 import SamplingParams
 

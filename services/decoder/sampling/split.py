@@ -1,6 +1,7 @@
 """Which of a step's samples are chosen where: each by its own settings, whatever the others beside it ask for."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,10 +24,12 @@ class Split:
     is_plain: bool = False
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def largest(cls, count: int) -> "Split":
-        """All of `count` samples take the largest logit."""
-        none = np.zeros(count, bool)
-        return cls(np.ones(count, bool), none, none, is_plain=True)
+        """All of `count` samples take the largest logit. One object for all that ask: its arrays cannot be written."""
+        every, none = np.ones(count, bool), np.zeros(count, bool)
+        every.flags.writeable = none.flags.writeable = False
+        return cls(every, none, none, is_plain=True)
 
     @property
     def needs_logits(self) -> bool:

@@ -1,1 +1,1 @@
-"""Applies step plans: slots, input tensors, block moves, embeddings."""
+"""Applies step plans: input tensors, the choice of tokens, results."""

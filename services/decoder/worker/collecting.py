@@ -7,16 +7,16 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array
+from services.decoder.media.embeddings import Embeddings
 from services.decoder.sampling.choices import nan_logits, pack_logprobs
 from services.decoder.sampling.sampler import Sampler
+from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.worker.inputs import Flags, Longs
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.media.embeddings import Embeddings
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.slots import SlotTable
 from services.decoder.worker.token_choice import TokenChoice
 from shared.errors import ServingError
 from tessera.decoder.v1.decoder_pb2 import FailedRow, StepResult

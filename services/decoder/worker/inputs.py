@@ -10,12 +10,12 @@ from torch import Tensor
 
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
-from services.decoder.models.needs import AttentionKind
-from services.decoder.models.step import Step
-from services.decoder.worker.media.media_spans import MediaSpan, contiguous_runs
-from services.decoder.worker.media.whole_spans import whole_spans
-from services.decoder.worker.slot_states import StateRows
-from services.decoder.worker.slots import SlotTable
+from services.decoder.media.media_spans import MediaSpan, contiguous_runs
+from services.decoder.steps.needs import AttentionKind
+from services.decoder.steps.step import Step
+from services.decoder.worker.slots.slot_states import StateRows
+from services.decoder.worker.slots.slots import SlotTable
+from services.decoder.worker.whole_spans import whole_spans
 
 Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Longs = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -12,7 +12,7 @@ from services.decoder.sampling.choices import LogIds
 from services.decoder.sampling.device_sampler import Draws
 from services.decoder.sampling.split import Split
 from services.decoder.worker.inputs import Batch, Flags, Longs
-from services.decoder.worker.plan import Plan
+from services.decoder.worker.plans.plan import Plan
 from shared.errors import ServingError
 from shared.telemetry.logs import Stopwatch
 from tessera.decoder.v1.decoder_pb2 import StepResult, StepTimes

@@ -5,14 +5,14 @@ from itertools import repeat
 
 import structlog
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.device import Device
-from services.decoder.worker.kept_by_slot import Introduced, KeptBySlot
-from services.decoder.worker.media.embeddings import Embeddings
-from services.decoder.worker.moves import apply_moves
-from services.decoder.worker.plan import Plan, Prepared
-from services.decoder.worker.sealed_blocks import SealedBlocks
-from services.decoder.worker.slots import SlotTable
+from services.decoder.media.embeddings import Embeddings
+from services.decoder.steps.attention_meta import PagedKV
+from services.decoder.worker.plans.moves import apply_moves
+from services.decoder.worker.plans.plan import Plan, Prepared
+from services.decoder.worker.slots.kept_by_slot import Introduced, KeptBySlot
+from services.decoder.worker.slots.sealed_blocks import SealedBlocks
+from services.decoder.worker.slots.slots import SlotTable
 from shared.errors import ServingError
 from shared.telemetry.request_names import names
 from tessera.decoder.v1.decoder_pb2 import NewSequence

@@ -6,8 +6,8 @@ from torch import Tensor
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.logprobs import log_softmax, top
 from services.decoder.worker.inputs import Rows
-from services.decoder.worker.kept_by_slot import Introduced, KeptBySlot
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.kept_by_slot import Introduced, KeptBySlot
+from services.decoder.worker.slots.slots import SlotTable
 from shared.errors import Precondition
 from shared.step_columns import RESULT_COLUMNS
 from tessera.decoder.v1 import decoder_pb2

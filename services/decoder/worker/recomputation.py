@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.worker.inputs import Longs, ReadRows, Rows, build_batch
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.slots import SlotTable
 from services.decoder.worker.token_choice import SampleArrays
 
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from services.decoder.worker.inputs import ReadRows, Rows, spans_of
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.slot_states import SlotStates
-from services.decoder.worker.slots import ANY_START, SlotTable
+from services.decoder.worker.slots.slot_states import SlotStates
+from services.decoder.worker.slots.slots import ANY_START, SlotTable
 from shared.errors import Precondition, ServingError
 
 

@@ -16,7 +16,7 @@ from services.decoder.sampling.sampler import Floats, Sampler
 from services.decoder.sampling.split import Split
 from services.decoder.worker.inputs import Longs, Rows
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.slots import SlotTable
+from services.decoder.worker.slots.slots import SlotTable
 
 
 class SampleArrays(NamedTuple):

@@ -13,31 +13,31 @@ from torch import Tensor
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.devices.base.staging import Array
+from services.decoder.media.embeddings import Embeddings
+from services.decoder.media.media_spans import MediaSpan
 from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.step import Step
-from services.decoder.parallel.rank_group import RankGroup
+from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.sampling.split import Split
+from services.decoder.steps.step import Step
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.inputs import Batch, Rows, build_batch, order_rows
-from services.decoder.worker.kept_by_slot import (
+from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.plan_changes import PlanChanges
+from services.decoder.worker.plans.plan import Limits, Plan, read_plan
+from services.decoder.worker.prompt_logprobs import PromptLogprobs
+from services.decoder.worker.recomputation import Recomputation
+from services.decoder.worker.row_checks import RowChecks
+from services.decoder.worker.slots.kept_by_slot import (
     LayerStates,
     MediaInUse,
     Preparations,
     PromptPlaces,
     SampledSlots,
 )
-from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.media.embeddings import Embeddings
-from services.decoder.worker.media.media_spans import MediaSpan
-from services.decoder.worker.plan import Limits, Plan, read_plan
-from services.decoder.worker.plan_changes import PlanChanges
-from services.decoder.worker.prompt_logprobs import PromptLogprobs
-from services.decoder.worker.recomputation import Recomputation
-from services.decoder.worker.row_checks import RowChecks
-from services.decoder.worker.sealed_blocks import SealedBlocks
-from services.decoder.worker.slot_states import SlotStates, StateRows
-from services.decoder.worker.slots import PENDING, SlotTable
+from services.decoder.worker.slots.sealed_blocks import SealedBlocks
+from services.decoder.worker.slots.slot_states import SlotStates, StateRows
+from services.decoder.worker.slots.slots import PENDING, SlotTable
 from services.decoder.worker.token_choice import TokenChoice
 from shared.environment import monotonic
 from shared.errors import Overloaded
@@ -177,7 +177,8 @@ class Worker:
             # Until then the device was computing the step before.
             step.times.queue_us += step.watch.skip_to(self._arrived_at)
             self._arrived_at = monotonic()
-            futures.wait(step.late)
+            if step.late:
+                futures.wait(step.late)
             with self._collected:
                 self._finish(step, arrived, deliver)
         except BaseException as error:

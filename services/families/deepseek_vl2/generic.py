@@ -8,7 +8,7 @@ import transformers
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.generic.decoder import GenericDecoder
-from services.decoder.models.generic.taken_linear import take_linears
+from services.decoder.models.generic.linears.taken_linear import take_linears
 from services.families.deepseek_vl2.plain_attention import PlainDeepseekV2ForCausalLM
 from services.families.deepseek_vl2.text_model import class_and_settings
 from shared.checkpoint.folder import Checkpoint

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight
-from services.decoder.loading.weights import LanguageWeights, canonical_name
 from services.decoder.models.llama import Llama
+from services.decoder.weights.language_weights import LanguageWeights, canonical_name
+from services.decoder.weights.linear_weight import LinearWeight
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 

@@ -24,6 +24,7 @@ from services.gateway.reading.data_urls import serialized
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
 from services.gateway.telemetry.metrics import Metrics
+from services.gateway.timings import USUAL, Timings
 from shared.environment import monotonic, unix_time
 from shared.errors import (
     Conflict,
@@ -43,7 +44,6 @@ log = structlog.get_logger(__name__)
 
 # How often a request that came again checks whether the first has been admitted.
 _PREPARED_YET_S = 0.1
-_RESERVE_S = 3.0
 
 # What one step of `priority` is worth in waiting time: longer than anybody waits, so that of two
 # requests of one tenant the lower number always goes first.
@@ -73,6 +73,7 @@ class Admission:
         metrics: Metrics,
         limits: QueueLimits,
         *,
+        timings: Timings = USUAL,
         shares_prefixes: bool = True,
     ) -> None:
         """`shares_prefixes`: whether tenants use prefixes that were computed for each other."""
@@ -85,6 +86,7 @@ class Admission:
         self._resumption = resumption
         self._metrics = metrics
         self._limits = limits
+        self._timings = timings
         self._shares_prefixes = shares_prefixes
 
     async def accept(
@@ -202,7 +204,7 @@ class Admission:
             fingerprint=options.fingerprint,
         )
         try:
-            known = await within(call, _RESERVE_S)
+            known = await within(call, self._timings.reserve_s)
         except (Overloaded, Conflict):  # nothing was reserved
             raise
         except BaseException:

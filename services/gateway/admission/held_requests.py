@@ -15,6 +15,7 @@ from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import ChoiceLog
 from services.gateway.following.follower import Follow, Follower
 from services.gateway.telemetry.metrics import Metrics
+from services.gateway.timings import USUAL, Timings
 from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net import supervise
@@ -25,10 +26,9 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
-_RENEW_S = 5.0
 # A request can be restored for so long after its end, or after its last client here has left.
 _HOLD_S = 10.0
-# The shortest lease of a followed request; renewed every _RENEW_S.
+# The shortest lease of a followed request; renewed every `Timings.renew_s`.
 _SHORTEST_MS = 15_000
 _RESTORE_TRIES = 10
 _RESTORE_RETRY_S = 0.2
@@ -74,12 +74,18 @@ class HeldRequests:
     """The requests that this gateway follows. `async with` starts the background work."""
 
     def __init__(
-        self, queue: Queue, follower: Follower, cancels: Cancels, metrics: Metrics
+        self,
+        queue: Queue,
+        follower: Follower,
+        cancels: Cancels,
+        metrics: Metrics,
+        timings: Timings = USUAL,
     ) -> None:
         self._queue = queue
         self._follower = follower
         self._cancels = cancels
         self._metrics = metrics
+        self._renew_s = timings.renew_s
         self._held: dict[Follow, HeldRequest] = {}
         # Request id to the milliseconds that it lives on when nobody follows it any more.
         self._keep_ms: dict[str, int] = {}
@@ -165,13 +171,13 @@ class HeldRequests:
             del self._keep_ms[rid]
 
     async def _report(self) -> None:
-        """Tells Redis how long requests live on: those that were left, and every _RENEW_S all that
-        are followed.
+        """Tells Redis how long requests live on: those that were left, and every `Timings.renew_s` all
+        that are followed.
         """
         left = dict(self._pending)
         leases = dict(left)
         now = monotonic()
-        is_due = now - self._reported_at >= _RENEW_S
+        is_due = now - self._reported_at >= self._renew_s
         if is_due:
             for rid in self._follower.open_requests():
                 leases[rid] = follow_ms(self._keep_ms.get(rid, 0))

@@ -10,6 +10,7 @@ import structlog
 
 from services.gateway.admission.prompt_stream import PromptStream
 from services.gateway.errors import BodyTooLarge
+from services.gateway.timings import USUAL, Timings
 from shared.environment import monotonic
 from shared.errors import Expired, Overloaded, ServingError, Unavailable
 from shared.net.channels import Connections, open_channel
@@ -24,9 +25,6 @@ _SERVICE = preprocess_pb2.DESCRIPTOR.services_by_name["PreprocessService"].full_
 _PREPARE = f"/{_SERVICE}/Prepare"
 _TRIES = 3
 _TIMEOUT_S = 60.0
-# A replica that is lost is noticed well before this. One that is lost later may have been lost by the prompt.
-_LONG_S = 15.0
-_PATIENCE_S = 45.0  # the restart of a service on a machine that has too much to do took 38
 _LOOK_S = 0.1
 # A replica with one of these has not refused the prompt: it is gone, or has not got so far.
 _NOT_THERE = frozenset(
@@ -62,8 +60,11 @@ class _Replica:
 class PreprocessPool:
     """The live replicas, connected to at first use."""
 
-    def __init__(self, directory: Directory, max_message_bytes: int) -> None:
+    def __init__(
+        self, directory: Directory, max_message_bytes: int, timings: Timings = USUAL
+    ) -> None:
         self._directory = directory
+        self._timings = timings
         self._replicas = Connections(lambda address: _Replica(address, max_message_bytes))
         self._turn = 0
 
@@ -81,7 +82,7 @@ class PreprocessPool:
             "NO_PREPROCESS", "no preprocess service is running; retry later"
         )
         deadline = monotonic() + _TIMEOUT_S
-        patient_until = monotonic() + _PATIENCE_S
+        patient_until = monotonic() + self._timings.preprocess_s
         while len(tried) < _TRIES:
             member = self._next(tried)
             if member is None:
@@ -97,7 +98,7 @@ class PreprocessPool:
             except Unavailable as error:
                 log.warning("preprocess refused", address=member.address, error=error.message)
                 failure = error
-                if monotonic() - began > _LONG_S:
+                if monotonic() - began > self._timings.lost_by_prompt_s:
                     break
         raise failure
 

@@ -29,9 +29,11 @@ _RENEW_S = 20.0
 class PromptStream:
     """One stream at a time, one message under way at a time."""
 
-    def __init__(self, channel: grpc.aio.Channel, peer: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, peer: str, renew_s: float = _RENEW_S) -> None:
+        """`peer` is the replica's name in errors; a stream that is older than `renew_s` is not used again."""
         self._stub = PreprocessServiceStub(channel)
         self._peer = peer
+        self._renew_s = renew_s
         self._waiting: list[tuple[PrepareRequest, asyncio.Future[PrepareResult]]] = []
         self._task: asyncio.Task[None] | None = None
         self._call: Any = None
@@ -83,7 +85,7 @@ class PromptStream:
 
     async def _ask(self, prompts: list[PrepareRequest]) -> list[PrepareResult]:
         """Tries again where a stream that served before turns out to have ended since."""
-        if monotonic() - self._call_since > _RENEW_S:
+        if monotonic() - self._call_since > self._renew_s:
             self._hang_up()
         has_served = self._call is not None
         try:

@@ -17,17 +17,17 @@ _CHANGE = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(set(range(256)) - set(_CHANGE))
 
 
-def check_json(text: bytes) -> None:
-    """Raises InvalidRequest, naming the limit, for a text that is nested too deeply or holds too much. Whether it is
-    valid JSON is not checked.
+def check_json(text: bytes, deepest: int = DEEPEST, slice_bytes: int = _SLICE) -> None:
+    """Raises InvalidRequest, naming the limit, for a text that is nested deeper than `deepest` or holds too much.
+    Whether it is valid JSON is not checked. `slice_bytes` are counted without a break.
     """
     openings = text.count(b"[") + text.count(b"{")
-    if openings <= DEEPEST and openings + text.count(b",") <= MOST_VALUES:
+    if openings <= deepest and openings + text.count(b",") <= MOST_VALUES:
         return  # nearly always
-    scan = _Scan()
+    scan = _Scan(deepest)
     at = 0
     while at < len(text):
-        end = min(at + _SLICE, len(text))
+        end = min(at + slice_bytes, len(text))
         while end < len(text) and text[end - 1] == ord("\\"):
             end += 1  # the escaped character belongs to this slice
         scan.read(text[at:end])
@@ -35,7 +35,8 @@ def check_json(text: bytes) -> None:
 
 
 class _Scan:
-    def __init__(self) -> None:
+    def __init__(self, deepest: int) -> None:
+        self._deepest = deepest
         self._depth = 0
         self._values = 1
         self._in_string = False
@@ -55,10 +56,11 @@ class _Scan:
             raise InvalidRequest(
                 "BODY_TOO_RICH", f"the body holds more than {MOST_VALUES} values: send less at once"
             )
-        if self._depth + openings > DEEPEST:
+        if self._depth + openings > self._deepest:
             steps = map(_CHANGE.__getitem__, brackets)
-            if max(accumulate(steps, initial=self._depth)) > DEEPEST:
+            if max(accumulate(steps, initial=self._depth)) > self._deepest:
                 raise InvalidRequest(
-                    "INVALID_JSON", f"the body is nested deeper than the limit of {DEEPEST} levels"
+                    "INVALID_JSON",
+                    f"the body is nested deeper than the limit of {self._deepest} levels",
                 )
         self._depth += 2 * openings - len(brackets)

@@ -17,6 +17,7 @@ import structlog
 
 from services.gateway.following.choice_log import ChoiceDelta, ChoiceLog, LogLayout
 from services.gateway.slices import Slices
+from services.gateway.timings import USUAL, Timings
 from shared.environment import monotonic
 from shared.errors import Internal, NotFound, ServingError, Unavailable
 from shared.net import supervise
@@ -27,8 +28,6 @@ from tessera.scheduler.v1.queue_pb2 import LogEvent
 
 log = structlog.get_logger(__name__)
 
-SILENCE_S = 10.0
-_REREAD_S = 1.0
 _RECONNECT_S = 0.2
 _RESTORE_S = 8.0
 _READ_AT_ONCE = 256
@@ -102,7 +101,7 @@ class Follow:
         return self.choices[choice] if 0 <= choice < len(self.choices) else None
 
     async def next(self) -> list[ChoiceDelta]:
-        """Waits for records of any choice; long ones come in slices. Empty after 10 s of silence.
+        """Waits for records of any choice; long ones come in slices. Empty after silence (`Timings.silence_s`).
 
         The prompt's log comes first and whole. A delta with an ending is the choice's last. Raises
         Internal if a log's history changed.
@@ -216,11 +215,18 @@ class Follow:
 class Follower:
     """All follows of a gateway. `async with` subscribes; leaving the block ends the subscription."""
 
-    def __init__(self, queue: Queue, channel: TokenChannel, slices: Slices | None = None) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        channel: TokenChannel,
+        slices: Slices | None = None,
+        timings: Timings = USUAL,
+    ) -> None:
         """`slices` are those of the event loop, where it has other long work too."""
         self.slices = slices or Slices()
         self._queue = queue
         self._channel = channel
+        self._timings = timings
         # Two clients may follow one request. A dict keeps the order in which they came.
         self._follows: dict[str, dict[Follow, None]] = {}
         self._reading: dict[Follow, dict[ChoiceLog, None]] = defaultdict(dict)
@@ -306,12 +312,13 @@ class Follower:
             self._want(follow, follow.prompt)
 
     async def _find_silent(self) -> None:
+        reread_s, silence_s = self._timings.reread_s, self._timings.silence_s
         while True:
-            await asyncio.sleep(_REREAD_S)
+            await asyncio.sleep(reread_s)
             now = monotonic()
             for follow in self._all():
-                self._want(follow, *[o for o in follow.open_logs if now - o.heard_at >= _REREAD_S])
-                if now - follow.heard_at >= SILENCE_S:
+                self._want(follow, *[o for o in follow.open_logs if now - o.heard_at >= reread_s])
+                if now - follow.heard_at >= silence_s:
                     follow.heard_at = now
                     follow.wake()
 

@@ -48,9 +48,19 @@ class Exchange:
     """One HTTP request and its response."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, form: ErrorForm
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        request_id: str,
+        form: ErrorForm,
+        *,
+        blocked_s: float = _BLOCKED_S,
+        check_s: float = _CHECK_S,
     ) -> None:
-        """`form` is that of errors while the request's API is not known."""
+        """`form` is that of errors while the request's API is not known. A client that has not read anything of a
+        stream for `blocked_s` counts as gone; that is looked at every `check_s`.
+        """
         self.method: str = scope["method"]
         # A slash at its end means nothing.
         self.path: str = scope["path"].rstrip("/") or "/"
@@ -73,6 +83,7 @@ class Exchange:
         self.blocked_since = 0.0
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._query: bytes = scope.get("query_string", b"")
+        self._blocked_s, self._check_s = blocked_s, check_s
         self._receive = receive
         self._send = send
         # What the client calls the request; empty if it does not, or not in a form that can be used.
@@ -308,9 +319,9 @@ class Exchange:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_S):
+                async with asyncio.timeout(self._check_s):
                     return await self._closed()
-            if self.blocked_since and loop.time() - self.blocked_since > _BLOCKED_S:
+            if self.blocked_since and loop.time() - self.blocked_since > self._blocked_s:
                 return
 
     async def _closed(self) -> None:

@@ -13,8 +13,8 @@ from typing import cast
 import uvicorn
 
 from services.gateway.http.app import App
-from services.gateway.http.protocol import BoundedProtocol, HttpLimits
-from services.gateway.http.tls_listener import TlsListener
+from services.gateway.http.connection.protocol import BoundedProtocol, HttpLimits
+from services.gateway.http.connection.tls_listener import TlsListener
 from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.net.server_tls import ServerTls

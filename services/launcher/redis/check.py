@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import redis
 
 from shared.errors import Unavailable
-from shared.net.redis_url import without_password
+from shared.net.redis.url import without_password
 
 _TIMEOUT_S = 3.0
 

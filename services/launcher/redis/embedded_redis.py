@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from services.launcher.redis.binary import find_redis_server
-from shared.die_with_parent import die_with_parent
+from shared.child_process.die_with_parent import die_with_parent
 from shared.errors import Unavailable
 
 PRIVATE = 0o077  # umask: its files hold users' requests

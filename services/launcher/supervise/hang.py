@@ -9,27 +9,27 @@ import asyncio
 
 import structlog
 
-from shared.process_activity import ProcessActivity
+from services.launcher.supervise.timings import USUAL, Timings
+from shared.child_process.activity import ProcessActivity
 
 log = structlog.get_logger(__name__)
 
-_SILENCE_S = 5.0  # without an answer and without work
-_GRACE_S = 10.0  # after it is ready, in which silence does not count
-_COMPUTED_S = 50.0  # of processor time, by one thread, without an answer: it will not end
-_LONGEST_S = 600.0  # without an answer, whatever its threads do
 _LOOKS = 2  # and one before them, not the clock alone: the launcher itself may have been stopped
 
 
 class HangDetector:
     """Of one run of a process, from when it is ready. Times are the event loop's."""
 
-    def __init__(self, name: str, pid: int, patience: float = 1.0) -> None:
+    def __init__(
+        self, name: str, pid: int, patience: float = 1.0, timings: Timings = USUAL
+    ) -> None:
         """`patience` multiplies the time without an answer and without work."""
         self._name, self._pid = name, pid
-        self._limit_s = _SILENCE_S * patience
+        self._timings = timings
+        self._limit_s = timings.silence_s * patience
         self._clock = asyncio.get_running_loop().time
         self._answered_at = self._clock()
-        self._counts_from = self._answered_at + _GRACE_S
+        self._counts_from = self._answered_at + timings.grace_s
         self._activity: ProcessActivity | None = None  # while it does not answer
         self._worked_at = 0.0
         self._looks = 0
@@ -58,10 +58,11 @@ class HangDetector:
         if is_busy:
             self._worked_at = now
         silent_s = now - self._answered_at
-        if self._activity.used_since_s >= _COMPUTED_S:
-            return f"a thread has computed for {_COMPUTED_S:g} s and it has not answered"
-        if silent_s >= _LONGEST_S:
-            return f"it has not answered for {_LONGEST_S:.0f} s"
+        computed_s, longest_s = self._timings.computed_s, self._timings.longest_s
+        if self._activity.used_since_s >= computed_s:
+            return f"a thread has computed for {computed_s:g} s and it has not answered"
+        if silent_s >= longest_s:
+            return f"it has not answered for {longest_s:.0f} s"
         idle_s = now - max(self._answered_at, self._worked_at, self._counts_from)
         if self._looks >= _LOOKS and idle_s >= self._limit_s:
             return f"it has neither answered nor done anything for {self._limit_s:g} s"

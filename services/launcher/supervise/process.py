@@ -11,7 +11,7 @@ from typing import Self
 
 from services.launcher.supervise.prewarmed_process import PREWARMED
 from services.launcher.supervise.probe import Probe
-from shared.die_with_parent import die_with_parent
+from shared.child_process.die_with_parent import die_with_parent
 
 _LONGEST_LINE = 1 << 20
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 import structlog
 
 from shared.errors import Unavailable
-from shared.net.redis_url import with_password
+from shared.net.redis.url import with_password
 
 log = structlog.get_logger(__name__)
 

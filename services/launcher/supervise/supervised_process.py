@@ -11,6 +11,7 @@ import structlog
 from services.launcher.supervise.hang import HangDetector
 from services.launcher.supervise.probe import Condition
 from services.launcher.supervise.process import PrewarmedProcess, Process, Program
+from services.launcher.supervise.timings import USUAL, Timings
 from shared.net.backoff import Backoff
 
 log = structlog.get_logger(__name__)
@@ -25,13 +26,10 @@ _PROBE_STEADY_S = 1.0
 _PROBE_STARTING_S = 0.05
 # Pauses between probes of a process that may be starved.
 _UNANSWERED = Backoff(first_s=0.1, longest_s=1.0)
-_ANSWER_S = 1.0
-_LATE_ANSWER_S = 2.0  # after a probe that was not answered
 # Every process that could write to the pipe has ended: what it wrote is in the pipe.
 _LAST_LINES_S = 0.2
 _USAGE_ERROR = 2
 _LINES_KEPT = 40
-_PREWARM_AFTER_S = 2.0  # after it is ready: other services may still be starting
 
 
 class GaveUp(Exception):
@@ -57,12 +55,14 @@ class SupervisedProcess:
         *,
         on_state: Callable[[str, str], None],
         on_line: Callable[[str, str], None],
+        timings: Timings = USUAL,
     ) -> None:
         """`on_state(name, state)` is called at each change of state, `on_line(name, line)` for each line printed."""
         self.program = program
         self.ready = asyncio.Event()
         self.crashes = 0
         self._on_state, self._on_line = on_state, on_line
+        self._timings = timings
         self._process: Process | None = None
         self._prewarmed = PrewarmedProcess(program)
         self._was_ready = False
@@ -172,11 +172,13 @@ class SupervisedProcess:
         hang: HangDetector | None = None  # once it has been ready
         unanswered = 0
         while True:
-            condition = await self.program.probe.ask(_LATE_ANSWER_S if unanswered else _ANSWER_S)
+            within_s = self._timings.late_answer_s if unanswered else self._timings.answer_s
+            condition = await self.program.probe.ask(within_s)
             self._note(condition)
             if condition is Condition.READY and hang is None and self.pid is not None:
                 self._ready_at = asyncio.get_running_loop().time()
-                hang = HangDetector(self.name, self.pid, min(2.0**self._hangs, _MOST_PATIENCE))
+                patience = min(2.0**self._hangs, _MOST_PATIENCE)
+                hang = HangDetector(self.name, self.pid, patience, self._timings)
             if condition is not Condition.SILENT:
                 unanswered = 0
                 if hang is not None:
@@ -201,7 +203,8 @@ class SupervisedProcess:
             if not self.ready.is_set():
                 self.ready.set()
                 self._on_state(self.name, "ready")
-                asyncio.get_running_loop().call_later(_PREWARM_AFTER_S, self._prewarm)
+                loop = asyncio.get_running_loop()
+                loop.call_later(self._timings.prewarm_after_s, self._prewarm)
         elif condition is Condition.ALIVE:
             self.ready.clear()
             self._on_state(self.name, "loading" if self._ready_at is None else "not ready")

@@ -4,9 +4,9 @@ import re
 import stat
 from pathlib import Path
 
+from shared.artifacts.mindie_shm import NAMES_FIELD, release_blocks
 from shared.environment import unix_time
 from shared.errors import InvalidRequest, Precondition
-from shared.mindie_shm import NAMES_FIELD, release_blocks
 
 # Blocks are given back with their list when it is older: as long as raw media are kept for a prompt.
 LIFETIME_S = 900.0

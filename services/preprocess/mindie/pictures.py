@@ -12,9 +12,7 @@ from services.preprocess.media import packed_pixels
 from services.preprocess.mindie.name_lists import NameLists
 from services.preprocess.prompt.builder import Prompt
 from services.preprocess.prompt.mindie_layout import CodedPicture, Ids, MindieLayout, write_ids
-from shared.artifacts.store import ArtifactReader
-from shared.errors import InvalidRequest
-from shared.mindie_shm import (
+from shared.artifacts.mindie_shm import (
     Array,
     decode_shape,
     encode_name,
@@ -23,6 +21,8 @@ from shared.mindie_shm import (
     release_blocks,
     write_block,
 )
+from shared.artifacts.store import ArtifactReader
+from shared.errors import InvalidRequest
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from shared.artifacts.mindie_shm import Array, is_code
 from shared.errors import InvalidRequest
-from shared.mindie_shm import Array, is_code
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 _START_TIMEOUT_S = 60.0
 _TRIES = 2
-_NOTHING_S = 0.1  # a worker that got less processor time than this before its timeout was starved by the system
+_STARVED_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,12 @@ class ImageWorkerPool:
         budget_s: float = 0.0,
         bundles: bool = False,
         family: str = "",
+        *,
+        starved_s: float = _STARVED_S,
     ) -> None:
-        """`bundles`: by the checkpoint's whole processor, which also says the token ids of an item."""
+        """`bundles`: by the checkpoint's whole processor, which also says the token ids of an item. A worker that got
+        less than `starved_s` of processor time before its timeout was starved by the system: its file is tried again.
+        """
         self.bundles = bundles
         checkpoint = Checkpoint(folder, family)
         maker = (
@@ -66,6 +70,7 @@ class ImageWorkerPool:
         )
         self._arguments = (json.dumps(maker), json.dumps(asdict(limits)))
         self._timeout_s = timeout_s
+        self._starved_s = starved_s
         self._budget = DecodeBudget(budget_s)
         self._slots = DecodeSlots(size)
         self._idle: list[WorkerProcess] = []
@@ -152,7 +157,7 @@ class ImageWorkerPool:
             keep = used = True
             raise
         except TimeoutError as error:
-            raise self._too_long(again=spent() < _NOTHING_S) from error
+            raise self._too_long(again=spent() < self._starved_s) from error
         except WorkerDied as error:
             if error.out_of_time:
                 raise self._too_long(again=False) from error

@@ -11,7 +11,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from shared.errors import Unavailable
-from shared.net.redis_connection import ErrorReply, connection_of
+from shared.net.redis.connection import ErrorReply, connection_of
 
 _FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.lua")}
 

@@ -31,7 +31,7 @@ from services.decoder.devices.npu.check import try_attention, try_case
 from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.fused_attention import Heads
-from services.decoder.models.needs import AttentionKind
+from services.decoder.steps.needs import AttentionKind
 from shared.errors import InvalidRequest
 device = NpuDevice(torch.float16)
 results = [try_case(device, case, "") for case in Cases(device)]

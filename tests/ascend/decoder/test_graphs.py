@@ -14,8 +14,8 @@ from services.decoder.devices.npu import device as npu_device
 from services.decoder.devices.npu.fused_attention import FusedAttention
 from services.decoder.loading.graphs import find_graphs, graph_bytes
 from services.decoder.loading.load import Loaded, load
-from services.decoder.models.step import Step
 from services.decoder.settings import DecoderSettings
+from services.decoder.steps.step import Step
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import make_checkpoint
 from tests.support.decoder.step_stream import (

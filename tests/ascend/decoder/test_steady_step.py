@@ -10,7 +10,7 @@ import pytest
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint

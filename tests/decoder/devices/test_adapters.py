@@ -14,13 +14,13 @@ from services.decoder.devices.base.adapters import (
     Segment,
     require_rows,
 )
-from services.decoder.devices.base.attention_meta import Heads
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
-from services.decoder.loading.linear_weight import LinearWeight, in_memory
+from services.decoder.steps.attention_meta import Heads
+from services.decoder.weights.linear_weight import LinearWeight, in_memory
 from shared.errors import InvalidRequest
 from tests.support.decoder.adapted_layer import (
     COUNTS,

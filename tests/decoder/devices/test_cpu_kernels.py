@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from services.decoder.devices.base.attention_meta import Heads
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.devices.cpu import ops as cpu
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.steps.attention_meta import Heads
+from services.decoder.weights.linear_weight import in_memory
 from shared.cpu_kernels import binding, build
 from shared.errors import InvalidRequest
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels

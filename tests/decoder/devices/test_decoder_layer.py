@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import HeadNorms, Heads
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.ops import CpuOps
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.steps.attention_meta import HeadNorms, Heads
+from services.decoder.weights.linear_weight import in_memory
 from shared.cpu_kernels import binding
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from services.decoder.devices import device_class
-from services.decoder.devices.base.attention_meta import KVSpec
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.cpu.device import CpuDevice
+from services.decoder.steps.attention_meta import KVSpec
 from shared.ascend import npu_fault
 from shared.devices import DEVICES, cuda_fault
 from shared.errors import InvalidRequest

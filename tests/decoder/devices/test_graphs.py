@@ -4,7 +4,7 @@ import pytest
 from torch import Tensor
 
 from services.decoder.devices.base.graphs import Graphs, graph_sizes
-from services.decoder.models.step import Step
+from services.decoder.steps.step import Step
 
 
 class Nothing(Graphs):

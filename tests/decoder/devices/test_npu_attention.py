@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import KVSpec
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.attention_call import attention_calls
 from services.decoder.devices.npu.telling_batch import TellingBatch
+from services.decoder.steps.attention_meta import KVSpec
 from tests.support.decoder.fused_kernel import FAULTS, fused_attention
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from services.decoder.devices.base.op_profile import profile_ops
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.launcher import cli
 from shared.telemetry.op_profile import OpProfile
 from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan, read_ints

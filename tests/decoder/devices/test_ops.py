@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.decoder.devices.base.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
 from services.decoder.devices.base.ops import BaseOps, hidden_keys
 from services.decoder.devices.base.row_check import rows_are_equal
-from services.decoder.devices.base.slot_state import LayerState, StateTensor
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.steps.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
+from services.decoder.steps.slot_state import LayerState, StateTensor
+from services.decoder.weights.linear_weight import in_memory
 from shared.cpu_kernels.build import InstructionSet
 from tests.support.decoder.instruction_sets import each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache, Row

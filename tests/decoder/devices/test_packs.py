@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.base.ops import BaseOps, Use
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
-from services.decoder.loading.linear_weight import as_codes, in_memory
-from services.decoder.loading.quantized_weight import QuantizedWeight
+from services.decoder.steps.attention_meta import Packed
+from services.decoder.weights.linear_weight import as_codes, in_memory
+from services.decoder.weights.quantized_weight import QuantizedWeight
 from shared.cpu_kernels.build import InstructionSet
 from tests.support.decoder.coded_weights import Form
 from tests.support.decoder.instruction_sets import each, open_kernels

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.cpu import ops as cpu
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.steps.attention_meta import Packed
+from services.decoder.weights.linear_weight import in_memory
 from shared.cpu_kernels import binding, shortlist
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 

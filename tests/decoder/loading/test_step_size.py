@@ -7,8 +7,8 @@ import pytest
 from services.decoder.loading.load import load
 from services.decoder.loading.step_size import step_size
 from services.decoder.models.llama import Llama
-from services.decoder.models.needs import AttentionKind, Needs
 from services.decoder.settings import DecoderSettings
+from services.decoder.steps.needs import AttentionKind, Needs
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from tessera.common.v1.media_pb2 import Modality

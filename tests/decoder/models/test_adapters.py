@@ -12,15 +12,15 @@ from torch import Tensor
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.devices.cpu.ops import CpuOps
-from services.decoder.loading.linear_weight import in_memory
 from services.decoder.loading.load import load
 from services.decoder.models.adapters import Adapter, pack_addition
 from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.llama import Llama
-from services.decoder.models.step import Step
-from services.decoder.parallel.share import Share
+from services.decoder.ranks.share import Share
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.steps.step import Step
+from services.decoder.weights.linear_weight import in_memory
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from services.families import registry
 from services.families.family import load_part

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from services.decoder.devices.cpu.device import CpuDevice
+from services.decoder.media.media_spans import contiguous_runs
 from services.decoder.models.generic.decoder import GenericDecoder
-from services.decoder.worker.media.media_spans import contiguous_runs
 from services.families import registry
 from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderCpu
 from services.vision_encoder.loading import load_encoder

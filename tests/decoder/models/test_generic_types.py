@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.models.generic.attention import NotServed
 from services.decoder.models.generic.decoder import GenericDecoder
-from services.decoder.models.generic.linear import pack_children
+from services.decoder.models.generic.linears.linear import pack_children
 from services.decoder.models.generic.loading import require_served
 from services.families import generic
 from shared.checkpoint.folder import Checkpoint

@@ -10,10 +10,10 @@ import torch
 from services.decoder.loading.load import load
 from services.decoder.models.layer_spec import LayerSpec, Opaque, Shared
 from services.decoder.models.llama import Llama
-from services.decoder.models.needs import AttentionKind, Needs
-from services.decoder.models.step import Step
 from services.decoder.server import hello
 from services.decoder.settings import DecoderSettings
+from services.decoder.steps.needs import AttentionKind, Needs
+from services.decoder.steps.step import Step
 from shared.artifacts.store import ArtifactStore
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality

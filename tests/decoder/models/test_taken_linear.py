@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from services.decoder.devices.cpu.device import CpuDevice
-from services.decoder.loading.linear_weight import as_codes, in_memory
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.generic.decoder import GenericDecoder
+from services.decoder.models.generic.linears.taken_linear import TakenLinear
 from services.decoder.models.generic.loading import find_class, load_model
-from services.decoder.models.generic.taken_linear import TakenLinear
 from services.decoder.models.generic.trial_run import TrialRun
+from services.decoder.weights.linear_weight import as_codes, in_memory
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import read_config
 from tests.support.decoder.coded_weights import Form

@@ -14,9 +14,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from services.decoder.sampling.logits_processors.processors import Adjustments
+from services.decoder.sampling.logits_processors.repeated_ngrams import RepeatedNgrams
 from services.decoder.sampling.logprobs import log_softmax, scores, top
-from services.decoder.sampling.processors import Adjustments
-from services.decoder.sampling.repeated_ngrams import RepeatedNgrams
 from services.decoder.sampling.sampler import Sampler
 from services.decoder.sampling.top_k import largest
 from services.decoder.sampling.truncation import Truncation, choose

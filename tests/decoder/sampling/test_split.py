@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from services.decoder.sampling.guesses import Guesses
+from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.sampling.token_masks import TokenMatcher
 from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence
 from tests.decoder.sampling.test_token_masks import Continuations
 

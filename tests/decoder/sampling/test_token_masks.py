@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from services.decoder.sampling.logits_processors.token_masks import Bits
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.sampling.token_masks import Bits
 from shared.errors import InvalidRequest
 from tessera.common.v1.sampling_pb2 import SamplingParams
 

@@ -10,7 +10,7 @@ import pytest
 from services.decoder.loading.load import Loaded, load
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.launched_step import LaunchedStep
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.support.decoder.deferred_device import DeferredDevice, load_deferred

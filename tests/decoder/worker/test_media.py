@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.decoder.worker.media.embeddings import Embeddings
+from services.decoder.media.embeddings import Embeddings
 from shared.artifacts.store import ArtifactReader, ArtifactStore
 from shared.errors import Precondition
 from tessera.artifact.v1.artifact_pb2 import ArtifactLocation, ArtifactRef

@@ -11,7 +11,7 @@ import pytest
 
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.token_choice import SampleArrays
 from services.decoder.worker.worker import Worker
 from shared.cpu_kernels import shortlist

@@ -13,7 +13,7 @@ import torch
 from services.decoder.loading.load import Loaded, load
 from services.decoder.sampling import device_sampler
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from services.scheduler.core.scheduler import Scheduler
 from shared.errors import InvalidRequest

@@ -12,9 +12,11 @@ from services.gateway.gateway import open_gateway
 from shared.errors import Conflict
 from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling
+from shared.queue import Lifetimes, Queue, connect
+from shared.queue.keys import Keys
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.support.gateway.stage import ANSWER, Stage, until_ready
+from tests.support.gateway.stage import ANSWER, MODEL, Stage, until_ready
 from tests.support.network.http import plain_client
 from tests.support.network.sse import event_ids, events, merged, texts_of, with_ids
 
@@ -126,12 +128,11 @@ async def test_a_retry_that_waits_for_a_dead_gateway_runs_the_request_itself(
     # What is left of a gateway that died while it prepared: a reservation.
     probe = await stage.http.post(CHAT, json=BODY, headers={"Idempotency-Key": "probe"})
     (known,) = [spec.spec for spec in stage.scheduler.played.values()]
-    queue = stage.scheduler.queue
-    queue._lifetimes = type(queue._lifetimes)(reservation_ms=700)
-    await queue.reserve(
-        known.request_id[:-4] + "dead", cost=9, max_requests=9, max_tokens=9999,
-        tenant=known.tenant, idempotency_key="once", fingerprint=known.fingerprint,
-    )  # fmt: skip
+    async with connect(stage.settings.redis_url) as redis:
+        await Queue(redis, Keys(MODEL), Lifetimes(reservation_ms=700)).reserve(
+            known.request_id[:-4] + "dead", cost=9, max_requests=9, max_tokens=9999,
+            tenant=known.tenant, idempotency_key="once", fingerprint=known.fingerprint,
+        )  # fmt: skip
     reply = await other.post(CHAT, json=BODY, headers=KEY)
     assert reply.json()["choices"] == probe.json()["choices"]
     assert len(stage.scheduler.played) == 2

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.timings import Timings
 from shared.queue import connect
 from shared.queue.keys import Keys
 from tests.support.gateway.neighbours import Played
@@ -133,10 +134,8 @@ async def test_of_two_followers_only_the_last_ones_leaving_counts(
     assert not await field(stage, rid, "cancel")
 
 
-async def test_followed_requests_are_reported_repeatedly(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.admission.held_requests._RENEW_S", 0.0)
+@pytest.mark.parametrize("timings", [Timings(renew_s=0.0)])
+async def test_followed_requests_are_reported_repeatedly(stage: Stage) -> None:
     endless(stage)
     async with reading(stage.gateway) as rid:
         await stage.scheduler.taken(rid)

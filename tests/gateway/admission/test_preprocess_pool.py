@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.timings import Timings
 from shared.errors import Unavailable
 from shared.net import tasks
 from shared.queue import connect
@@ -55,12 +56,10 @@ async def test_a_prompt_waits_for_the_replica_that_replaces_the_only_one(
     assert [reply.status_code for reply in replies] == [200] * 3
 
 
-async def test_without_any_replica_the_wait_ends(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.admission.preprocess_pool._PATIENCE_S", 0.2)
+async def test_without_any_replica_the_wait_ends(redis_url: str) -> None:
     redis = connect(redis_url)
-    pool = PreprocessPool(Directory(redis, Keys("m"), "preprocess"), 1 << 20)
+    directory = Directory(redis, Keys("m"), "preprocess")
+    pool = PreprocessPool(directory, 1 << 20, Timings(preprocess_s=0.2))
     with pytest.raises(Unavailable, match="no preprocess service is running"):
         await asyncio.wait_for(pool.prepare(PrepareRequest()), 30)
     await redis.aclose()
@@ -80,10 +79,10 @@ async def test_the_replica_with_the_least_in_hand_is_asked(stage: Stage, redis_u
         assert [reply.status_code for reply in await asyncio.gather(*stuck)] == [200, 200]
 
 
+@pytest.mark.parametrize("timings", [Timings(lost_by_prompt_s=0.2)])
 async def test_a_prompt_that_took_long_where_it_was_lost_is_not_sent_on(
-    stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, redis_url: str
 ) -> None:
-    monkeypatch.setattr("services.gateway.admission.preprocess_pool._LONG_S", 0.2)
     async with PreprocessPlayer(redis_url, MODEL, stage.tokenizer) as second:
         await both_known(stage, second)
         second.gate.clear()
@@ -112,13 +111,10 @@ async def silent_peer() -> AsyncIterator[str]:
             writer.transport.abort()
 
 
-async def test_two_callers_find_the_same_replicas_gone(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.admission.preprocess_pool._PATIENCE_S", 0.0)
+async def test_two_callers_find_the_same_replicas_gone(redis_url: str) -> None:
     redis, keys = connect(redis_url), Keys("m")
     directory = Directory(redis, keys, "preprocess")
-    pool = PreprocessPool(directory, 1 << 20)
+    pool = PreprocessPool(directory, 1 << 20, Timings(preprocess_s=0.0))
     async with contextlib.AsyncExitStack() as stack:
         for number in range(3):
             address = await stack.enter_async_context(silent_peer())

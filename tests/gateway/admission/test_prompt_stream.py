@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 from tokenizers import Tokenizer
 
-from services.gateway.admission import prompt_stream
 from services.gateway.admission.prompt_stream import PromptStream
 from services.gateway.reading.short_prompts import is_short
 from shared.errors import Expired, InvalidRequest, Unavailable
@@ -25,9 +24,9 @@ from tests.support.gateway.stage import MODEL
 
 
 @asynccontextmanager
-async def stream_to(player: PreprocessPlayer) -> AsyncIterator[PromptStream]:
+async def stream_to(player: PreprocessPlayer, **options: float) -> AsyncIterator[PromptStream]:
     channel = open_channel(player.address)
-    stream = PromptStream(channel, "the player")
+    stream = PromptStream(channel, "the player", **options)
     try:
         yield stream
     finally:
@@ -80,15 +79,17 @@ async def test_a_caller_that_leaves_or_times_out_affects_no_other(player: Prepro
         assert decode_tokens((await staying).token_ids)
 
 
-async def test_a_stream_that_ended_meanwhile_is_begun_again(
-    player: PreprocessPlayer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_that_ended_meanwhile_is_begun_again(player: PreprocessPlayer) -> None:
     async with stream_to(player) as stream:
         await stream.prepare(ask("red"), 20)
         assert stream._call is not None
         stream._call.cancel()
         await stream.prepare(ask("red"), 20)
-        monkeypatch.setattr(prompt_stream, "_RENEW_S", 0.0)
+
+
+async def test_an_old_stream_is_not_used_again(player: PreprocessPlayer) -> None:
+    async with stream_to(player, renew_s=0.0) as stream:
+        await stream.prepare(ask("red"), 20)
         first = stream._call
         await stream.prepare(ask("red"), 20)
         assert stream._call is not first

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from services.gateway.gateway import open_gateway
+from services.gateway.timings import Timings
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from tests.support.gateway.stage import ANSWER, Stage, open_stage
+from tests.support.gateway.stage import ANSWER, Stage, open_stage, until_ready
+from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, events, texts_of
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is there?"}]}
@@ -66,20 +69,21 @@ async def test_without_redis_new_requests_are_refused_at_once(
     assert reply.json()["choices"][0]["message"]["content"] == ANSWER
 
 
-async def test_a_frozen_redis_blocks_no_client(
-    kept: Stage, private_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.kill(private_redis.pid, signal.SIGSTOP)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr("services.gateway.admission.admission._RESERVE_S", 0.3)
-            # It is not the connection that gives up.
-            patch.setattr("shared.net.redis_connection._SILENCE_S", 3600.0)
-            reply = await asyncio.wait_for(kept.chat(), 30)
+async def test_a_frozen_redis_blocks_no_client(kept: Stage, private_redis: EmbeddedRedis) -> None:
+    async with (
+        open_gateway(kept.settings, timings=Timings(reserve_s=0.3)) as gateway,
+        plain_client(gateway.url, timeout=20) as client,
+    ):
+        await until_ready(client)
+        os.kill(private_redis.pid, signal.SIGSTOP)
+        try:
+            reply = await client.post(CHAT, json=BODY)
+        finally:
+            os.kill(private_redis.pid, signal.SIGCONT)
         assert reply.status_code == 503 and int(reply.headers["retry-after"]) >= 1
-    finally:
-        os.kill(private_redis.pid, signal.SIGCONT)
-    await kept.gateway.admission.settled()
+        # It is not the connection that gave up.
+        assert "Redis does not answer" in reply.json()["error"]["message"]
+        await gateway.admission.settled()
     assert (await kept.chat()).status_code == 200
     assert await kept.scheduler.queue.depth() == (0, 0)
 

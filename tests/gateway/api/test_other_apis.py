@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.timings import Timings
 from shared.errors import InvalidRequest
 from tests.support.gateway.other_apis import LINES, NOTES, OVERLOADED, PING
 from tests.support.gateway.stage import ANSWER, Stage, open_stage, until_ready
@@ -25,8 +26,10 @@ BODY = {"note": "What is there?", "stream": True}
 
 
 @pytest.fixture
-async def stage(redis_url: str, model_folder: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
-    async with open_stage(redis_url, model_folder, tokenizer, ALL) as opened:
+async def stage(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, timings: Timings
+) -> AsyncIterator[Stage]:
+    async with open_stage(redis_url, model_folder, tokenizer, ALL, timings) as opened:
         yield opened
 
 
@@ -146,14 +149,9 @@ async def test_a_gateway_without_the_api_leaves_its_streams_to_others(
         assert (await client.get(f"/v1/requests/{rid}")).json()["status"] == "completed"
 
 
+@pytest.mark.parametrize("timings", [Timings(reread_s=0.02, silence_s=0.05)])
 @pytest.mark.parametrize("path", [NOTE, LINE])
-async def test_silence_is_bridged_as_the_form_has_it(
-    stage: Stage, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.following.follower.SILENCE_S", 0.05)
-    monkeypatch.setattr("services.gateway.following.follower._REREAD_S", 0.02)
-    await asyncio.sleep(1.0)  # until the follower's own pause, begun before, is over
-
+async def test_silence_is_bridged_as_the_form_has_it(stage: Stage, path: str) -> None:
     async def pause(rid: str, index: int) -> None:
         await asyncio.sleep(0.4 if index in (0, 4) else 0.0)
 
@@ -197,9 +195,8 @@ def line_error(reply: httpx.Response) -> tuple[int, str]:
     return reply.status_code, content["error"]
 
 
-async def test_errors_before_a_stream_have_the_form_of_their_api(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("timings", [Timings(preprocess_s=0.2)])
+async def test_errors_before_a_stream_have_the_form_of_their_api(stage: Stage) -> None:
     bad = BODY | {"temperature": -1}
     assert note_error(await stage.http.post(NOTE, json=bad)) == (400, "invalid_value")
     status, message = line_error(await stage.http.post(LINE, json=bad))
@@ -209,7 +206,6 @@ async def test_errors_before_a_stream_have_the_form_of_their_api(
     assert line_error(await stage.http.post("/lines"))[0] == 404
     found = (await stage.http.post("/other")).json()["error"]
     assert found["code"] == "no_such_route", "OpenAI's, where it is no API's"
-    monkeypatch.setattr("services.gateway.admission.preprocess_pool._PATIENCE_S", 0.2)
     await stage.preprocess.__aexit__(None)
     reply = await stage.http.post(NOTE, json=BODY)
     assert note_error(reply)[0] == OVERLOADED and reply.headers["retry-after"]

@@ -122,9 +122,7 @@ async def test_left_requests_are_counted_as_aborted(stage: Stage) -> None:
     )
 
 
-async def test_a_client_that_stops_reading_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.http.exchange._BLOCKED_S", 0.05)
-    monkeypatch.setattr("services.gateway.http.exchange._CHECK_S", 0.02)
+async def test_a_client_that_stops_reading_counts_as_gone() -> None:
     never = asyncio.Event()
 
     async def receive() -> dict[str, str]:
@@ -136,7 +134,9 @@ async def test_a_client_that_stops_reading_counts_as_gone(monkeypatch: pytest.Mo
             await never.wait()
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    exchange = Exchange(scope, receive, send, "r_x", NotesEndpoint(()))
+    exchange = Exchange(
+        scope, receive, send, "r_x", NotesEndpoint(()), blocked_s=0.05, check_s=0.02
+    )
     with pytest.raises(Cancelled) as caught:
         async with asyncio.timeout(30), exchange.while_connected():
             await exchange.start_stream(NoteForm())

@@ -10,6 +10,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from services.gateway.timings import Timings
 from shared.errors import Internal, InvalidRequest, Precondition
 from shared.queue import connect
 from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
@@ -156,10 +157,8 @@ async def test_a_prompt_that_is_too_long_is_refused_and_leaves_nothing(stage: St
     assert await stage.scheduler.queue.depth() == (0, 0)
 
 
-async def test_without_preprocess_it_is_a_503(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("services.gateway.admission.preprocess_pool._PATIENCE_S", 0.5)
+@pytest.mark.parametrize("timings", [Timings(preprocess_s=0.5)])
+async def test_without_preprocess_it_is_a_503(stage: Stage) -> None:
     await stage.preprocess.__aexit__(None)
     reply = await stage.chat()
     assert reply.status_code == 503

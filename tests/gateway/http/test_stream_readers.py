@@ -2,13 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+from services.gateway.apis import APIS
+from services.gateway.timings import Timings
 from shared.errors import InvalidRequest
-from tests.support.gateway.stage import ANSWER, MODEL, Stage
+from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
 from tests.support.network.sse import ASK_FOR_IDS, event_ids, events, texts_of
 from tests.support.tokenizers import token_id
 
@@ -47,17 +51,16 @@ def _is_whole(data: str) -> bool:
 
 
 @pytest.fixture
-async def halting(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+async def halting(redis_url: str, model_folder: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
     """Is silent for so long, before the first token and between others, that comments bridge it."""
-    monkeypatch.setattr("services.gateway.following.follower.SILENCE_S", 0.05)
-    monkeypatch.setattr("services.gateway.following.follower._REREAD_S", 0.02)
-    await asyncio.sleep(1.0)  # until the follower's own pause, begun before, is over
 
     async def pause(rid: str, index: int) -> None:
         await asyncio.sleep(0.4 if index in (0, 4) else 0.01)
 
-    stage.scheduler.step = pause
-    return stage
+    timings = Timings(reread_s=0.02, silence_s=0.05)
+    async with open_stage(redis_url, model_folder, tokenizer, APIS, timings) as stage:
+        stage.scheduler.step = pause
+        yield stage
 
 
 @pytest.mark.parametrize(("route", "body"), [*ROUTES, (COMPLETIONS, SEVERAL)])

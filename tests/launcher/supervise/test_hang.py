@@ -6,19 +6,22 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from services.launcher.supervise import hang, supervised_process
 from services.launcher.supervise.probe import HeartbeatProbe
 from services.launcher.supervise.process import Program
 from services.launcher.supervise.supervised_process import SupervisedProcess
 from services.launcher.supervise.supervisor import Supervisor
+from services.launcher.supervise.timings import Timings
 from shared.settings import child_environment
 from tests.support.processes.program import ProgramMaker
 from tests.support.processes.supervision import Record, alive, running, until_replaced
+
+SOON = Timings(answer_s=0.5, late_answer_s=0.5, silence_s=1.5, grace_s=0.0)
 
 # A process whose event loop takes a third of a second for an iteration, until a file's content says what it does then.
 PROCESS = """
@@ -65,7 +68,7 @@ class Told:
 
 
 @contextlib.asynccontextmanager
-async def told(record: Record, folder: Path) -> AsyncIterator[Told]:
+async def told(record: Record, folder: Path, timings: Timings = SOON) -> AsyncIterator[Told]:
     beat = folder / "beat"
     process = record.supervised(
         Program(
@@ -73,18 +76,11 @@ async def told(record: Record, folder: Path) -> AsyncIterator[Told]:
             [sys.executable, "-c", PROCESS, str(beat)],
             child_environment(PYTHONPATH=str(Path(__file__).parents[3])),
             HeartbeatProbe(beat),
-        )
+        ),
+        timings,
     )
     async with running(Supervisor([[process]])):
         yield Told(process, Path(f"{beat}.told"))
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang, "_SILENCE_S", 1.5)
-    monkeypatch.setattr(supervised_process, "_ANSWER_S", 0.5)
-    monkeypatch.setattr(supervised_process, "_LATE_ANSWER_S", 0.5)
-    monkeypatch.setattr(hang, "_GRACE_S", 0.0)
 
 
 async def test_a_process_that_computes_and_does_not_answer_is_kept_and_a_stopped_one_killed(
@@ -113,11 +109,10 @@ async def test_a_process_whose_event_loop_is_blocked_is_killed(
 
 @pytest.mark.full
 async def test_a_process_that_computes_on_its_event_loop_without_end_is_killed(
-    record: Record, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    record: Record, short_tmp: Path
 ) -> None:
-    monkeypatch.setattr(hang, "_COMPUTED_S", 3.0)
     with capture_logs() as logs:
-        async with told(record, short_tmp) as process:
+        async with told(record, short_tmp, replace(SOON, computed_s=3.0)) as process:
             process.do("600")
             await process.until_replaced()
     causes = [line["cause"] for line in logs if line["event"] == "gateway hangs, killing it"]
@@ -126,9 +121,8 @@ async def test_a_process_that_computes_on_its_event_loop_without_end_is_killed(
 
 @pytest.mark.full
 async def test_a_process_that_hangs_again_has_longer_and_starts_later(
-    program: ProgramMaker, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: ProgramMaker, record: Record, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hang, "_SILENCE_S", 0.5)
     silent = tmp_path / "encoder.silent"
     hanging = f"""
 import time
@@ -139,7 +133,7 @@ time.sleep(1)
 silent.touch()
 time.sleep(600)
 """
-    process = record.supervised(program("encoder", hanging))
+    process = record.supervised(program("encoder", hanging), replace(SOON, silence_s=0.5))
     with capture_logs() as logs:
         async with running(Supervisor([[process]])), asyncio.timeout(60):
             while process.crashes < 2 or not process.ready.is_set():
@@ -150,11 +144,10 @@ time.sleep(600)
 
 
 async def test_silence_does_not_count_directly_after_a_process_is_ready(
-    program: ProgramMaker, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: ProgramMaker, record: Record, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hang, "_SILENCE_S", 0.2)
-    monkeypatch.setattr(hang, "_GRACE_S", 600.0)
-    process = record.supervised(program("encoder"))
+    timings = replace(SOON, silence_s=0.2, grace_s=600.0)
+    process = record.supervised(program("encoder"), timings)
     async with running(Supervisor([[process]])):
         first = process.pid
         (tmp_path / "encoder.silent").touch()

@@ -16,6 +16,7 @@ from services.launcher.supervise import prewarmed_process
 from services.launcher.supervise.process import Program
 from services.launcher.supervise.supervised_process import GaveUp
 from services.launcher.supervise.supervisor import Supervisor
+from services.launcher.supervise.timings import Timings
 from shared.settings import child_environment
 from tests.support.processes.program import ProgramMaker, make_program
 from tests.support.processes.supervision import Record, alive, running, until_replaced
@@ -157,9 +158,8 @@ async def test_what_a_process_started_itself_ends_with_it(
 
 
 async def test_a_prewarmed_process_replaces_one_that_has_ended(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: Record, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("services.launcher.supervise.supervised_process._PREWARM_AFTER_S", 0.0)
     service = tmp_path / "servicelike"
     service.mkdir()
     (service / "__init__.py").touch()
@@ -183,7 +183,7 @@ async def test_a_prewarmed_process_replaces_one_that_has_ended(
         make_program(tmp_path, "decoder").probe,
         prewarm_command=[sys.executable, prewarmed_process.__file__, "servicelike"],
     )
-    process = record.supervised(program)
+    process = record.supervised(program, Timings(prewarm_after_s=0.0))
     async with running(Supervisor([[process]])):
         first = process.pid
         assert first is not None

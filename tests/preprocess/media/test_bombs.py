@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import PIL.Image
 import pytest
@@ -167,12 +168,11 @@ class Pool:
 
 
 @contextlib.asynccontextmanager
-async def running_pool(
-    model: Path, folder: Path, timeout_s: float = 20.0, budget_s: float = 0.0
-) -> AsyncIterator[Pool]:
+async def running_pool(model: Path, folder: Path, **options: float) -> AsyncIterator[Pool]:
     store = ArtifactStore(folder / "artifacts", "pool", "unix:/none")
     limits = ImageLimits(max_pixels=50_000_000)
-    async with ImageWorkerPool(model, limits, 1, timeout_s, budget_s) as pool:
+    times: dict[str, Any] = {"timeout_s": 20.0, **options}
+    async with ImageWorkerPool(model, limits, 1, **times) as pool:
         yield Pool(pool, store)
     store.close()
 
@@ -195,11 +195,11 @@ def slow() -> bytes:
 
 
 async def test_a_file_that_takes_too_long_is_tried_once_and_charged_to_its_tenant(
-    clip_folder: Path, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    clip_folder: Path, short_tmp: Path
 ) -> None:
     # A busy machine may give the worker so little that it counts as starved, and the file is tried again.
-    monkeypatch.setattr("services.preprocess.worker.pool._NOTHING_S", 0.0)
-    async with running_pool(clip_folder, short_tmp, timeout_s=0.3, budget_s=0.01) as pool:
+    times = {"timeout_s": 0.3, "budget_s": 0.01, "starved_s": 0.0}
+    async with running_pool(clip_folder, short_tmp, **times) as pool:
         with structlog.testing.capture_logs() as lines, pytest.raises(InvalidRequest) as late:
             await pool.decode(slow(), "a")
         assert late.value.reason == "IMAGE_TIMEOUT"

@@ -12,9 +12,7 @@ import pytest_asyncio
 from services.preprocess.media import packed_pixels
 from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.name_lists import LIFETIME_S, NameLists
-from shared.artifacts.store import ArtifactReader
-from shared.errors import InvalidRequest, Precondition
-from shared.mindie_shm import (
+from shared.artifacts.mindie_shm import (
     BLOCKS,
     Array,
     decode_name,
@@ -26,6 +24,8 @@ from shared.mindie_shm import (
     release_blocks,
     write_block,
 )
+from shared.artifacts.store import ArtifactReader
+from shared.errors import InvalidRequest, Precondition
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
-from shared.net.redis_connection import connection_of
+from shared.net.redis.connection import connection_of
 from shared.queue import Places
 from tests.support.arithmetic.model import generate
 from tests.support.arithmetic.service import ArithmeticDecoder

@@ -20,7 +20,7 @@ from services.gateway.reading.bad_words import read_bad_words
 from services.launcher import cli
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.checkpoint.conversion import written_file
-from shared.checkpoint.conversion.flm import convert
+from shared.checkpoint.conversion.flm.convert import convert_flm
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.text.text_fold import TokenBytes
@@ -113,14 +113,10 @@ def test_each_type_of_tensor_comes_back(
     assert capsys.readouterr().out.startswith("[1/1] model.safetensors: 11 tensors")
 
 
-def test_large_files_are_sharded_and_blocks_of_rows_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_files_are_sharded_and_blocks_of_rows_change_nothing(tmp_path: Path) -> None:
     source = example().write(tmp_path / "m.flm")
     assert run(source, tmp_path / "whole", "--dtype", "float32") == 0
-    monkeypatch.setattr(convert, "_SHARD", 300)
-    monkeypatch.setattr("shared.checkpoint.conversion.flm.tensor._BLOCK", 7)
-    assert run(source, tmp_path / "parts", "--dtype", "float32") == 0
+    convert_flm(source, tmp_path / "parts", "float32", shard_bytes=300, block=7)
     whole, parts = Checkpoint(tmp_path / "whole"), Checkpoint(tmp_path / "parts")
     assert len(list((tmp_path / "parts").glob("model-*.safetensors"))) > 3
     assert sorted(whole.names()) == sorted(parts.names())

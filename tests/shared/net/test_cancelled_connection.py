@@ -4,7 +4,7 @@ import asyncio
 
 from redis.asyncio import Redis
 
-from shared.net.redis_connection import Subscription
+from shared.net.redis.connection import Subscription
 from shared.queue import connect
 
 _STEPS = 80  # of the event loop: more than connecting takes

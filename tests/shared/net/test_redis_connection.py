@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.net.redis_connection import (
+from shared.net.redis.connection import (
     ErrorReply,
     RedisConnection,
     Subscription,

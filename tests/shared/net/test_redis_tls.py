@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from services.launcher.redis import check as redis_check
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.net.redis_connection import Subscription, connection_of
+from shared.net.redis.connection import Subscription, connection_of
 from shared.queue import Queue, connect
 from shared.queue.keys import Keys
 from tests.support.network.certificates import Certificates, make_certificates

@@ -8,7 +8,7 @@ import redis
 from services.launcher.redis import check as redis_check
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import InvalidRequest, Unavailable
-from shared.net.redis_url import with_password, without_password
+from shared.net.redis.url import with_password, without_password
 from shared.queue import connect
 
 PASSWORD = "p@ss/w:rd#%"

@@ -10,7 +10,7 @@ import pytest
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
-from shared.net.redis_connection import connection_of
+from shared.net.redis.connection import connection_of
 from tests.support.queue.client import STOP, QueueClient
 
 

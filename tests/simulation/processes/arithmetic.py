@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from services.decoder.loading.profile_run import Profile
-from services.decoder.models.needs import AttentionKind, Needs
-from services.decoder.worker.media.embeddings import Embeddings
-from services.decoder.worker.media.media_spans import MediaSpan
-from services.decoder.worker.plan import Ints, Limits, Plan, read_plan
+from services.decoder.media.embeddings import Embeddings
+from services.decoder.media.media_spans import MediaSpan
+from services.decoder.steps.needs import AttentionKind, Needs
+from services.decoder.worker.plans.plan import Ints, Limits, Plan, read_plan
 from shared.artifacts.store import ArtifactReader
 from shared.served_part import ServedPart
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult, StepTimes

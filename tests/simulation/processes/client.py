@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from services.decoder.models.needs import Needs
+from services.decoder.steps.needs import Needs
 from services.gateway.admission.cache_salt import salt_of
 from services.gateway.admission.caller import Caller, tenant_of
 from shared.artifacts.embedding_name import embedding_name

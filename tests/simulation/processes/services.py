@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.decoder import server as decoder_server
-from services.decoder.models.needs import AttentionKind, Needs
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import Limits
+from services.decoder.steps.needs import AttentionKind, Needs
+from services.decoder.worker.plans.plan import Limits
 from services.gateway.gateway import run_gateway
 from services.gateway.http.server import HttpServer
 from services.gateway.settings import GatewaySettings

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from services.decoder.models import needs
-from services.decoder.worker.plan import Limits, Plan, read_plan
+from services.decoder.steps import needs
+from services.decoder.worker.plans.plan import Limits, Plan, read_plan
 from services.scheduler.core.beams import BeamSearch, Hypothesis
 from services.scheduler.core.blocks import root_of
 from services.scheduler.core.budget import AttentionKind, Capacity, Parts

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.decoder.models.needs import AttentionKind, Needs
+from services.decoder.steps.needs import AttentionKind, Needs
 from shared.block_hash import prefix_digest, root_name
 
 BLOCK_SIZE = 4

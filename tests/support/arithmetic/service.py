@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from services.decoder.worker.plan import Limits, read_plan
+from services.decoder.worker.plans.plan import Limits, read_plan
 from shared.errors import Precondition, Superseded, Unavailable
 from shared.queue.keys import new_instance_id
 from tessera.decoder.v1 import decoder_pb2

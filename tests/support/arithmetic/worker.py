@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.decoder.models.needs import AttentionKind, Needs
-from services.decoder.worker.media.media_spans import MediaSpan
-from services.decoder.worker.plan import Ints, Limits, Plan
-from services.decoder.worker.sealed_blocks import SealedBlocks
-from services.decoder.worker.slots import ANY_START, SlotTable
+from services.decoder.media.media_spans import MediaSpan
+from services.decoder.steps.needs import AttentionKind, Needs
+from services.decoder.worker.plans.plan import Ints, Limits, Plan
+from services.decoder.worker.slots.sealed_blocks import SealedBlocks
+from services.decoder.worker.slots.slots import ANY_START, SlotTable
 from shared.block_hash import block_names
 from shared.errors import Precondition, ServingError
 from tessera.decoder.v1.decoder_pb2 import FailedRow, NewSequence, PromptLogprobs, StepResult

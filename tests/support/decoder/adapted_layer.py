@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.adapters import Addition, LayerLinears, LayerSegments, Segment
-from services.decoder.devices.base.attention_meta import Heads, KVSpec
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import in_memory
 from services.decoder.models.rope import rope_table
+from services.decoder.steps.attention_meta import Heads, KVSpec
+from services.decoder.weights.linear_weight import in_memory
 from shared.model_config.rope import RopeConfig
 
 LINEARS = LayerLinears(96, 200, Heads(4, 2, 64))

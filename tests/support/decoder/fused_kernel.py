@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.npu.attention_call import AttentionCall
+from services.decoder.steps.attention_meta import PagedKV
 
 FAULTS = ("mask", "scale", "past 512", "last key", "window", "cumulative", "grouping")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 from tests.support.decoder.step_stream import greedy, ints, make_plan
 

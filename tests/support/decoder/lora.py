@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import in_memory
 from services.decoder.models.adapters import Adapter, pack_addition
 from services.decoder.models.llama import Llama
-from services.decoder.models.step import Step
+from services.decoder.steps.step import Step
+from services.decoder.weights.linear_weight import in_memory
 from shared.model_config.decoder import DecoderConfig
 
 _LINEAR = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+_proj)\.weight")

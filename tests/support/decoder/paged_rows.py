@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta, Heads, KVSpec
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.steps.attention_meta import AttnMeta, Heads, KVSpec
 
 BLOCKS = 200
 

@@ -1,6 +1,6 @@
 """A step of several prompts on a worker, and one after it."""
 
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult
 from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan

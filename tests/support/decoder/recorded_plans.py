@@ -11,9 +11,9 @@ from torch import Tensor
 
 from services.decoder.loading.load import Loaded
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.step import Step
+from services.decoder.steps.step import Step
 from services.decoder.worker.executor import Executor
-from services.decoder.worker.plan import read_plan
+from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from services.scheduler.core.budget import Capacity
 from services.scheduler.core.plan import Progress, StepOutput, StepPlan

@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta, Packed, PagedKV
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.devices.base.slot_state import LayerState, StateTensor
-from services.decoder.loading.linear_weight import in_memory
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import LayerSpec, Paged, State
-from services.decoder.models.needs import Needs
-from services.decoder.models.step import Step
+from services.decoder.steps.attention_meta import AttnMeta, Packed, PagedKV
+from services.decoder.steps.needs import Needs
+from services.decoder.steps.slot_state import LayerState, StateTensor
+from services.decoder.steps.step import Step
+from services.decoder.weights.linear_weight import in_memory
 from services.families import registry
 from services.families.family import Family
 from shared.checkpoint.folder import Checkpoint

@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from services.decoder.parallel.rank_group import RankGroup
-from services.decoder.parallel.share import Share
+from services.decoder.ranks.rank_group import RankGroup
+from services.decoder.ranks.share import Share
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from services.gateway.api.parts import Api
 from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.settings import GatewaySettings
+from services.gateway.timings import USUAL, Timings
 from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.text.text_fold import TokenBytes
@@ -87,6 +88,7 @@ async def open_stage(
     model_folder: Path,
     tokenizer: Tokenizer,
     apis: Sequence[Api] = APIS,
+    timings: Timings = USUAL,
     /,
     **changes: Any,
 ) -> AsyncIterator[Stage]:
@@ -106,7 +108,7 @@ async def open_stage(
     async with (
         PreprocessPlayer(redis_url, MODEL, tokenizer) as preprocess,
         SchedulerPlayer(redis_url, MODEL, table) as scheduler,
-        open_gateway(settings, apis=apis) as gateway,
+        open_gateway(settings, apis=apis, timings=timings) as gateway,
         plain_client(gateway.url, timeout=20) as http,
         AsyncOpenAI(
             base_url=f"{gateway.url}/v1",

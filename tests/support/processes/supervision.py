@@ -9,6 +9,7 @@ import psutil
 from services.launcher.supervise.process import Program
 from services.launcher.supervise.supervised_process import SupervisedProcess
 from services.launcher.supervise.supervisor import Supervisor
+from services.launcher.supervise.timings import USUAL, Timings
 
 
 class Record:
@@ -18,12 +19,13 @@ class Record:
         self.states: list[tuple[str, str]] = []
         self.lines: list[str] = []
 
-    def supervised(self, program: Program) -> SupervisedProcess:
+    def supervised(self, program: Program, timings: Timings = USUAL) -> SupervisedProcess:
         """Keeps it running, on the record."""
         return SupervisedProcess(
             program,
             on_state=lambda name, state: self.states.append((name, state)),
             on_line=lambda name, line: self.lines.append(f"{name}: {line}"),
+            timings=timings,
         )
 
     def of(self, name: str) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import Heads, Packed
-from services.decoder.loading.linear_weight import LinearWeight
+from services.decoder.steps.attention_meta import Heads, Packed
+from services.decoder.weights.linear_weight import LinearWeight
 from shared.errors import InvalidRequest
 
 # The products of a `DecoderLayer`, each made of one linear layer or of several that have the same inputs.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import HeadNorms, Heads, Packed
+from services.decoder.steps.attention_meta import HeadNorms, Heads, Packed
 
 
 @dataclass(frozen=True, eq=False)

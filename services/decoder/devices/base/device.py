@@ -15,8 +15,8 @@ from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
-from services.decoder.models.needs import AttentionKind
 from services.decoder.sampling.sampler import Sampler
+from services.decoder.steps.needs import AttentionKind
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 from shared.errors import InvalidRequest, ServingError

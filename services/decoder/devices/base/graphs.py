@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.models.step import Step
+from services.decoder.steps.step import Step
 
 # Hidden rows [T, H] of a step, by the operations that are captured.
 Forward = Callable[[Step], Tensor]

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta, Packed, PagedKV
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.steps.attention_meta import AttnMeta, Packed, PagedKV
 from shared.telemetry.op_profile import OpProfile
 
 # What a model calls in a step. A whole layer is not among them: it runs in its composable form.

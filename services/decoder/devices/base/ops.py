@@ -18,7 +18,10 @@ from services.decoder.devices.base.adapters import (
     LinearPlace,
     Segment,
 )
-from services.decoder.devices.base.attention_meta import (
+from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.ranks.rank_group import RankGroup
+from services.decoder.ranks.share import Share
+from services.decoder.steps.attention_meta import (
     AttnMeta,
     HeadNorms,
     Heads,
@@ -26,12 +29,9 @@ from services.decoder.devices.base.attention_meta import (
     Packed,
     PagedKV,
 )
-from services.decoder.devices.base.decoder_layer import DecoderLayer
-from services.decoder.devices.base.slot_state import LayerState, StateTensor
-from services.decoder.loading.linear_weight import LinearWeight
-from services.decoder.loading.quantized_weight import QuantizedWeight
-from services.decoder.parallel.rank_group import RankGroup
-from services.decoder.parallel.share import Share
+from services.decoder.steps.slot_state import LayerState, StateTensor
+from services.decoder.weights.linear_weight import LinearWeight
+from services.decoder.weights.quantized_weight import QuantizedWeight
 
 _NO_SEGMENTS = LayerSegments()
 

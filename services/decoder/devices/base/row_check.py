@@ -7,9 +7,9 @@ kernels. A decoder that fails here runs, but promises nothing about equal bits.
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import KVSpec
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import in_memory
+from services.decoder.steps.attention_meta import KVSpec
+from services.decoder.weights.linear_weight import in_memory
 
 _SIZES = ((256, 320), (896, 512))  # inputs and outputs of linear layers
 _ROWS = (1, 2, 5, 8, 13, 16, 37)

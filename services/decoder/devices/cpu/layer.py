@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta
 from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.steps.attention_meta import AttnMeta
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.packed_linear import PackedLinear
 

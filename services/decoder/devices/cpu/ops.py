@@ -18,7 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from services.decoder.devices.base.adapters import LayerSegments, Segment
-from services.decoder.devices.base.attention_meta import (
+from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.cpu.adapted_rows import AdaptedRowsCache
+from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
+from services.decoder.steps.attention_meta import (
     AttnMeta,
     HeadNorms,
     Heads,
@@ -26,10 +30,6 @@ from services.decoder.devices.base.attention_meta import (
     Packed,
     PagedKV,
 )
-from services.decoder.devices.base.decoder_layer import DecoderLayer
-from services.decoder.devices.base.ops import BaseOps, Use
-from services.decoder.devices.cpu.adapted_rows import AdaptedRowsCache
-from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
 from shared.cpu_kernels import binding, packed_linear, shortlist
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import (
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.row_groups import RowGroup, group_rows
+from services.decoder.steps.attention_meta import (
     AttnMeta,
     HeadNorms,
     Heads,
@@ -23,8 +25,6 @@ from services.decoder.devices.base.attention_meta import (
     Packed,
     PagedKV,
 )
-from services.decoder.devices.base.ops import BaseOps
-from services.decoder.devices.base.row_groups import RowGroup, group_rows
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 
 # Keys of one partial sum over values: GEMM cuts longer sums (from 193 on, measured) by their length.

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, PagedKV
 from services.decoder.devices.base.ops import BaseOps, hidden_keys
+from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 
 
 class CudaOps(BaseOps):

@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta
+from services.decoder.steps.attention_meta import AttnMeta
 
 Span = tuple[int, int, int]  # row, first position, position after the last
 Send = Callable[[np.ndarray[tuple[int, ...], np.dtype[np.int64]]], Tensor]

@@ -19,7 +19,7 @@ from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
-from services.decoder.models.needs import AttentionKind
+from services.decoder.steps.needs import AttentionKind
 from shared.ascend import is_310p
 from shared.errors import InvalidRequest, ServingError, Unavailable
 

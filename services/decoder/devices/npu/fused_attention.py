@@ -11,10 +11,10 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.npu.attention_call import AttentionCall
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.devices.npu.telling_batch import TellingBatch
+from services.decoder.steps.attention_meta import PagedKV
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.graphs import Forward, Graphs, blank_step
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.models.step import Step
+from services.decoder.steps.step import Step
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 import torch_npu
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.attention_call import attention_calls
 from services.decoder.devices.npu.fused_attention import FusedAttention, Heads, Trial, padded_size
 from services.decoder.devices.npu.schemas import supports
+from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
 
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses

@@ -10,11 +10,11 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from services.decoder.devices.base.ops import BaseOps, Use
 from services.decoder.devices.npu.fused_attention import Form, Heads, Trial, padded_size
 from services.decoder.devices.npu.ops import NpuKV, NpuOps
 from services.decoder.devices.npu.telling_batch import TellingBatch
+from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.errors import InvalidRequest
 
 _NZ = 29  # the number of the format FRACTAL_NZ

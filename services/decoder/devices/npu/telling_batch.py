@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import AttnMeta, KVSpec, PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.attention_call import AttentionCall
+from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 
 # Queries and keys of each row, around the edges of blocks and of what kernels take at once.
 _DECODES = ((1, 1), (1, 127), (1, 128), (1, 129), (1, 700))

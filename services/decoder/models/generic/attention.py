@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from services.decoder.devices.base.attention_meta import AttnMeta, PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.layer_spec import Paged
+from services.decoder.steps.attention_meta import AttnMeta, PagedKV
 
 NAME = "tessera"  # as an attention implementation of transformers
 

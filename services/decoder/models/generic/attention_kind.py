@@ -13,7 +13,7 @@ from services.decoder.models.generic.attention import NotServed
 from services.decoder.models.generic.comparison import agree, short_reaches
 from services.decoder.models.generic.head import in_vocabulary
 from services.decoder.models.generic.trial_run import TrialRun
-from services.decoder.models.needs import AttentionKind
+from services.decoder.steps.needs import AttentionKind
 
 _LENGTH = 23
 # Where a prompt may have two, whether they see each other is a part of the question.

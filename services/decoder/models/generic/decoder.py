@@ -12,7 +12,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from services.decoder.devices.base.attention_meta import PagedKV
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.generic import attention, experts
@@ -25,9 +24,10 @@ from services.decoder.models.generic.attention import (
 )
 from services.decoder.models.generic.attention_kind import attention_kind, run_marked
 from services.decoder.models.generic.comparison import Verdict, compare, run_eagerly
-from services.decoder.models.generic.division import divide, divides_experts, undivided
 from services.decoder.models.generic.experts import pack_experts
 from services.decoder.models.generic.head import in_vocabulary, make_head
+from services.decoder.models.generic.linears.division import divide, divides_experts, undivided
+from services.decoder.models.generic.linears.stacked_linear import Calls, stack_linears
 from services.decoder.models.generic.loading import (
     find_class,
     language_layers,
@@ -40,10 +40,10 @@ from services.decoder.models.generic.parameters import guard_parameters
 from services.decoder.models.generic.prompt_marks import PromptMarks
 from services.decoder.models.generic.rope_index import Ids, Positions, RopeIndex
 from services.decoder.models.generic.rotation import fix_rotations
-from services.decoder.models.generic.stacked_linear import Calls, stack_linears
 from services.decoder.models.layer_spec import Paged
-from services.decoder.models.needs import Needs
-from services.decoder.models.step import Step
+from services.decoder.steps.attention_meta import PagedKV
+from services.decoder.steps.needs import Needs
+from services.decoder.steps.step import Step
 from services.families import registry
 from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight, in_memory
 from services.decoder.models.generic.attention import NotServed
-from services.decoder.parallel.rank_group import RankGroup
-from services.decoder.parallel.share import Share
+from services.decoder.ranks.rank_group import RankGroup
+from services.decoder.ranks.share import Share
+from services.decoder.steps.attention_meta import Packed
+from services.decoder.weights.linear_weight import LinearWeight, in_memory
 
 NAME = "tessera"  # as an experts implementation of transformers
 

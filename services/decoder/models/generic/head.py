@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.decoder.devices.base.attention_meta import Packed
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.loading.linear_weight import LinearWeight, in_memory
-from services.decoder.models.generic.taken_linear import TakenLinear
+from services.decoder.models.generic.linears.taken_linear import TakenLinear
+from services.decoder.steps.attention_meta import Packed
+from services.decoder.weights.linear_weight import LinearWeight, in_memory
 
 _ROWS = 3
 

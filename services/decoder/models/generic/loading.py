@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from services.decoder.models.generic.taken_linear import take_linears
+from services.decoder.models.generic.linears.taken_linear import take_linears
 from services.families import registry
 from services.families.generic import ATTENTION_LAYERS, require_trusted
 from shared.checkpoint.folder import Checkpoint

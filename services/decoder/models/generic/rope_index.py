@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.worker.media.media_spans import embed_positions, read_spans
+from services.decoder.media.media_spans import embed_positions, read_spans
 from shared.artifacts.small_tensor import array_of
 from shared.errors import InvalidRequest
 from shared.prompts.modality import NAMES, modality_of

@@ -9,7 +9,7 @@ from torch import Tensor
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.step import Step
+from services.decoder.steps.step import Step
 
 Pieces = Sequence[Sequence[int]]  # of each prompt how many tokens each step computes
 

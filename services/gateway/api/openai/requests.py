@@ -35,7 +35,7 @@ from services.gateway.reading.logprob_fields import chat_logprobs, completion_lo
 from services.gateway.reading.tools import Tools, read_template_fields, read_tools, refuse_tools
 from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
-from shared.mindie_shm import LARGEST_CODE, NAMES_FIELD
+from shared.artifacts.mindie_shm import LARGEST_CODE, NAMES_FIELD
 from tessera.preprocess.v1.preprocess_pb2 import Message, PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 

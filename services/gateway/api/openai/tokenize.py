@@ -26,7 +26,7 @@ from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.tools import read_tools, refuse_tools
 from services.gateway.reading.unsupported import is_off, refuse_unsupported
 from services.gateway.slices import Slices
-from shared.mindie_shm import NAMES_FIELD
+from shared.artifacts.mindie_shm import NAMES_FIELD
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
 # May be turned into text at once, whatever the model's length.

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from shared.checkpoint.conversion.flm import config
 from shared.checkpoint.conversion.flm.file import FlmFile, open_flm
-from shared.checkpoint.conversion.flm.tensor import FlmTensor, TensorKind
+from shared.checkpoint.conversion.flm.tensor import BLOCK, FlmTensor, TensorKind
 from shared.checkpoint.conversion.new_folder import new_folder
 from shared.checkpoint.conversion.written_file import write_tensors
 from shared.checkpoint.files import INDEXES
@@ -23,25 +23,33 @@ _SHARD = 4 << 30  # bytes
 
 
 def convert_flm(
-    source: Path, destination: Path, dtype: str | None = None, say: Callable[[str], None] = print
+    source: Path,
+    destination: Path,
+    dtype: str | None = None,
+    say: Callable[[str], None] = print,
+    *,
+    shard_bytes: int = _SHARD,
+    block: int = BLOCK,
 ) -> None:
     """Writes the new folder `destination`, with the weights in `dtype` (of DTYPES), read again and compared.
 
     Without `dtype` it is bfloat16 where more than half of the elements are stored so, else float16. `say` gets a line
-    for each file of weights. Raises InvalidRequest, before anything is written, for a file that is broken or whose
-    model, vocabulary or tensors are not known; while writing, for a value that `dtype` has not; Precondition, naming
-    the tensor, if what was written differs.
+    for each file of weights, which has up to `shard_bytes` or one tensor; `block` is that of `FlmTensor.to`.
+
+    Raises InvalidRequest, before anything is written, for a file that is broken or whose model, vocabulary or tensors
+    are not known; while writing, for a value that `dtype` has not; Precondition, naming the tensor, if what was written
+    differs.
     """
     file = open_flm(source)
     kind = dtype or _usual(file.tensors)
     files = _json_files(file, source, kind)
     for tensor in file.tensors:
         tensor.require_ranges()
-    shards = list(_shards(file.tensors, getattr(torch, kind).itemsize))
+    shards = list(_shards(file.tensors, getattr(torch, kind).itemsize, shard_bytes))
     with new_folder(destination) as folder:
         for name, content in files.items():
             _write_json(folder / name, content)
-        _write_weights(folder, shards, getattr(torch, kind), say)
+        _write_weights(folder, shards, getattr(torch, kind), say, block)
 
 
 def _usual(tensors: Sequence[FlmTensor]) -> str:
@@ -81,11 +89,13 @@ def _require_tokens(content: Content) -> None:
         raise ValueError(f"its vocabulary makes no tokenizer: {error}") from error
 
 
-def _shards(tensors: Sequence[FlmTensor], itemsize: int) -> Iterator[list[FlmTensor]]:
+def _shards(
+    tensors: Sequence[FlmTensor], itemsize: int, shard_bytes: int
+) -> Iterator[list[FlmTensor]]:
     shard: list[FlmTensor] = []
     size = 0
     for tensor in tensors:
-        if shard and size + tensor.elements * itemsize > _SHARD:
+        if shard and size + tensor.elements * itemsize > shard_bytes:
             yield shard
             shard, size = [], 0
         shard.append(tensor)
@@ -98,6 +108,7 @@ def _write_weights(
     shards: Sequence[Sequence[FlmTensor]],
     dtype: torch.dtype,
     say: Callable[[str], None],
+    block: int,
 ) -> None:
     where: dict[str, str] = {}
     total = 0
@@ -105,7 +116,7 @@ def _write_weights(
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         if len(shards) == 1:
             name = "model.safetensors"
-        tensors = {tensor.name: tensor.to(dtype) for tensor in shard}
+        tensors = {tensor.name: tensor.to(dtype, block) for tensor in shard}
         write_tensors(folder / name, tensors, {"format": "pt"})
         say(f"[{number}/{len(shards)}] {name}: {len(tensors)} tensors")
         where |= dict.fromkeys(tensors, name)

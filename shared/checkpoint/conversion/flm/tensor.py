@@ -9,7 +9,7 @@ import torch
 from shared.errors import InvalidRequest
 
 # Values at a time: what is made of codes takes many times their memory.
-_BLOCK = 1 << 24
+BLOCK = 1 << 24
 
 
 class TensorKind(IntEnum):
@@ -67,11 +67,14 @@ class FlmTensor:
             if not (torch.isfinite(low) & torch.isfinite(high) & (low <= high)).all():
                 raise InvalidRequest("BAD_FLM", f"tensor {self.name!r} has a range that is none")
 
-    def to(self, dtype: torch.dtype) -> torch.Tensor:
-        """The values. Raises InvalidRequest if one is finite here and not in `dtype`."""
+    def to(self, dtype: torch.dtype, block: int = BLOCK) -> torch.Tensor:
+        """The values, made of about `block` elements at a time.
+
+        Raises InvalidRequest if one is finite here and not in `dtype`.
+        """
         whole = torch.empty(self.shape, dtype=dtype)
         rows = self.shape[0]
-        step = max(1, _BLOCK * rows // self.elements)
+        step = max(1, block * rows // self.elements)
         # Two rows, so that a block of 4-bit codes begins with a byte.
         step += step % 2
         for begin in range(0, rows, step):

@@ -1,0 +1,1 @@
+"""Embeddings of media, and the spans of tokens that take them."""

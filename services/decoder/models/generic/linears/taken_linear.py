@@ -1,0 +1,115 @@
+"""Linear layers of a class whose weights stay in the checkpoint until they are packed, one by one."""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from services.decoder.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.weight_reader import WeightReader
+
+
+class TakenLinear(nn.Module):
+    """In the place of a `nn.Linear`, as which it computes until it is packed. Its bias is loaded by transformers."""
+
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear, taken: LinearWeight, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.taken, self.dtype = taken, dtype
+        self.out_features, self.in_features = taken.out, taken.inputs
+        self.register_parameter("bias", layer.bias)
+        self._dense: Tensor | None = None
+        self._is_hf_initialized = True
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, inputs]: the mapped file, or what was converted, which is kept until the layer is packed. The numbers
+        of codes are made each time."""
+        if self._dense is not None:
+            return self._dense
+        found = self.taken.dense(self.dtype)
+        if not isinstance(self.taken, CodedWeight):
+            self._dense = found
+        return found
+
+    def keep(self, taken: LinearWeight, bias: Tensor | None) -> None:
+        """A part of the layer in its place."""
+        self.taken, self._dense = taken, None
+        self.out_features, self.in_features = taken.out, taken.inputs
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] to [..., out]."""
+        weight = self.weight.to(x.device)
+        if self._dense is not None:
+            self._dense = weight
+        return F.linear(x, weight, self.bias)
+
+
+def take_linears(
+    model: Any, checkpoint: Checkpoint, dtype: torch.dtype, key_mapping: dict[str, str] | None
+) -> None:
+    """Puts a `TakenLinear` in the place of each linear layer whose weight is one tensor of the checkpoint, whatever
+    transformers calls it there. The others transformers loads: those that it makes of several tensors or keeps in
+    another type, those that hang in several places, and those that share their weight."""
+    stored = _stored_names(model, checkpoint, key_mapping)
+    reader = WeightReader(checkpoint, stored.values())
+    layers = dict(_own_linears(model))
+    for path, name in stored.items():
+        layer = layers.get(path)
+        shape = checkpoint.shape(name)
+        if layer is None or shape != (layer.out_features, layer.in_features):
+            continue
+        taken = StoredWeight(path, *shape, None, partial(reader.part, name))
+        parent, _, own = path.rpartition(".")
+        model.get_submodule(parent)._modules[own] = TakenLinear(layer, taken, dtype)
+
+
+def _own_linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
+    """Each layer that hangs in one place, with a weight of its own and of the model's type."""
+    places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    shared = {*tied, *tied.values()}
+    others = {
+        name
+        for module in model.modules()
+        for key in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+        for name in getattr(module, key, None) or ()
+    }
+    for path, module in model.named_modules():
+        if (
+            type(module) is nn.Linear
+            and places[id(module)] == 1
+            and f"{path}.weight" not in shared
+            and not any(name in path for name in others)
+        ):
+            yield path, module
+
+
+def _stored_names(
+    model: Any, checkpoint: Checkpoint, key_mapping: dict[str, str] | None
+) -> dict[str, str]:
+    """The names in the checkpoint of weights that become a module's as they are, by the module's path."""
+    mapping = get_model_conversion_mapping(model, key_mapping)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    known = model.state_dict()
+    found: dict[str, list[str]] = {}
+    for name in checkpoint.names():
+        renamed, converted = rename_source_key(
+            name, renamings, converters, model.base_model_prefix, known
+        )
+        if renamed not in known and name in known:
+            renamed, converted = rename_source_key(name, [], [], model.base_model_prefix, known)
+        path, _, kind = renamed.rpartition(".")
+        if renamed in known:
+            found.setdefault(path, []).extend([name] if kind == "weight" and not converted else [])
+    return {path: names[0] for path, names in found.items() if len(names) == 1}

@@ -1,0 +1,1 @@
+"""What a step of the model is made of, as models and devices see it: tokens, attention, state, what is not split."""

@@ -1,0 +1,1 @@
+"""Step plans as arrays, and the block moves of one."""

@@ -1,0 +1,1 @@
+"""What a worker keeps of each sequence, by the number of its slot."""

@@ -1,0 +1,1 @@
+"""Redis: its address, connections to it, and which run of it answers."""
