@@ -23,6 +23,7 @@ from services.gateway.following.follower import Follower
 from services.gateway.health import Health
 from services.gateway.http.exchange import BodyLimits
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.settings import GatewaySettings
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
@@ -94,6 +95,8 @@ async def open_parts(
         resumption = Resumption(
             model, queue, follower, held_requests, metrics, reply_forms.id_prefixes
         )
+        grammars = Grammars(model)
+        stack.callback(grammars.close)
         admission = Admission(
             model,
             queue,
@@ -104,6 +107,7 @@ async def open_parts(
             resumption,
             metrics,
             QueueLimits(settings.max_waiting_requests, settings.max_waiting_tokens),
+            grammars,
             timings=timings,
             shares_prefixes=settings.share_prefix_cache or not settings.api_keys,
         )

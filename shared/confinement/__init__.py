@@ -1,1 +1,1 @@
-"""Confinement of processes that work on what nobody vouches for: files of clients, and chat templates."""
+"""Confinement of processes that work on what nobody vouches for: files of clients, chat templates, grammars."""

@@ -21,6 +21,7 @@ from services.gateway.following.choice_log import LogLayout
 from services.gateway.following.follower import Follower
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import serialized
+from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
 from services.gateway.telemetry.metrics import Metrics
@@ -72,6 +73,7 @@ class Admission:
         resumption: Resumption,
         metrics: Metrics,
         limits: QueueLimits,
+        grammars: Grammars,
         *,
         timings: Timings = USUAL,
         shares_prefixes: bool = True,
@@ -86,6 +88,7 @@ class Admission:
         self._resumption = resumption
         self._metrics = metrics
         self._limits = limits
+        self._grammars = grammars
         self._timings = timings
         self._shares_prefixes = shares_prefixes
 
@@ -100,6 +103,7 @@ class Admission:
         back, at any moment.
         """
         tenant = tenant_of(caller, request.user)
+        await self._compile_forms([request])
         try:
             known = await self._enter(request, caller, options, tenant)
             return known or await self._prepare_and_admit(request, caller, options, tenant)
@@ -125,6 +129,7 @@ class Admission:
                 "Last-Event-ID is not for several prompts: leave it out to get all from the beginning",
                 field="Last-Event-ID",
             )
+        await self._compile_forms(requests)
         every = [options.of_part(index) for index in range(len(requests))]
         asked = list(zip(requests, callers, every, strict=True))
         answers: dict[int, Answer] = {}
@@ -154,6 +159,15 @@ class Admission:
     async def settled(self) -> None:
         """Waits until those whose clients have left are taken back."""
         await self._cancels.settled()
+
+    async def _compile_forms(self, requests: Sequence[ValidRequest]) -> None:
+        """Before anything is reserved: a form that cannot be held to costs nothing else."""
+        try:
+            for request in requests:
+                await self._grammars.compile_for(request)
+        except ServingError as error:
+            self._metrics.rejected(error.reason)
+            raise
 
     async def _enter(
         self, request: ValidRequest, caller: Caller, options: RequestOptions, tenant: str

@@ -12,6 +12,8 @@ from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
 from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
+from services.gateway.reading.structured.constraint import Constraint
+from services.gateway.reading.structured.spellings import read_constraint
 from services.gateway.reading.tools import Tools
 from services.gateway.reading.unsupported import refuse_unsupported
 from services.gateway.reading.valid_request import ValidRequest
@@ -98,6 +100,7 @@ def read_generation(
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
         cache_salt=_read_cache_salt(options.cache_salt),
         has_short_prompt=is_short(prepare),
+        constraint=_read_form(options),
     )
 
 
@@ -126,6 +129,16 @@ def divided(
         )
     )
     return request
+
+
+def _read_form(options: GenerationOptions) -> Constraint | None:
+    constraint = read_constraint(options)
+    if constraint is not None:
+        for name in ("use_beam_search", "ignore_eos"):
+            if getattr(options, name):
+                text = f"cannot be combined with {constraint.field}, which decides where the answer ends"
+                raise wrong(name, f"{text}: leave one of them out")
+    return constraint
 
 
 def _reply_format(

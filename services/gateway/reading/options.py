@@ -3,7 +3,7 @@
 import msgspec
 
 from services.gateway.decoding.decode import Whole
-from services.gateway.reading.tools import ToolFields
+from services.gateway.reading.structured.fields import StructuredFields
 
 
 class StreamOptions(msgspec.Struct):
@@ -13,7 +13,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationOptions(ToolFields, kw_only=True):
+class GenerationOptions(StructuredFields, kw_only=True):
     """Types are checked, bounds are not yet; None is the server's default."""
 
     model: str | None = None

@@ -23,20 +23,7 @@ class _Refusal:
     off: tuple[Any, ...] = ()
 
 
-_FORM = _Refusal(
-    "holds the answer to a form, which is not offered yet: leave it out, and describe the form in the messages"
-)
 _REFUSALS: Mapping[str, _Refusal] = {
-    "response_format": _Refusal(
-        'asks for JSON, to which answers cannot be held yet: leave it out or send {"type": "text"}, and ask for'
-        " JSON in the messages",
-        ({"type": "text"},),
-    ),
-    "structured_outputs": _FORM,
-    "guided_json": _FORM,
-    "guided_regex": _FORM,
-    "guided_choice": _FORM,
-    "guided_grammar": _FORM,
     "modalities": _Refusal(
         'asks for more than text, and answers are text alone: leave it out or send ["text"]',
         (["text"],),
@@ -70,12 +57,6 @@ _REFUSALS: Mapping[str, _Refusal] = {
 class UnsupportedFields(msgspec.Struct, kw_only=True):
     """The fields of `_REFUSALS`, as unread JSON: what they hold is not built. Empty where a body does not have them."""
 
-    response_format: msgspec.Raw = _NONE
-    structured_outputs: msgspec.Raw = _NONE
-    guided_json: msgspec.Raw = _NONE
-    guided_regex: msgspec.Raw = _NONE
-    guided_choice: msgspec.Raw = _NONE
-    guided_grammar: msgspec.Raw = _NONE
     modalities: msgspec.Raw = _NONE
     audio: msgspec.Raw = _NONE
     suffix: msgspec.Raw = _NONE

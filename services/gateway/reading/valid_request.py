@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import InlineMedia
+from services.gateway.reading.structured.constraint import Constraint
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat
@@ -29,6 +30,8 @@ class ValidRequest:
     cache_salt: str = ""
     # Whether `prepare` goes to preprocess together with others (`prompt_stream.py`).
     has_short_prompt: bool = True
+    # The form of the answer: `sampling` has its grammar once that is compiled, before the request is admitted.
+    constraint: Constraint | None = None
     # Where `prepare` has tickets for media.
     inline_media: InlineMedia | None = None
 

@@ -183,18 +183,13 @@ UNSUPPORTED: list[dict[str, Any]] = [
     {"echo": True},
     {"logits_processors": ["x"]},
     {"tool_choice": "required"},
-    {"response_format": {"type": "json_object"}},
-    {"guided_json": {}},
+    {"modalities": ["audio"]},
     {"chat_template": "{{ x }}"},
 ]
 
 # What is refused, and what its error says besides its name.
 SAYS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"echo": True}, ("for completions", "false")),
-    ({"response_format": {"type": "json_object"}}, ("JSON", '{"type": "text"}')),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, ('{"type": "text"}',)),
-    ({"structured_outputs": {"json": {}}}, ("leave it out",)),
-    ({"guided_regex": "a+"}, ("leave it out",)),
     ({"modalities": ["text", "audio"]}, ("text alone", '["text"]')),
     ({"audio": {"voice": "x"}}, ("text alone", "leave it out")),
     ({"suffix": "end"}, ("`prompt`", 'send ""')),

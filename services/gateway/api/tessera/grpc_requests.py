@@ -28,12 +28,15 @@ from services.gateway.reading.media import (
     read_video_url,
 )
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.structured.fields import StructuredOutputs
 from services.gateway.reading.tools import ToolFields, read_template_fields, read_tools
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest, Video
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
+
+_NOTHING = msgspec.Raw()
 
 
 def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedModel) -> ValidRequest:
@@ -112,7 +115,35 @@ def read_options(
         timeout=_given(options, "timeout"),
         cache_salt=_given(options, "cache_salt"),
         add_special_tokens=_given(options, "add_special_tokens"),
+        structured_outputs=_structured_outputs(options),
     )
+
+
+def _structured_outputs(options: chat_pb2.GenerationOptions) -> StructuredOutputs | None:
+    if not options.HasField("structured_outputs"):
+        return None
+    found = options.structured_outputs
+    form = found.WhichOneof("form")
+    return StructuredOutputs(
+        json=_as_json(found.json) if form == "json" else _NOTHING,
+        json_object=found.json_object if form == "json_object" else None,
+        regex=found.regex if form == "regex" else None,
+        choice=list(found.choice.texts) if form == "choice" else None,
+        grammar=found.grammar if form == "grammar" else None,
+        structural_tag=_as_json(found.structural_tag) if form == "structural_tag" else _NOTHING,
+        whitespace_pattern=found.whitespace_pattern
+        if found.HasField("whitespace_pattern")
+        else None,
+        disable_any_whitespace=found.disable_any_whitespace or None,
+        disable_additional_properties=found.disable_additional_properties
+        if found.HasField("disable_additional_properties")
+        else None,
+    )
+
+
+def _as_json(text: str) -> msgspec.Raw:
+    """JSON in a text, as a body of REST may have it too."""
+    return msgspec.Raw(msgspec.json.encode(text))
 
 
 def _tools(request: ChatRequest) -> ToolFields:

@@ -1,0 +1,1 @@
+"""Answers held to a form: each spelling of it becomes one grammar."""

@@ -1,0 +1,37 @@
+"""From a form to the text of one llguidance grammar. Runs in a confined process: forms are programs."""
+
+import json
+from typing import Any
+
+from services.gateway.reading.structured.errors import FormError
+from services.gateway.reading.structured.parts import Parts, SchemaStyle
+from services.gateway.reading.structured.structural_tags import structural_tag
+
+
+def compiled(job: dict[str, Any]) -> str:
+    """The grammar of a job of `grammars.Grammars`, checked. Raises FormError."""
+    value, kind = _loads(job["json"]), job["kind"]
+    if kind in ("json", "structural_tag") and isinstance(value, str):
+        value = _loads(value)
+    style = SchemaStyle(job["closed"], job["lenient"], job["whitespace"])
+    parts = Parts(job["added_tokens"], style)
+    if kind == "json":
+        parts.start = parts.json_schema(value)
+    elif kind == "regex":
+        parts.start = parts.regex(value)
+    elif kind == "choice":
+        parts.start = " | ".join(map(json.dumps, value))
+    elif kind == "grammar":
+        parts.start = parts.grammar(value)
+    else:
+        parts.start = structural_tag(parts, value)
+    return parts.written(with_space=job["with_space"])
+
+
+def _loads(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise FormError("is nested too deeply") from None
+    except ValueError as error:
+        raise FormError(f"is not valid JSON: {error}") from None

@@ -1,0 +1,15 @@
+"""Why a form cannot be compiled, as the confined process tells it to the gateway."""
+
+
+class FormError(Exception):
+    """`at` is the place within the form's own JSON, as ".properties.tags"; empty for the whole."""
+
+    def __init__(self, message: str, at: str = "", reason: str = "INVALID_GRAMMAR") -> None:
+        super().__init__(message)
+        self.at = at
+        self.reason = reason
+
+
+def unsupported(message: str, at: str = "") -> FormError:
+    """For a schema that is valid and asks for more than can be held to."""
+    return FormError(message, at, "UNSUPPORTED_SCHEMA")

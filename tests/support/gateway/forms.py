@@ -1,0 +1,54 @@
+"""Forms compiled in the test's own process, and what their grammars accept with a real tokenizer."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from services.gateway.reading.structured.compiling import compiled
+from services.gateway.reading.structured.constraint import Kind
+
+
+def compile_form(
+    kind: Kind,
+    value: Any,
+    *,
+    closed: bool = True,
+    lenient: bool = False,
+    whitespace: str | None = None,
+    with_space: bool = False,
+    added_tokens: Mapping[str, int] | None = None,
+) -> str:
+    """The grammar. Raises FormError."""
+    return compiled(
+        {
+            "kind": kind,
+            "json": json.dumps(value).encode(),
+            "closed": closed,
+            "lenient": lenient,
+            "whitespace": whitespace,
+            "with_space": with_space,
+            "added_tokens": added_tokens or {},
+        }
+    )
+
+
+class Acceptor:
+    """Says whether a text is a whole answer under a grammar."""
+
+    def __init__(self, tokenizer: Tokenizer, end: str) -> None:
+        """`end`: the token that ends an answer."""
+        self._tokenizer = tokenizer
+        self._end = tokenizer.token_to_id(end)
+        self._library = LLTokenizer(tokenizer.to_str(), eos_token=self._end)
+
+    def accepts(self, grammar: str, text: str) -> bool:
+        """Token by token, as the tokenizer cuts the text."""
+        matcher = LLMatcher(self._library, grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        count = matcher.validate_tokens([*ids, self._end])
+        assert not matcher.is_error(), matcher.get_error()
+        return bool(count == len(ids) + 1)
