@@ -10,6 +10,15 @@ from typing import Any, TypeVar
 from shared.output_format.table import OutputFormat, ReasoningFormat, Xml
 
 _FIRST = 0xD800
+# Fields of rows that hold markers.
+_MARKERS = frozenset(field.name for row in (ReasoningFormat, Xml) for field in fields(row)) | {
+    "around",
+    "name_end",
+    "name_prefix",
+    "tail",
+    "xml",
+}
+_MARKERS -= {"name", "breaks"}
 MARK = re.compile("[\ud800-\udfff]")
 
 _Row = TypeVar("_Row", OutputFormat, ReasoningFormat, Xml)
@@ -40,7 +49,7 @@ class TokenMarkers:
         changed: dict[str, Any] = {}
         for field in fields(row):
             value = getattr(row, field.name)
-            if field.name in ("name", "between", "told_by", "told_against", "args_keys"):
+            if field.name not in _MARKERS:
                 continue
             if isinstance(value, str):
                 changed[field.name] = self.within(value)

@@ -50,6 +50,12 @@ class OutputFormat:
     name_prefix: str = ""
     name_end: str = ""
     tail: str = ""
+    # The name is followed by a colon and the number of the call.
+    numbered: bool = False
+    # White space as models write it: behind `open` and before `close`, between calls, and within `around`.
+    space: tuple[str, str] = ("", "")
+    join: str = "\n"
+    around_space: str = ""
     xml: Xml | None = None
     # Texts of which a chat template for this form has one, and those that it must not have.
     told_by: tuple[str, ...] = ()
@@ -101,12 +107,15 @@ _FORMATS = (
         "minimax_m2",
         Body.XML,
         around=("<minimax:tool_call>", "</minimax:tool_call>"),
+        around_space="\n",
         open="<invoke",
         close="</invoke>",
         xml=Xml(' name="', '">', '<parameter name="', '">', "", "</parameter>", ""),
         told_by=("<minimax:tool_call>",),
     ),
-    OutputFormat("hermes", Body.JSON, *_HERMES_MARKERS, told_by=("<tool_call>",)),
+    OutputFormat(
+        "hermes", Body.JSON, *_HERMES_MARKERS, space=("\n", "\n"), told_by=("<tool_call>",)
+    ),
     OutputFormat(
         "deepseek_v31",
         Body.NAME_JSON,
@@ -135,6 +144,8 @@ _FORMATS = (
         open="<|tool_call_begin|>",
         close="<|tool_call_end|>",
         name_prefix="functions.",
+        numbered=True,
+        join="",
         name_end="<|tool_call_argument_begin|>",
         told_by=("<|tool_calls_section_begin|>",),
     ),
@@ -143,14 +154,19 @@ _FORMATS = (
         Body.NAME_JSON,
         open="[TOOL_CALLS]",
         name_end="[ARGS]",
+        join="",
         told_by=("[ARGS]",),
     ),
-    OutputFormat("mistral", Body.JSON_ARRAY, open="[TOOL_CALLS]", told_by=("[TOOL_CALLS]",)),
+    OutputFormat(
+        "mistral", Body.JSON_ARRAY, open="[TOOL_CALLS]", join=", ", told_by=("[TOOL_CALLS]",)
+    ),
     OutputFormat(
         "internlm2",
         Body.JSON,
         open="<|action_start|><|plugin|>",
         close="<|action_end|>",
+        space=("\n", ""),
+        args_keys=("parameters", "arguments"),
         told_by=("<|action_start|>",),
     ),
     OutputFormat(
@@ -167,6 +183,8 @@ _FORMATS = (
         open="<|python_tag|>",
         at_start=True,
         between=";",
+        join="; ",
+        args_keys=("parameters", "arguments"),
         told_by=("<|python_tag|>", '"parameters": dictionary of argument name'),
     ),
 )

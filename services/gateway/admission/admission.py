@@ -165,6 +165,8 @@ class Admission:
         try:
             for request in requests:
                 await self._grammars.compile_for(request)
+                if request.within_reasoning is not None:
+                    await self._grammars.compile_for(request.within_reasoning)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise

@@ -14,12 +14,11 @@ from services.gateway.reading.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.structured.constraint import Constraint
 from services.gateway.reading.structured.spellings import read_constraint
-from services.gateway.reading.tools import Tools
 from services.gateway.reading.unsupported import refuse_unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.queue.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
-from tessera.scheduler.v1.queue_pb2 import MessageFormat, ReplyFormat, ReplyKind
+from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 
 _LONGEST_USER = 512
 _LONGEST_SALT = 512
@@ -104,41 +103,19 @@ def read_generation(
     )
 
 
-def divided(
-    request: ValidRequest,
-    tools: Tools,
-    model: ServedModel,
-    *,
-    single_call: bool,
-    hides_reasoning: bool,
-) -> ValidRequest:
-    """A chat's request, whose answer is divided into content, reasoning and calls where the model writes them."""
-    calls = model.forms.calls if tools.schemas_json else None
-    reasoning, reply = model.forms.reasoning, request.reply
-    if reply.prompt_only or (calls is None and reasoning is None):
-        return request
-    reply.kind = ReplyKind.REPLY_KIND_CHAT_MESSAGE
-    del reply.clean_up[:]
-    reply.message.CopyFrom(
-        MessageFormat(
-            calls=calls.name if calls is not None else "",
-            reasoning=reasoning.name if reasoning is not None else "",
-            hides_reasoning=hides_reasoning,
-            single_call=single_call,
-            schemas_json=tools.schemas_json,
-        )
-    )
-    return request
-
-
 def _read_form(options: GenerationOptions) -> Constraint | None:
     constraint = read_constraint(options)
     if constraint is not None:
-        for name in ("use_beam_search", "ignore_eos"):
-            if getattr(options, name):
-                text = f"cannot be combined with {constraint.field}, which decides where the answer ends"
-                raise wrong(name, f"{text}: leave one of them out")
+        check_form(options, constraint.field)
     return constraint
+
+
+def check_form(options: GenerationOptions, field: str) -> None:
+    """Raises InvalidRequest for what cannot be asked for beside a form of the answer, which `field` asks for."""
+    for name in ("use_beam_search", "ignore_eos"):
+        if getattr(options, name):
+            text = f"cannot be combined with {field}, which decides where the answer ends"
+            raise wrong(name, f"{text}: leave one of them out")
 
 
 def _reply_format(

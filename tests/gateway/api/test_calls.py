@@ -12,6 +12,7 @@ from services.gateway.gateway import Gateway, open_gateway
 from shared.net.channels import open_channel
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tests.support.gateway.forms import Acceptor
 from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready, write_model
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, events, merged, with_ids
@@ -283,7 +284,9 @@ async def test_earlier_calls_reach_the_template(stage: Stage) -> None:
     assert json.loads(seen.chat_template_kwargs_json) == told
     for change, field in (
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "y"}}},
             "tool_choice.function.name",
@@ -294,3 +297,57 @@ async def test_earlier_calls_reach_the_template(stage: Stage) -> None:
     ):
         refused = await stage.chat(**{"tools": TOOLS, **change})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
+async def grammar_of(stage: Stage, **body: Any) -> str:
+    specs: list[Any] = []
+    ids = [*stage.tokenizer.encode("x").ids, token_id(stage.tokenizer, "<|im_end|>")]
+
+    def answer(spec: Any) -> list[list[int]]:
+        specs.append(spec)
+        return [ids]
+
+    stage.scheduler.answer = answer
+    reply = await stage.chat(**body)
+    assert reply.status_code == 200, reply.text
+    return str(specs[-1].sampling.grammar)
+
+
+async def test_a_call_that_has_to_be_made_is_the_form_of_the_answer(stage: Stage) -> None:
+    match = Acceptor(stage.tokenizer, "<|im_end|>")
+    first, second = (
+        FIRST.replace(WEATHER, '{"city": 1}'),
+        SECOND.replace('"}', '", "arguments": {}}'),
+    )
+    both = f"{first}\n{second}"
+    thought = f"<think>\n{THOUGHT}\n</think>\n\n"
+    required = await grammar_of(stage, tools=TOOLS, tool_choice="required")
+    single = await grammar_of(stage, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    named = await grammar_of(
+        stage, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "stop"}}
+    )
+    for text, accepting in (
+        (first, (True, True, False)),
+        (second, (True, True, True)),
+        (thought + second, (True, True, True)),
+        (both, (True, False, False)),
+        ("Hi.", (False, False, False)),
+        (thought, (False, False, False)),
+    ):
+        found = tuple(match.accepts(one, text) for one in (required, single, named))
+        assert found == accepting, text
+    opened = [{"role": "user", "content": "<think>\n"}]
+    begun = await grammar_of(stage, tools=TOOLS, tool_choice="required", messages=opened)
+    assert match.accepts(begun, thought.removeprefix("<think>\n") + both)
+    assert not match.accepts(begun, both)
+    assert not await grammar_of(stage, tools=TOOLS)
+
+
+async def test_a_form_of_the_client_is_content_where_the_prompt_opens_reasoning(
+    stage: Stage,
+) -> None:
+    stage.says('{"a": 1}')
+    opened = [{"role": "user", "content": "<think>\n"}]
+    asked: Any = {"messages": opened, "response_format": {"type": "json_object"}}
+    message = (await stage.chat(**asked)).json()["choices"][0]["message"]
+    assert message["content"] == '{"a": 1}' and "reasoning" not in message

@@ -182,7 +182,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
 UNSUPPORTED: list[dict[str, Any]] = [
     {"echo": True},
     {"logits_processors": ["x"]},
-    {"tool_choice": "required"},
     {"modalities": ["audio"]},
     {"chat_template": "{{ x }}"},
 ]
@@ -195,7 +194,8 @@ SAYS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"suffix": "end"}, ("`prompt`", 'send ""')),
     ({"prompt_embeds": "AAAA"}, ("token ids",)),
     ({"chat_template": "{{ x }}"}, ("--chat-template",)),
-    ({"tool_choice": "required"}, ('"auto"', '"none"')),
+    ({"tool_choice": "required"}, ("`tools`",)),
+    ({"tool_choice": "x"}, ('"auto"', '"required"')),
     ({"functions": [{"name": "x"}]}, ("`tools`",)),
     ({"function_call": {"name": "x"}}, ("`tools`",)),
     ({"logits_processors": ["x"]}, ("[]",)),

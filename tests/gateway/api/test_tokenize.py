@@ -58,7 +58,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ x }}"}, "chat_template"),
     ("/tokenize", {"prompt": "x", "continue_final_message": True}, "continue_final_message"),
     ("/tokenize", {"prompt": "x", "documents": [{}]}, "documents"),
-    ("/tokenize", {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ("/tokenize", {"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
     ("/tokenize", {}, "prompt"),
     ("/detokenize", {"tokens": [1], "skip_special_tokens": True}, "skip_special_tokens"),
     ("/detokenize", {}, "tokens"),

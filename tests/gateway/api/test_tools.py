@@ -81,12 +81,13 @@ CALLS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "tool_choice": "auto"}, "tools", "NO_TOOL_FORMAT"),
     ({"tools": TOOLS, "tool_choice": None}, "tools", "NO_TOOL_FORMAT"),
     ({"tools": TOOLS, "function_call": "none"}, "tools", "NO_TOOL_FORMAT"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "UNSUPPORTED_PARAMETER"),
+    ({"tools": TOOLS, "tool_choice": "required"}, "tools", "NO_TOOL_FORMAT"),
     (
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-        "tool_choice",
-        "UNSUPPORTED_PARAMETER",
+        "tools",
+        "NO_TOOL_FORMAT",
     ),
+    ({"tool_choice": "required"}, "tool_choice", "INVALID_VALUE"),
     ({"functions": [FUNCTION]}, "functions", "UNSUPPORTED_PARAMETER"),
     (
         {"functions": [FUNCTION], "function_call": {"name": "get_weather"}},
@@ -198,7 +199,7 @@ async def test_grpc_takes_them_under_the_same_names(stage: Stage) -> None:
     assert shown(stage) == ""
     for tools, choice, field in (
         (json.dumps(TOOLS), "", "tools"),
-        (json.dumps(TOOLS), "required", "tool_choice"),
+        (json.dumps(TOOLS), "required", "tools"),
         ("[", "none", "tools"),
         ("[" * 100_000, "none", "tools"),
         ('[{"type": "function"}]', "none", "tools[0].function"),

@@ -11,14 +11,15 @@ from shared.text.text_fold import StopFinder, TextFold, TokenBytes
 PIECES = [b"a", b"b", b" ", "ł".encode(), "天".encode()[:1], "天".encode()[1:], b"<m>", b"<n>"]
 SPECIAL = len(PIECES) - 1  # "<n>": shown only without skipping
 TABLE = TokenBytes(PIECES, special_ids=[SPECIAL])
-MARKS = {6: "\ud800", SPECIAL: "\ud801"}
+FIRST, SECOND = map(chr, (0xD800, 0xD801))
+MARKS = {6: FIRST, SPECIAL: SECOND}
 STOPS = (None, ["ab"], ["m>a", "b <"], [">", "a<m>b"], ["天"])
 
 
 @pytest.mark.parametrize("skips", [True, False])
 @pytest.mark.parametrize("stops", STOPS, ids=str)
 def test_markers_take_the_place_of_their_text(skips: bool, stops: list[str] | None) -> None:
-    shown = {"\ud800": "<m>", "\ud801": "" if skips else "<n>"}
+    shown = {FIRST: "<m>", SECOND: "" if skips else "<n>"}
     for seed in range(200):
         draw = random.Random(seed)
         tokens = [draw.randrange(len(PIECES)) for _ in range(draw.randint(1, 12))]
@@ -50,5 +51,5 @@ def test_a_marker_comes_where_its_token_stands() -> None:
     assert marked.finish(cut=5) == ""
     marked = MarkedText(TABLE, True, StopStrings(["bb"]), False, MARKS)
     given = [marked.push(token) for token in (0, 1, SPECIAL, 6, 1)]
-    assert given == ["a", "", "", "b\ud801\ud800", ""]
+    assert given == ["a", "", "", f"b{SECOND}{FIRST}", ""]
     assert marked.finish() == "b"

@@ -19,20 +19,25 @@ from services.gateway.api.openai.schema import (
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.called import Called, read_call_id, read_calls
+from services.gateway.reading.calls.divided import divided
+from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
+from services.gateway.reading.calls.tools import (
+    Tools,
+    read_template_fields,
+    read_tools,
+    refuse_tools,
+)
 from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.copied_lists import check_copies
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
-    divided,
     ids_prompt,
     mindie_prompt,
     read_generation,
     text_prompt,
 )
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
-from services.gateway.reading.tools import Tools, read_template_fields, read_tools, refuse_tools
 from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.artifacts.mindie_shm import LARGEST_CODE, NAMES_FIELD
@@ -55,6 +60,7 @@ def read_chat(body: ChatRequest, model: ServedModel) -> ValidRequest:
     valid = read_generation(body, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
     return divided(
         valid,
+        body,
         tools,
         model,
         single_call=body.parallel_tool_calls is False,

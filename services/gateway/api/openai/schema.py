@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from services.gateway.decoding.decode import Whole
+from services.gateway.reading.calls.tools import ToolFields
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.tools import ToolFields
 
 _NONE = msgspec.Raw()
 

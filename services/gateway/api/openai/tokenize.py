@@ -20,10 +20,10 @@ from services.gateway.decoding.bounds import text, wholes, wrong
 from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.calls.tools import read_tools, refuse_tools
 from services.gateway.reading.data_urls import serialized
 from services.gateway.reading.generation import check_model
 from services.gateway.reading.short_prompts import is_short
-from services.gateway.reading.tools import read_tools, refuse_tools
 from services.gateway.reading.unsupported import is_off, refuse_unsupported
 from services.gateway.slices import Slices
 from shared.artifacts.mindie_shm import NAMES_FIELD

@@ -9,12 +9,13 @@ import msgspec
 from services.gateway.decoding.bounds import at_most, wrong
 from services.gateway.decoding.list_limits import MOST_FRAMES, MOST_IDS
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.called import Called, read_call_id, read_calls
+from services.gateway.reading.calls.divided import divided
+from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
+from services.gateway.reading.calls.tools import ToolFields, read_template_fields, read_tools
 from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
-    divided,
     ids_prompt,
     read_generation,
     text_prompt,
@@ -29,7 +30,6 @@ from services.gateway.reading.media import (
 )
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.structured.fields import StructuredOutputs
-from services.gateway.reading.tools import ToolFields, read_template_fields, read_tools
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart
@@ -57,6 +57,7 @@ def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedMod
     valid = read_generation(options, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
     return divided(
         valid,
+        options,
         tools,
         model,
         single_call=fields.parallel_tool_calls is False,
@@ -148,7 +149,9 @@ def _as_json(text: str) -> msgspec.Raw:
 
 def _tools(request: ChatRequest) -> ToolFields:
     """As they stand in a body of REST."""
-    choice = json.dumps(request.tool_choice) if request.tool_choice else ""
+    choice = request.tool_choice
+    if choice and not choice.startswith("{"):
+        choice = json.dumps(choice)
     several = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None
     return ToolFields(
         tools=msgspec.Raw(request.tools_json.encode()),

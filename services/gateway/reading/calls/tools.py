@@ -3,7 +3,7 @@ whether the last message is gone on with.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,9 +17,11 @@ from services.gateway.decoding.list_limits import (
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.reading.unsupported import UnsupportedFields, is_off, unsupported
 from shared.errors import InvalidRequest
+from shared.output_format.grammar import has_grammar
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 _NONE = msgspec.Raw()
+_REQUIRED = "required"
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -42,6 +44,11 @@ class Tools(NamedTuple):
     json: str = ""
     # The schemas of their parameters by name, as a JSON object, where the model may call them; else empty.
     schemas_json: str = ""
+    # Of those of which one has to be called: all of them or one, as `tool_choice` says; none where none has to be.
+    demanded: Mapping[str, Any] = {}
+    one_is_named: bool = False
+    # Whether a schema is to be kept to the letter.
+    strict: bool = False
 
 
 def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -> Tools:
@@ -59,8 +66,9 @@ def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -
         return Tools(
             _written("functions", [{"type": "function", "function": f} for f in functions])
         )
-    calls = _may_call(body.tool_choice, [tool["function"]["name"] for tool in tools])
-    if not (tools and calls and may_call):
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    choice = _read_choice(body.tool_choice, schemas)
+    if not tools or choice == "none" or not may_call:
         return Tools(_written("tools", tools))
     if forms.calls is None:
         raise wrong(
@@ -69,8 +77,19 @@ def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -
             ' send `tool_choice: "none"`: the model then sees the tools and answers in text',
             "NO_TOOL_FORMAT",
         )
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    return Tools(_written("tools", tools), json.dumps(schemas, ensure_ascii=False))
+    if choice != "auto" and not has_grammar(forms.calls):
+        raise unsupported(
+            "tool_choice",
+            f'asks for a call that has to be made, which is not offered for calls as {forms.calls.name}: send "auto"',
+        )
+    named = {choice: schemas[choice]} if choice in schemas else {}
+    return Tools(
+        _written("tools", tools),
+        json.dumps(schemas, ensure_ascii=False),
+        named or (schemas if choice == _REQUIRED else {}),
+        bool(named),
+        any(tool["function"].get("strict") is True for tool in tools),
+    )
 
 
 def read_template_fields(body: ToolFields, conversation: Conversation) -> None:
@@ -102,28 +121,31 @@ def refuse_tools(body: ToolFields) -> None:
         raise unsupported("continue_final_message", "is for chat: completions go on with `prompt`")
 
 
-def _may_call(choice: msgspec.Raw, names: list[str]) -> bool:
-    """Whether the model may call tools. Raises InvalidRequest for a call that must be made: that is not offered."""
-    if is_off(choice, "auto", "none"):
-        return is_off(choice, "auto")
+def _read_choice(choice: msgspec.Raw, names: Collection[str]) -> str:
+    """ "auto", "none", "required", or the tool that has to be called. Raises InvalidRequest."""
+    if is_off(choice, "auto"):
+        return "auto"
     try:
         asked = json.loads(bytes(choice))
     except (ValueError, RecursionError) as error:
         raise wrong("tool_choice", f"cannot be read: {error}") from None
+    if asked == "none":
+        return "none"
+    if asked == _REQUIRED:
+        if not names:
+            raise wrong("tool_choice", "asks for a call, and there are no tools: send `tools`")
+        return _REQUIRED
     function = asked.get("function") if isinstance(asked, dict) else None
-    if isinstance(function, dict):
-        name = function.get("name")
-        if name not in names:
-            raise wrong(
-                "tool_choice.function.name",
-                f"{str(name)[:64]!r} is not among tools",
-                "UNKNOWN_TOOL",
-            )
-    raise unsupported(
-        "tool_choice",
-        'asks for a call that the model has to make, which is not offered: send "auto" and ask for the call in the'
-        ' messages, or "none"',
-    )
+    if not isinstance(function, dict):
+        raise wrong(
+            "tool_choice",
+            'must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}',
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or name not in names:
+        field = "tool_choice.function.name"
+        raise wrong(field, f"{str(name)[:64]!r} is not among tools", "UNKNOWN_TOOL")
+    return name
 
 
 def _check_functions(body: ToolFields, may_call: bool) -> None:
