@@ -59,13 +59,21 @@ class PlanColumns(Generic[Column]):
     row_count: Column = field(default_factory=_empty, metadata=_of("row"))
     sample_row: Column = field(default_factory=_empty, metadata=_of("sample"))
     sample_slot: Column = field(default_factory=_empty, metadata=_of("sample", Holds.SLOT))
+    draft_slot: Column = field(default_factory=_empty, metadata=_of("draft", Holds.SLOT))
+    draft_token: Column = field(default_factory=_empty, metadata=_of("draft"))
     sealed_blocks: Column = field(
         default_factory=_empty, metadata=_of("sealed_blocks", Holds.DEVICE_BLOCK)
     )
 
 
 PLAN_COLUMNS = tuple(column.name for column in fields(PlanColumns))
-RESULT_COLUMNS = {"tokens": "<i4", "logprobs": "<f4", "top_ids": "<i4", "top_logprobs": "<f4"}
+RESULT_COLUMNS = {
+    "tokens": "<i4",
+    "logprobs": "<f4",
+    "top_ids": "<i4",
+    "top_logprobs": "<f4",
+    "accepted": "<i4",
+}
 """NumPy types of the columns of a step result. `PromptLogprobs` has those of the same name."""
 
 

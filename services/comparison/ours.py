@@ -12,7 +12,8 @@ from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.media.media_spans import MediaSpan
 from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.worker.inputs import Rows, build_batch
+from services.decoder.worker.inputs.rows import Rows
+from services.decoder.worker.inputs.step_inputs import Inputs
 from services.decoder.worker.slots.slots import SlotTable
 from services.families import registry
 from services.families.family import is_generic, load_part
@@ -85,15 +86,8 @@ class Whole:
         def one(value: int) -> Any:
             return np.array([value], np.int64)
 
-        batch = build_batch(
-            Rows(one(0), one(0), one(0), one(count)),
-            one(count),
-            slots,
-            self.device,
-            read,
-            levels=model.levels,
-            attention=model.needs.attention,
-        )
+        inputs = Inputs(slots, self.device, read, model.levels, model.needs.attention)
+        batch = inputs.build(Rows(one(0), one(0), one(0), one(count)), one(count))
         hidden = model.embed(batch.step.ids, batch.embeds, batch.runs)
         last = model.forward(hidden, batch.step, caches)
         return model.logits(last[:count][asked])

@@ -1,15 +1,29 @@
 """A whole system on a GPU, where there is one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cuda.device import CudaDevice
 from services.decoder.devices.cuda.ops import CudaOps
+from services.decoder.loading.load import load
 from services.decoder.weights.linear_weight import as_codes
+from services.decoder.worker.worker import Worker
 from shared.devices import cuda_fault
+from tests.support.checkpoints import make_checkpoint
 from tests.support.decoder.adapted_layer import NAMES, STACKED, Drawn, DrawnLayer, check_added
 from tests.support.decoder.coded_weights import FORMS, Form
+from tests.support.decoder.drafted_run import require_equal_with_drafts
+from tests.support.decoder.mixed_samples import (
+    KINDS,
+    MASK,
+    PENALTY,
+    Kind,
+    require_each_as_alone,
+    settings,
+)
 from tests.support.decoder.packs import require_equal_packs, require_packs_ask
 from tests.support.processes.demo_question import ask, unseen
 from tests.support.processes.system import System
@@ -62,3 +76,24 @@ def test_a_gpu_adds_to_linear_layers_what_the_reference_adds(
     with torch.inference_mode():
         check_added(layer, ops, [Drawn.of(name, (0, 2, 4, 5, 6, 9), 0)], tolerance)
         check_added(layer, ops, several, tolerance)
+
+
+@pytest.fixture(scope="module")
+def on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Worker:
+    """Of a small decoder in float32."""
+    folder: Path = make_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
+    return load(settings(folder, "cuda")).worker
+
+
+@needs_gpu
+@pytest.mark.parametrize("kinds", KINDS)
+def test_masks_and_penalties_on_a_gpu_leave_the_others_in_the_step_as_they_are(
+    on_gpu: Worker, kinds: list[Kind]
+) -> None:
+    require_each_as_alone(on_gpu, kinds)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", [{}, MASK, PENALTY, {"temperature": 0.9}], ids=str)
+def test_drafts_on_a_gpu_change_no_token(on_gpu: Worker, kind: Kind) -> None:
+    require_equal_with_drafts(on_gpu, kind)

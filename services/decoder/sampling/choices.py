@@ -29,6 +29,12 @@ class Choices:
         self.failed.update({int(rows[row]): error for row, error in some.failed.items()})
         self.logprobs.update({int(rows[row]): told for row, told in some.logprobs.items()})
 
+    def discard(self, sample: int) -> None:
+        """A sample has no token, and that is no failure."""
+        self.tokens[sample] = -1
+        self.failed.pop(sample, None)
+        self.logprobs.pop(sample, None)
+
     def fail(self, sample: int, error: ServingError) -> None:
         """A sample has no token, and nothing is told of it."""
         self.tokens[sample] = -1

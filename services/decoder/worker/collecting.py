@@ -13,9 +13,10 @@ from services.decoder.media.embeddings import Embeddings
 from services.decoder.sampling.choices import nan_logits, pack_logprobs
 from services.decoder.sampling.sampler import Sampler
 from services.decoder.steps.attention_meta import PagedKV
-from services.decoder.worker.inputs import Flags, Longs
+from services.decoder.worker.inputs.rows import Flags, Longs
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
+from services.decoder.worker.slots.accepting import Accepting
 from services.decoder.worker.slots.slots import SlotTable
 from services.decoder.worker.token_choice import TokenChoice
 from shared.errors import ServingError
@@ -36,6 +37,7 @@ class Collecting:
         slots: SlotTable,
         sampler: Sampler,
         choice: TokenChoice,
+        accepting: Accepting,
         prompt_logprobs: PromptLogprobs,
         embeddings: Embeddings,
         kv: Sequence[PagedKV],
@@ -43,6 +45,7 @@ class Collecting:
         """kv: the cache of every layer."""
         self._ops, self._kv = ops, kv
         self._slots, self._sampler, self._choice = slots, sampler, choice
+        self._accepting = accepting
         self._prompt_logprobs, self._embeddings = prompt_logprobs, embeddings
 
     def finish(
@@ -66,6 +69,8 @@ class Collecting:
             who = self._slots.names.get(int(plan.row_slot[row]), {})
             log.warning("row failed", **who, step=plan.step, reason=error.reason)
         result.tokens = tokens.astype("<i4").tobytes()
+        if plan.drafts is not None:
+            result.accepted = plan.drafts.accepted(tokens)
         ready, lost = self._embeddings.report()
         result.artifacts_ready.extend(ready)
         result.artifacts_lost.extend(lost)
@@ -153,6 +158,8 @@ class Collecting:
             return
         samples, owner = step.samples[kept], step.owners[kept]
         chosen = self._choice.finish(step, arrived, kept, later)
+        if plan.drafts is not None:
+            self._accepting.cut(plan.drafts, samples, owner, chosen)
         tokens[samples] = chosen.tokens
         for sample, error in chosen.failed.items():
             if int(owner[sample]) not in step.dropped:
@@ -162,12 +169,18 @@ class Collecting:
         step.result.logprobs, step.result.top_ids, step.result.top_logprobs = packed
 
     def _complete(self, step: LaunchedStep, tokens: Tokens) -> None:
-        """Puts the tokens [computed samples] in the places that were kept for them; -1: there is none."""
-        plan, owners = step.plan, step.owners
-        row = plan.sample_row[step.samples]
-        places = plan.row_start[row] + plan.row_count[row]
+        """Puts the tokens [computed samples] in the places that were kept for them, and of rows with drafts behind what
+        was known; -1: there is none."""
+        plan, owners, samples = step.plan, step.owners, step.samples
         if step.dropped:
             here = np.flatnonzero(~step.are_dropped(owners))
-            owners, places, tokens = owners[here], places[here], tokens[here]
-        self._slots.fill_in(owners, places, tokens)
+            owners, samples, tokens = owners[here], samples[here], tokens[here]
         self._sampler.commit(owners, tokens)
+        if plan.drafts is not None:
+            several = plan.drafts.are_behind[samples]
+            for slot in np.unique(owners[several]).tolist():
+                found = tokens[owners == slot]
+                self._slots.append(slot, found[found >= 0])
+            owners, samples, tokens = owners[~several], samples[~several], tokens[~several]
+        row = plan.sample_row[samples]
+        self._slots.fill_in(owners, plan.row_start[row] + plan.row_count[row], tokens)

@@ -11,7 +11,8 @@ from services.decoder.devices.base.staging import Download
 from services.decoder.sampling.choices import LogIds
 from services.decoder.sampling.device_sampler import Draws
 from services.decoder.sampling.split import Split
-from services.decoder.worker.inputs import Batch, Flags, Longs
+from services.decoder.worker.inputs.rows import Flags, Longs
+from services.decoder.worker.inputs.step_inputs import Batch
 from services.decoder.worker.plans.plan import Plan
 from shared.errors import ServingError
 from shared.telemetry.logs import Stopwatch
@@ -58,7 +59,17 @@ class LaunchedStep:
 
     def must_precede(self, plan: Plan) -> bool:
         """Whether a plan must not be launched before this step is collected: because it goes on with a token that the
-        host chooses, or ends such a sequence, or this step reports on prompts."""
+        host chooses, or ends such a sequence, or changes one with drafts here, or this step reports on prompts."""
+        if self.plan.drafts is not None:
+            named = [
+                plan.row_slot,
+                plan.fork_parent,
+                plan.set_token_slot,
+                plan.edit_slot,
+                plan.drop,
+            ]
+            if np.isin(self.plan.drafts.slots, np.concatenate(named)).any():
+                return True
         if self.reported or self.split.is_plain:
             return bool(self.reported)
         chosen = self.owners[~self.split.on_device]

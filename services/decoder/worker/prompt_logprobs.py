@@ -5,7 +5,7 @@ from torch import Tensor
 
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.sampling.logprobs import log_softmax, top
-from services.decoder.worker.inputs import Rows
+from services.decoder.worker.inputs.rows import Rows
 from services.decoder.worker.slots.kept_by_slot import Introduced, KeptBySlot
 from services.decoder.worker.slots.slots import SlotTable
 from shared.errors import Precondition

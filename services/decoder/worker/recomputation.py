@@ -9,7 +9,9 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.steps.attention_meta import PagedKV
-from services.decoder.worker.inputs import Longs, ReadRows, Rows, build_batch
+from services.decoder.worker.inputs.media_rows import ReadRows
+from services.decoder.worker.inputs.rows import Longs, Rows
+from services.decoder.worker.inputs.step_inputs import Inputs
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.slots.slots import SlotTable
 from services.decoder.worker.token_choice import SampleArrays
@@ -27,8 +29,9 @@ class Recomputation:
         kv: Sequence[PagedKV],
     ) -> None:
         """kv: the cache of every layer."""
-        self._model, self._device, self._kv = model, device, kv
-        self._slots, self._read = slots, read
+        self._model, self._kv = model, kv
+        # Without tokens of the device: the host knows them all by now.
+        self._inputs = Inputs(slots, device, read, model.levels, model.needs.attention)
 
     @torch.inference_mode()
     def run(self, step: LaunchedStep, arrived: Sequence[Array]) -> list[Array]:
@@ -39,17 +42,8 @@ class Recomputation:
         index = np.flatnonzero(np.isin(step.batch.rows.place, list(step.redo)))
         rows = step.batch.rows.select(index)
         ends = np.cumsum(rows.count)
-        needs = self._model.needs
-        batch = build_batch(
-            rows,
-            ends,
-            self._slots,
-            self._device,
-            self._read,
-            levels=self._model.levels,
-            attention=needs.attention,
-            states=None if states is None else states.select(index),
-        )
+        of_rows = None if states is None else states.select(index)
+        batch = self._inputs.build(rows, ends, states=of_rows)
         hidden = self._model.embed(batch.step.ids, batch.embeds, batch.runs)
         hidden = self._model.forward(hidden, batch.step, self._kv)
         found = [np.array(array) for array in arrived]

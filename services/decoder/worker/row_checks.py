@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from services.decoder.worker.inputs import ReadRows, Rows, spans_of
+from services.decoder.worker.inputs.media_rows import ReadRows, spans_of
+from services.decoder.worker.inputs.rows import Rows
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.slots.slot_states import SlotStates
 from services.decoder.worker.slots.slots import ANY_START, SlotTable
@@ -31,10 +32,12 @@ class RowChecks:
         good = slots.known[rows.slot] & ~slots.failed[rows.slot]
         good &= (counted == rows.start) | (counted == ANY_START)
         good &= self._states.continues(rows.slot, rows.start)
-        good &= end <= slots.length[rows.slot]
+        # With drafts a row runs more tokens than are known.
+        known = end if plan.drafts is None else end - plan.drafts.count
+        good &= known <= slots.length[rows.slot]
         good &= end <= slots.table_len[rows.slot] * slots.block_size
         owner = plan.sample_slot.astype(np.int64)
-        expected = slots.known[owner] & (slots.length[owner] == end[plan.sample_row])
+        expected = slots.known[owner] & (slots.length[owner] == known[plan.sample_row])
         expected |= slots.failed[owner]
         good[plan.sample_row[~expected]] = False
         for row in np.flatnonzero(~good).tolist():

@@ -14,7 +14,7 @@ from services.decoder.sampling.choices import Choices
 from services.decoder.sampling.device_sampler import draw, largest
 from services.decoder.sampling.sampler import Floats, Sampler
 from services.decoder.sampling.split import Split
-from services.decoder.worker.inputs import Longs, Rows
+from services.decoder.worker.inputs.rows import Longs, Rows
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.slots.slots import SlotTable
 
@@ -63,6 +63,8 @@ class TokenChoice:
         owner = plan.sample_slot.astype(np.int64)
         token = token_of[plan.sample_row]
         usable = (token >= 0) & slots.known[owner] & ~slots.failed[owner]
+        if plan.drafts is not None:
+            token = token - plan.drafts.behind
         step.samples = np.flatnonzero(usable)
         step.owners = owners = owner[step.samples]
         if not len(owners):
@@ -79,6 +81,8 @@ class TokenChoice:
             return sent
         step.late = self._sampler.late(owners)
         step.positions = (slots.length[owners] - slots.prompt_len[owners]).astype(np.int64)
+        if plan.drafts is not None:
+            step.positions += plan.drafts.order[step.samples]
         if self._device.asynchronous:
             draws = self._sampler.draws(owners, step.positions)
             if (draws.settings.temperature[split.on_device] > 0).any():

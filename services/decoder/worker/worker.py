@@ -7,27 +7,27 @@ from concurrent import futures
 from threading import Condition
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.devices.base.staging import Array
 from services.decoder.media.embeddings import Embeddings
-from services.decoder.media.media_spans import MediaSpan
 from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.ranks.rank_group import RankGroup
-from services.decoder.sampling.split import Split
 from services.decoder.steps.step import Step
 from services.decoder.worker.collecting import Collecting, Deliver
-from services.decoder.worker.inputs import Batch, Rows, build_batch, order_rows
+from services.decoder.worker.computing import Computing
+from services.decoder.worker.inputs.media_rows import reader
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plan_changes import PlanChanges
 from services.decoder.worker.plans.plan import Limits, Plan, read_plan
+from services.decoder.worker.preparing import Preparing
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.recomputation import Recomputation
 from services.decoder.worker.row_checks import RowChecks
+from services.decoder.worker.slots.accepting import Accepting
 from services.decoder.worker.slots.kept_by_slot import (
     LayerStates,
     MediaInUse,
@@ -36,11 +36,10 @@ from services.decoder.worker.slots.kept_by_slot import (
     SampledSlots,
 )
 from services.decoder.worker.slots.sealed_blocks import SealedBlocks
-from services.decoder.worker.slots.slot_states import SlotStates, StateRows
+from services.decoder.worker.slots.slot_states import SlotStates
 from services.decoder.worker.slots.slots import PENDING, SlotTable
 from services.decoder.worker.token_choice import TokenChoice
 from shared.environment import monotonic
-from shared.errors import Overloaded
 from shared.telemetry.logs import Stopwatch
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult, StepTimes
 
@@ -62,7 +61,7 @@ class Worker:
         spec = cache_spec(model.layers)
         self._kv = [ops.alloc_kv(layer, limits.num_blocks) for layer in spec.paged]
         host_kv = [ops.alloc_host_kv(layer, limits.num_host_blocks) for layer in spec.paged]
-        self._states = states = SlotStates(spec.states, ops, limits.max_slots)
+        states = SlotStates(spec.states, ops, limits.max_slots)
         vocabulary = model.config.vocab_size
         self.slots = slots = SlotTable(
             limits.max_slots,
@@ -72,8 +71,8 @@ class Worker:
             model.rotary_axes,
         )
         self.sealed = SealedBlocks(limits.num_blocks)
-        self._sampler = sampler = device.make_sampler(limits.max_slots, vocabulary)
-        self._prompt_logprobs = logprobs = PromptLogprobs(model, slots)
+        sampler = device.make_sampler(limits.max_slots, vocabulary)
+        logprobs = PromptLogprobs(model, slots)
         # What is added by slot is introduced, forked and dropped here; the table itself comes first.
         kept = (
             LayerStates(states),
@@ -81,17 +80,25 @@ class Worker:
             SampledSlots(sampler),
             PromptPlaces(slots, model),
             logprobs,
+            accepting := Accepting(),
         )
         self._preparations = Preparations(kept)
         self._changes = PlanChanges(device, slots, kept, self.sealed, embeddings, self._kv, host_kv)
-        self._checks = RowChecks(slots, self._read, states)
-        self._choice = choice = TokenChoice(model, device, slots, sampler)
-        self._collecting = Collecting(ops, slots, sampler, choice, logprobs, embeddings, self._kv)
-        self._recomputation = Recomputation(model, device, slots, self._read, self._kv)
-        # Of `forward`, for steps that only generate; None where these run as all others do.
-        self.graphs: Graphs | None = None
+        read = reader(embeddings, model.config.hidden_size * (1 + model.levels))
+        self._checks = RowChecks(slots, read, states)
+        choice = TokenChoice(model, device, slots, sampler)
+        self._collecting = Collecting(
+            ops, slots, sampler, choice, accepting, logprobs, embeddings, self._kv
+        )
+        self._recomputation = Recomputation(model, device, slots, read, self._kv)
+        self._preparing = Preparing(
+            model, device, slots, states, self.sealed, choice, logprobs, read
+        )
         # Guards all of the state above but the device's. Steps that were launched and not collected, oldest first.
         self._collected = Condition()
+        self._computing = Computing(
+            model, device, self.forward, self._preparing, choice, self._collecting, self._collected
+        )
         self._in_flight: deque[LaunchedStep] = deque()
         self._arrived_at = 0.0  # when the step that was collected last was computed
         # A row failed or has to be computed again: what is in flight is collected before the next launch.
@@ -122,6 +129,22 @@ class Worker:
         for ref in plan.fetch:
             self.embeddings.start(ref)
         return plan
+
+    @property
+    def graphs(self) -> Graphs | None:
+        """Of `forward`, for steps that only generate; None where these run as all others do."""
+        return self._preparing.graphs
+
+    @graphs.setter
+    def graphs(self, graphs: Graphs | None) -> None:
+        self._preparing.graphs = graphs
+
+    def forward(
+        self, step: Step, embeds: Sequence[Tensor] = (), runs: Sequence[tuple[int, int]] = ()
+    ) -> Tensor:
+        """Hidden rows [T, H] of a step, by the model over this worker's cache."""
+        hidden = self._model.embed(step.ids, embeds, runs)
+        return self._model.forward(hidden, step, self._kv)
 
     @property
     def ranks(self) -> RankGroup | None:
@@ -155,12 +178,11 @@ class Worker:
                 self._apply(plan)
                 rows = self._checks.runnable(step)
                 if len(rows.slot):
-                    step.batch = self._prepare(step, rows)
+                    step.batch = self._preparing.prepare(step, rows)
                 self._in_flight.append(step)
             step.times.prepare_us = step.watch.lap_us()
             if step.batch is not None:
-                with torch.inference_mode():
-                    self._compute_within_memory(step)
+                self._computing.run(step)
         except BaseException as error:
             self._has_failed = True
             self._remove(step)
@@ -218,149 +240,6 @@ class Worker:
         if self._in_flight[-1].must_precede(plan):
             return True
         slots = self.slots
-        touched = np.concatenate([plan.fork_parent, plan.set_token_slot])
+        touched = np.concatenate([plan.fork_parent, plan.set_token_slot, plan.draft_slot])
         last = slots.tokens[touched, np.maximum(slots.length[touched] - 1, 0)]
         return bool((last == PENDING).any())
-
-    def _read(self, span: MediaSpan, first: int, last: int) -> Tensor:
-        width = self._model.config.hidden_size * (1 + self._model.levels)
-        return self.embeddings.rows(span.digest, first, last, len(span.positions), width)
-
-    def _prepare(self, step: LaunchedStep, rows: Rows) -> Batch:
-        """The tensors of the rows, sent to the device; makes places for the tokens that will be chosen."""
-        rows = order_rows(rows)
-        ends = np.cumsum(rows.count)
-        extra = self._choice.begin(step, rows, ends)
-        least_rows = self._rows_of_graph(rows)
-        step.is_replayed = least_rows is not None
-        batch = build_batch(
-            rows,
-            ends,
-            self.slots,
-            self._device,
-            self._read,
-            extra,
-            self._choice.last_tokens,
-            self._model.levels,
-            self._model.needs.attention,
-            least_rows or 0,
-            self._advance(step, rows),
-        )
-        step.reported = self._prompt_logprobs.reported(rows)
-        self.sealed.overwrite(batch.blocks)
-        self.slots.computed[rows.slot] = rows.end
-        if len(step.owners):
-            row = step.plan.sample_row[step.samples]
-            self.slots.extend(step.owners, step.plan.row_start[row] + step.plan.row_count[row])
-        return batch
-
-    def _advance(self, step: LaunchedStep, rows: Rows) -> StateRows | None:
-        """The state of rows that will run. Forks that sample from another's row go on from what that row leaves."""
-        found = self._states.advance(rows.slot, rows.start, rows.end)
-        if found is None:
-            return None
-        sources = step.plan.row_slot[step.plan.sample_row[step.samples]]
-        for place in np.flatnonzero(sources != step.owners).tolist():
-            self._states.fork(int(sources[place]), int(step.owners[place]))
-        return found
-
-    def _rows_of_graph(self, rows: Rows) -> int | None:
-        """Rows of the graph that computes these; None if there is none: graphs have one token of each row, and no
-        embeddings of media."""
-        if self.graphs is None:
-            return None
-        generates = (rows.count == 1) & (rows.start >= self.slots.prompt_len[rows.slot])
-        return self.graphs.size_for(len(rows.slot)) if generates.all() else None
-
-    def _compute_within_memory(self, step: LaunchedStep) -> None:
-        """Computes; where memory does not suffice once more with what the device holds unused, and then without the
-        largest prompt, until it does: up to its samples a step may be computed again. Raises Overloaded where no prompt
-        is left."""
-        failures = 0
-        while step.batch is not None and not self._fits(step, step.batch):
-            failures += 1
-            step.hidden = step.logits = None
-            self._device.free_unused()
-            if failures > 1:
-                self._leave_out_largest(step, step.batch)
-
-    def _fits(self, step: LaunchedStep, batch: Batch) -> bool:
-        """Computes; whether memory sufficed, of several ranks that of every one. Raises torch.OutOfMemoryError for one
-        of several ranks in a step without prompts: what such steps take does not vary, and none waits for the others.
-        """
-        ranks = self.ranks
-        is_alone = ranks is None or batch.rows.count.max() == 1
-        before = 0 if ranks is None else ranks.calls
-        try:
-            self._compute(step, batch)
-            fits = True
-        except torch.OutOfMemoryError:
-            if is_alone and ranks is not None:
-                raise
-            fits = False
-        if ranks is None or is_alone:
-            return fits
-        if not fits:
-            self._make_calls(step, batch, ranks, ranks.calls - before)
-        return ranks.agree(fits)
-
-    def _make_calls(self, step: LaunchedStep, batch: Batch, ranks: RankGroup, made: int) -> None:
-        """Those calls of a step that this rank has not made: the others are in them, and cannot leave them. What comes
-        of them is not used. made: how many it has made."""
-        sums = self._model.sums
-        ops, size = self._device.ops, (len(batch.step.ids), self._model.config.hidden_size)
-        hidden = torch.zeros(size, dtype=ops.dtype, device=ops.device)
-        for _ in range(made, sums):
-            ranks.sum(hidden.zero_())
-        if made <= sums and len(step.owners):
-            self._choice.submit(step, hidden.zero_(), batch.extra)
-
-    def _leave_out_largest(self, step: LaunchedStep, batch: Batch) -> None:
-        """Fails the longest row, and prepares the others anew."""
-        rows = batch.rows
-        largest = int(rows.count.argmax())
-        count, place = int(rows.count[largest]), int(rows.place[largest])
-        if count == 1:
-            raise out_of_memory(f"a step of {len(rows.slot)} sequences does")
-        if self.ranks is not None:  # some wrote what they computed without the summands of others
-            written = batch.step.meta.slots
-            self._collecting.scrub(written, np.flatnonzero(batch.token_rows == largest))
-        with self._collected:
-            self.slots.failed[rows.slot[largest]] = True
-            step.failed[place] = out_of_memory(f"{count} tokens of a prompt do")
-            self.slots.length[step.owners] -= 1  # their places are made again
-            self._states.go_back(rows.slot, rows.start)
-            step.samples = step.owners = np.zeros(0, np.int64)
-            step.draws, step.split = None, Split.largest(0)
-            kept = rows.select(np.flatnonzero(rows.place != place))
-            step.batch = self._prepare(step, kept) if len(kept.slot) else None
-
-    def forward(
-        self, step: Step, embeds: Sequence[Tensor] = (), runs: Sequence[tuple[int, int]] = ()
-    ) -> Tensor:
-        """Hidden rows [T, H] of a step, by the model over this worker's cache."""
-        hidden = self._model.embed(step.ids, embeds, runs)
-        return self._model.forward(hidden, step, self._kv)
-
-    def _compute(self, step: LaunchedStep, batch: Batch) -> None:
-        """Submits the rows, and what the sampler needs of their last tokens."""
-        if step.is_replayed and self.graphs is not None:
-            hidden = self.graphs.run(batch.step)
-        else:
-            hidden = self.forward(batch.step, batch.embeds, batch.runs)
-        if step.reported:
-            step.hidden = hidden
-        wanted = [hidden.sum(-1, dtype=torch.float32)]
-        step.times.forward_us = step.watch.lap_us()
-        if len(step.owners):
-            wanted += self._choice.submit(step, hidden, batch.extra)
-        step.download = self._device.download(*wanted)
-
-
-def out_of_memory(what: str) -> Overloaded:
-    """The failure of what the device's memory does not hold."""
-    return Overloaded(
-        "OUT_OF_MEMORY",
-        f"{what} not fit into the device's memory: lower --max-num-batched-tokens, --max-num-seqs or"
-        " --gpu-memory-utilization",
-    )

@@ -6,67 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from services.decoder.loading.load import load
-from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.token_choice import SampleArrays
 from services.decoder.worker.worker import Worker
 from shared.cpu_kernels import shortlist
-from tessera.decoder.v1.decoder_pb2 import StepResult
 from tests.decoder.parallel.test_out_of_memory import Ranks
 from tests.support.decoder.deferred_device import LOADS
-from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan, read_ints
-
-STEPS, BLOCKS = 12, 4
-PROMPTS = [np.random.default_rng(n).integers(0, 400, 9 + 3 * n).tolist() for n in range(4)]
-PENALTY = {"presence_penalty": 1.5, "repetition_penalty": 1.3}
-MASK = {"allowed_token_ids": list(range(0, 400, 3))}
-KINDS: list[list[dict[str, Any]]] = [
-    [{}, PENALTY, {}, {}],
-    [{}, MASK, {"no_repeat_ngram_size": 1}, {}],
-    [{}, {"temperature": 0.8, "top_k": 20}, PENALTY, {"logprobs": 2}],
-]
-
-
-def settings(folder: Path) -> DecoderSettings:
-    chosen = {"model": folder, "device": "cpu", "kv_cache_memory_bytes": 4 << 20, "threads": 1}
-    return DecoderSettings.model_validate(chosen)
-
-
-def generate(worker: Worker, kinds: dict[int, dict[str, Any]]) -> list[StepResult]:
-    """Results of steps in turn, of a sequence in each of these slots."""
-    slots, results = list(kinds), list[StepResult]()
-    order = list(range(len(slots)))
-    for step in range(STEPS):
-        lengths = [len(PROMPTS[slot]) for slot in slots]
-        plan = make_plan(
-            step=step + 1,
-            row_slot=slots,
-            row_start=[length + step - 1 for length in lengths] if step else [0] * len(slots),
-            row_count=[1] * len(slots) if step else lengths,
-            sample_row=order,
-            sample_slot=slots,
-        )
-        if step == 0:
-            opening = make_plan(
-                new=[introduce(Text(s, PROMPTS[s], greedy(seed=s, **kinds[s]))) for s in slots],
-                edit_slot=slots,
-                edit_index=[0] * len(slots),
-                edit_len=[BLOCKS] * len(slots),
-                edit_blocks=[1 + BLOCKS * slot + n for slot in slots for n in range(BLOCKS)],
-            )
-            plan.MergeFrom(opening)
-        worker.step(read_plan(plan, worker.limits), results.append)
-    worker.reset()
-    return results
-
-
-def tokens_of(results: list[StepResult]) -> list[list[int]]:
-    assert not any(result.failed for result in results)
-    return [read_ints(result.tokens) for result in results]
+from tests.support.decoder.mixed_samples import (
+    KINDS,
+    STEPS,
+    Kind,
+    generate,
+    require_each_as_alone,
+    settings,
+    tokens_of,
+)
 
 
 @pytest.fixture(params=LOADS)
@@ -76,25 +32,25 @@ def worker(llama_folder: Path, request: pytest.FixtureRequest) -> Worker:
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-def test_each_gets_what_it_gets_alone(worker: Worker, kinds: list[dict[str, Any]]) -> None:
+def test_each_gets_what_it_gets_alone(worker: Worker, kinds: list[Kind]) -> None:
+    require_each_as_alone(worker, kinds)
     together = generate(worker, dict(enumerate(kinds)))
     for slot, kind in enumerate(kinds):
-        alone = generate(worker, {slot: kind})
-        assert [step[slot] for step in tokens_of(together)] == [t for [t] in tokens_of(alone)]
         if "logprobs" in kind:
+            alone = generate(worker, {slot: kind})
             assert [r.top_logprobs for r in together] == [r.top_logprobs for r in alone]
 
 
 def test_only_logits_that_the_host_needs_come_to_it(llama_folder: Path) -> None:
     worker = LOADS["deferred"](settings(llama_folder)).worker
     seen: list[SampleArrays] = []
-    finish = worker._choice.finish
+    finish = worker._collecting._choice.finish
 
     def look(step: Any, arrived: Any, kept: Any, later: Any) -> Any:
         seen.append(SampleArrays.of(step.split, arrived))
         return finish(step, arrived, kept, later)
 
-    worker._choice.finish = look  # type: ignore[method-assign]
+    worker._collecting._choice.finish = look  # type: ignore[method-assign]
     generate(worker, dict(enumerate(KINDS[2])))
     for arrays in seen:
         assert arrays.tokens is not None and len(arrays.tokens) == 4
@@ -110,7 +66,7 @@ def _sketched(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_sketched")
 @pytest.mark.parametrize("kinds", KINDS[:2])
 def test_masks_and_penalties_leave_the_sketch_in_use(
-    llama_folder: Path, kinds: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    llama_folder: Path, kinds: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sketched = load(settings(llama_folder)).worker
     monkeypatch.setattr(shortlist, "LEAST_BYTES", 1 << 40)
@@ -141,7 +97,7 @@ def ranks(_sketched: None, llama_folder: Path) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("kinds", KINDS)
 def test_ranks_choose_the_same_in_the_same_way(
-    ranks: Ranks, llama_folder: Path, kinds: list[dict[str, Any]]
+    ranks: Ranks, llama_folder: Path, kinds: list[Kind]
 ) -> None:
     one, other = ranks.both(lambda worker: generate(worker, dict(enumerate(kinds))))
     assert tokens_of(one) == tokens_of(other)

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from services.decoder.worker.plans.drafts import Drafts
 from shared.block_hash import HASH_BYTES
 from shared.errors import InvalidRequest
 from shared.step_columns import (
@@ -49,6 +50,7 @@ class Plan(PlanColumns[Ints]):
     sealed_hashes: bytes
     # Of each of `new`, where something is being prepared.
     prepared: "Sequence[Prepared]" = field(default=(), init=False)
+    drafts: Drafts | None = None  # None in a plan without
 
 
 _GROUP_OF = {name: group for group in parallel_columns() for name in group}
@@ -74,6 +76,7 @@ def read_plan(message: StepPlan, limits: Limits) -> Plan:
         if not 0 <= sequence.slot < limits.max_slots:
             raise bad_plan(f"new: slot {sequence.slot} is not in [0, {limits.max_slots})")
     _check_rows(arrays, limits)
+    drafts = _read_drafts(arrays, limits) if "draft_slot" in given else None
     _check_edits(arrays, limits)
     if len(message.sealed_hashes) != HASH_BYTES * len(arrays["sealed_blocks"]):
         raise bad_plan("sealed_hashes does not hold 16 bytes for each of sealed_blocks")
@@ -84,6 +87,7 @@ def read_plan(message: StepPlan, limits: Limits) -> Plan:
         fetch=message.fetch,
         release=message.release,
         sealed_hashes=message.sealed_hashes,
+        drafts=drafts,
         **arrays,
     )
 
@@ -130,14 +134,36 @@ def _check_rows(arrays: dict[str, Ints], limits: Limits) -> None:
     _check_range("sample_row", arrays["sample_row"], 0, len(slots))
     if _has_twice(slots):
         raise bad_plan("row_slot names a slot twice")
-    samples = arrays["sample_slot"]
-    if _has_twice(samples):
+    if not len(arrays["draft_slot"]) and _has_twice(arrays["sample_slot"]):
         raise bad_plan("sample_slot names a slot twice")
     _check_range("row_start", arrays["row_start"], 0, limits.max_model_len)
     _check_range("row_count", arrays["row_count"], 1, limits.max_model_len + 1)
     tokens = int(np.add.reduce(arrays["row_count"]))
     if tokens > limits.max_step_tokens:
         raise bad_plan(f"{tokens} tokens are more than {limits.max_step_tokens} a step")
+
+
+def _read_drafts(arrays: dict[str, Ints], limits: Limits) -> Drafts:
+    rows, sample_row = arrays["row_slot"], arrays["sample_row"]
+    drafted, sampled = arrays["draft_slot"], arrays["sample_slot"]
+    if not len(rows) or not np.isin(drafted, rows).all():
+        raise bad_plan("draft_slot names a slot without a row")
+    count = np.bincount(drafted, minlength=limits.max_slots)[rows]
+    has_drafts = count > 0
+    if (count >= arrays["row_count"]).any():
+        raise bad_plan("draft_slot: a row has no token before its drafts")
+    ends = arrays["row_start"].astype(np.int64) + arrays["row_count"]
+    if (ends[has_drafts] > limits.max_model_len).any():
+        raise bad_plan(f"draft_slot: drafts beyond {limits.max_model_len} tokens of a sequence")
+    samples = np.bincount(sample_row, minlength=len(rows))
+    if (samples[has_drafts] != count[has_drafts] + 1).any():
+        raise bad_plan("draft_slot: a row with n drafts has n + 1 samples")
+    behind = has_drafts[sample_row]
+    if (sampled != rows[sample_row])[behind].any():
+        raise bad_plan("draft_slot: another slot samples from a row with drafts")
+    if _has_twice(np.concatenate([sampled[~behind], rows[has_drafts]])):
+        raise bad_plan("sample_slot names a slot twice for one position")
+    return Drafts.of(drafted, arrays["draft_token"], rows, count, sample_row)
 
 
 def _check_edits(arrays: dict[str, Ints], limits: Limits) -> None:

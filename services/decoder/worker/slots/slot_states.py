@@ -55,6 +55,11 @@ class SlotStates:
         self._holders = np.zeros(places, np.int64)
         self._free = list(range(places - 1, _ZEROS, -1))
 
+    @property
+    def empty(self) -> bool:
+        """Whether no layer has state."""
+        return not self._layers
+
     def continues(
         self, slots: Slots, starts: Slots
     ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":

@@ -187,6 +187,20 @@ class SlotTable:
         self.tokens[slots, places] = tokens
         self.length[slots[tokens < 0]] -= 1
 
+    def put_drafts(self, slot: int, tokens: Ints) -> None:
+        """Writes drafts behind a sequence's tokens, for its next row to find; they are none of them."""
+        if ((tokens < 0) | (tokens >= self.vocab_size)).any():
+            raise bad_plan(f"draft_token: slot {slot} has one outside the vocabulary")
+        length = int(self.length[slot])
+        self.tokens[slot, length : length + len(tokens)] = tokens
+
+    def append(self, slot: int, tokens: Ints) -> None:
+        """Tokens that a row with drafts gave: all but the last are in the cache, and nothing behind it counts."""
+        length = int(self.length[slot])
+        self.tokens[slot, length : length + len(tokens)] = tokens
+        self.length[slot] = length + len(tokens)
+        self.computed[slot] = length + len(tokens) - 1
+
     def _check_lengths(self, sequence: NewSequence, count: int) -> None:
         if not 1 <= sequence.prompt_len <= count:
             raise InvalidRequest(

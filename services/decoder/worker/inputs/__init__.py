@@ -1,0 +1,1 @@
+"""From rows that run to the tensors of a step."""

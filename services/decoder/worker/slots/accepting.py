@@ -1,0 +1,39 @@
+"""Which drafts stand, once tokens are chosen for all of a row's positions."""
+
+import numpy as np
+
+from services.decoder.sampling.choices import Choices
+from services.decoder.worker.plans.drafts import Drafts, Longs
+from services.decoder.worker.slots.kept_by_slot import Introduced, KeptBySlot
+
+
+class Accepting(KeptBySlot):
+    """Keeps the tokens that end each sequence: behind one of them nothing is accepted."""
+
+    def __init__(self) -> None:
+        self._stops: dict[int, frozenset[int]] = {}
+
+    def introduce(self, slot: int, sequence: Introduced) -> None:
+        """See `KeptBySlot.introduce`."""
+        self._stops[slot] = frozenset(sequence.message.sampling.stop_token_ids)
+
+    def fork(self, child: int, parent: int, choice: int) -> None:
+        """See `KeptBySlot.fork`."""
+        self._stops[child] = self._stops.get(parent, frozenset())
+
+    def drop(self, slot: int) -> None:
+        """See `KeptBySlot.drop`."""
+        self._stops.pop(slot, None)
+
+    def cut(self, drafts: Drafts, samples: Longs, owners: Longs, chosen: Choices) -> None:
+        """Takes back what was chosen behind a draft that differs from the token chosen in its place, behind a token
+        that ends the sequence, and behind a failure. samples: of the plan, ascending, those that `chosen` has; owners:
+        the slot of each."""
+        closed: set[int] = set()
+        for place in np.flatnonzero(drafts.are_behind[samples]).tolist():
+            sample, slot = int(samples[place]), int(owners[place])
+            token = int(chosen.tokens[place])
+            if slot in closed:
+                chosen.discard(place)
+            elif token != drafts.expected[sample] or token in self._stops[slot]:
+                closed.add(slot)
