@@ -23,6 +23,7 @@ _FIELDS = [
     "use_beam_search", "early_stopping", "ignore_eos", "min_tokens", "return_token_ids", "service_tier",
     "truncate_prompt_tokens", "mm_processor_kwargs", "cache_salt", "metadata", "tokens", "text", "unknown",
     "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
+    "parallel_tool_calls", "include_reasoning", "reasoning_effort",
 ]  # fmt: skip
 _MEDIA_BYTES = 4096
 
@@ -73,9 +74,14 @@ def _messages(draw: random.Random) -> list[dict[str, Any]]:
         if draw.random() < 0.2:
             for part in content:
                 del part["type"]
-    messages = [{"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if draw.random() < 0.3:
         messages.insert(0, {"role": "system", "content": "Be brief."})
+    if draw.random() < 0.2:
+        function = {"name": "weather", "arguments": draw.choice(['{"city": "x"}', "{", {}])}
+        call = {"id": "call_1", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": "call_1", "content": "sunny"})
     return messages
 
 

@@ -9,9 +9,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.model.output_forms import OutputForms
+from shared.errors import Unavailable
 from shared.net.channels import open_channel
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tessera.scheduler.v1.queue_pb2 import MessageFormat
 from tests.support.gateway.forms import Acceptor
 from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready, write_model
 from tests.support.network.http import plain_client
@@ -351,3 +354,9 @@ async def test_a_form_of_the_client_is_content_where_the_prompt_opens_reasoning(
     asked: Any = {"messages": opened, "response_format": {"type": "json_object"}}
     message = (await stage.chat(**asked)).json()["choices"][0]["message"]
     assert message["content"] == '{"a": 1}' and "reasoning" not in message
+
+
+def test_a_form_of_a_later_version_is_left_to_another_gateway() -> None:
+    for names in ({"calls": "later"}, {"reasoning": "later"}):
+        with pytest.raises(Unavailable, match="resume at another gateway"):
+            OutputForms({}).of(MessageFormat(**names))

@@ -13,8 +13,8 @@ from shared.output_format.grammar import behind_reasoning, calls_form, has_gramm
 from shared.output_format.markers import TokenMarkers
 from shared.output_format.table import FORMATS, REASONING
 from tests.support.gateway.forms import Acceptor, compile_form
-from tests.support.output_format import WRITTEN, Plain
-from tests.support.tokenizers import byte_level_tokenizer
+from tests.support.output_format import WRITTEN, Call, Plain
+from tests.support.tokenizers import byte_level_tokenizer, token_id
 
 END = "<|im_end|>"
 SCHEMAS: dict[str, Any] = {
@@ -42,7 +42,7 @@ def made(name: str) -> tuple[Tokenizer, TokenMarkers]:
     tokens = [text for text in texts if text[0] in "<[" and text[-1] in ">]" and "=" not in text]
     tokens = [t for t in tokens if t not in ("</parameter>", "</function>", "</invoke>", ">")]
     tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in tokens])
-    added = {token: tokenizer.token_to_id(token) for token in tokens}
+    added = {token: token_id(tokenizer, token) for token in tokens}
     return tokenizer, TokenMarkers(added, texts)
 
 
@@ -82,8 +82,9 @@ def test_what_is_allowed_is_what_is_written_and_read(name: str) -> None:
         deltas = fold.push(marks.within(text)) + fold.finish()
         assert sum(isinstance(delta, CallEnd) for delta in deltas) == len(calls)
         assert not [d for d in deltas if not isinstance(d, CallBegin | CallArguments | CallEnd)]
-    for wrong in ([("other", {})], [("get_weather", {"city": "x", "days": "many"})]):
-        text = WRITTEN[name](Plain(), wrong).strip()
+    others: list[Call] = [("other", {}), ("get_weather", {"city": "x", "days": "many"})]
+    for wrong in others:
+        text = WRITTEN[name](Plain(), [wrong]).strip()
         assert not match.accepts(several, text), text
     assert not match.accepts(several, "")
 
