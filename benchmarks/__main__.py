@@ -21,6 +21,7 @@ MEASUREMENTS = {
         "linear": "linear layers by every instruction set of this machine, beside torch",
         "step": "a step of the decoder alone, with and without what makes it fast",
         "roofline": "projected milliseconds of a step on Ascend NPUs, from bytes and operations",
+        "grammar": "a step of the decoder with and without a JSON schema for its sequences",
         "backends": "a step of the decoder by our layers and by those of transformers",
         "tower": "encoding one picture: our kernels against torch",
         "pixels": "an image before the tower: decoding, resizing, bytes against float32",

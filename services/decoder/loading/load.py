@@ -32,6 +32,8 @@ from services.decoder.parallel.place import Place
 from services.decoder.parallel.refusal import require_divisible
 from services.decoder.ranks.rank_group import connect, disconnect
 from services.decoder.ranks.share import Share
+from services.decoder.sampling.grammar_matcher import GrammarMatcher
+from services.decoder.sampling.grammar_tokenizer import GrammarTokenizer
 from services.decoder.settings import DecoderSettings
 from services.decoder.steps.needs import Needs
 from services.decoder.worker.worker import Worker
@@ -142,6 +144,7 @@ def load_rank(
     of the classes. Raises ServingError as `load` does."""
     settings, share = place.settings, Share(place.rank, place.size)
     checkpoint = Checkpoint(settings.model, settings.family)
+    tokenizer = GrammarTokenizer.begin(Checkpoint(settings.model, settings.family))
     threads = place.threads(checkpoint.is_small)
     if place.cpus:
         # Of this thread, and those that it starts: the ones that compute.
@@ -188,9 +191,11 @@ def load_rank(
         embeddings = make_embeddings(
             ArtifactReader(), device.copy_in, settings.embedding_cache_bytes
         )
-        worker = make_worker(model, device, limits, embeddings)
+        worker = make_worker(model, device, limits, embeddings, GrammarMatcher(tokenizer))
         worker.graphs = find_graphs(settings.graphs, model, device, worker)
         equal = model.equal_rows and _promises_equal_rows(device.ops)
+        if (error := tokenizer.exception()) is not None:  # waits until it is there
+            log.warning("grammars are refused", reason=str(error))
         name = fingerprint(checkpoint, dtype, model.code, share.size)
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
         ranks = share.size if share.size > 1 else None

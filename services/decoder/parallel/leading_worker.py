@@ -9,6 +9,7 @@ from services.decoder.media.embeddings import Embeddings
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.parallel.leader import Leader
 from services.decoder.parallel.messages import STEP, Order
+from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.worker.collecting import Deliver
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plans.plan import Limits, Plan
@@ -28,9 +29,11 @@ class LeadingWorker(Worker):
         device: Device,
         limits: Limits,
         embeddings: Embeddings,
+        matcher: TokenMatcher | None = None,
+        *,
         leader: Leader,
     ) -> None:
-        super().__init__(model, device, limits, embeddings)
+        super().__init__(model, device, limits, embeddings, matcher)
         self._leader = leader
 
     def accept(self, message: StepPlan) -> Plan:

@@ -1,5 +1,6 @@
 """What was chosen for the samples of a step, and what is told of it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,8 +42,9 @@ class Choices:
         self.failed[sample] = error
         self.logprobs.pop(sample, None)
 
-    def fail_not_finite(self, largest: LogVector) -> None:
-        """A sample whose largest logit is not a number or infinite has no token."""
+    def fail_not_finite(self, largest: LogVector, has_grammar: Collection[int] = ()) -> None:
+        """A sample whose largest logit is not a number or infinite has no token; has_grammar: samples whose grammars
+        forbade some."""
         finite = np.isfinite(largest)
         if finite.all():
             return
@@ -51,7 +53,7 @@ class Choices:
             if np.isneginf(largest[row]):
                 self.failed[row] = InvalidRequest(
                     "NO_TOKEN_LEFT",
-                    "bias and allowed ids leave no token to choose",
+                    f"bias{', the grammar' if row in has_grammar else ''} and allowed ids leave no token to choose",
                     field="sampling",
                 )
             else:

@@ -1,8 +1,8 @@
 """Chooses the next token of every sample of a step, each by the settings of its own slot."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
@@ -10,11 +10,16 @@ from services.decoder.sampling.choices import Choices, LogVector, RawLogits
 from services.decoder.sampling.device_sampler import CANDIDATES, Draws
 from services.decoder.sampling.guesses import Guesses
 from services.decoder.sampling.logits_processors.processors import Adjustments, needs_adjustment
-from services.decoder.sampling.logits_processors.token_masks import TokenMasks, TokenMatcher
+from services.decoder.sampling.logits_processors.token_masks import (
+    Grammar,
+    TokenMasks,
+    TokenMatcher,
+)
 from services.decoder.sampling.parameters import COLD, check_params
 from services.decoder.sampling.random_numbers import uniform
 from services.decoder.sampling.split import Flags, Ids, Split
 from services.decoder.sampling.truncation import Truncation, choose
+from services.decoder.sampling.turns import repeats, turns
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 Floats = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -43,11 +48,10 @@ class Sampler:
         self._adjustments: dict[int, Adjustments] = {}
         self._masks = None if matcher is None else TokenMasks(matcher, vocab_size)
 
-    def prepare(self, params: SamplingParams) -> Callable[[], object] | None:
-        """Work for another thread, whose result `introduce` takes; None if there is none."""
-        if self._masks is None or not params.grammar:
-            return None
-        return self._masks.prepare(params.grammar)
+    def prepare(self, params: SamplingParams, output: Ids) -> object:
+        """What takes long of the introduction of a sequence with a grammar, which may be done on any thread: its result
+        is what `introduce` takes as prepared. Raises ServingError for a grammar that the output does not follow."""
+        return None if self._masks is None else self._masks.prepare(Grammar.of(params, output))
 
     def introduce(
         self,
@@ -74,7 +78,7 @@ class Sampler:
         self.drop(slot)
         self._guesses.begin(slot)
         if self._masks is not None and params.grammar:
-            self._masks.introduce(slot, params.grammar, output, prepared)
+            self._masks.introduce(slot, Grammar.of(params, output), prepared)
         if needs_adjustment(params):
             self._adjustments[slot] = Adjustments(params, self._vocab_size, prompt, output)
         self._set_plain(slot)
@@ -126,13 +130,13 @@ class Sampler:
 
     def _can_guess(self, slots: Ids, plain: Flags) -> bool:
         lowered = slots[~plain]
-        if not self._lowered[lowered].all() or _repeats(lowered):
+        if not self._lowered[lowered].all() or repeats(lowered):
             return False
         return self._guesses.are_worth(lowered)
 
-    def late(self, slots: Ids) -> "list[Future[object]]":
-        """What has to be prepared before tokens are chosen for these slots."""
-        return [] if self._masks is None else self._masks.late(slots)
+    def begin(self, slots: Ids) -> "list[Future[Any]]":
+        """Prepares the choice of one token more for each of these slots, on other threads; what to wait for."""
+        return [] if self._masks is None else self._masks.begin(slots)
 
     def confirm(self, slots: Ids, output_lens: Ids, tokens: Tokens, values: LogVector) -> Flags:
         """Which tokens of guessed samples are those that `sample` would choose; values: the largest logits."""
@@ -147,9 +151,17 @@ class Sampler:
 
     def _keeps(self, slot: int, token: int, output_len: int) -> bool:
         adjustments = self._adjustments.get(slot)
-        if adjustments is not None and not adjustments.keeps(token, output_len):
-            return False
+        if adjustments is not None:
+            must_end = self._must_end(slot, adjustments, output_len)
+            if not adjustments.keeps(token, output_len, must_end=must_end):
+                return False
         return self._masks is None or self._masks.allows(slot, token)
+
+    def _must_end(self, slot: int, adjustments: Adjustments, output_len: int) -> bool:
+        """Whether min_tokens forbids all that the slot's grammar allows."""
+        if self._masks is None or not adjustments.is_too_short(output_len):
+            return False
+        return self._masks.allows_only(slot, adjustments.stops)
 
     def draws(self, slots: Ids, output_lens: Ids) -> Draws:
         """What `device_sampler` needs to know of them; output_lens: as for `sample`."""
@@ -159,11 +171,7 @@ class Sampler:
         positions = output_lens.astype(np.uint64)
         return Draws(settings, uniform(self._seed[slots], self._choice[slots], positions))
 
-    def take(
-        self,
-        tokens: Tokens,
-        values: LogVector,
-    ) -> Choices:
+    def take(self, tokens: Tokens, values: LogVector) -> Choices:
         """The choices that the device made, given the largest logit of each sample."""
         result = Choices(tokens.astype(np.int32))
         result.fail_not_finite(values)
@@ -180,13 +188,6 @@ class Sampler:
         consecutive positions and in their order: each is chosen as if those before it had been committed.
         """
         index = np.asarray(slots, np.int64)
-        wrong = {} if self._masks is None else self._masks.settle(index)
-        result = self._choose_all(logits, index, output_lens)
-        for row, error in wrong.items():
-            result.fail(row, error)
-        return result
-
-    def _choose_all(self, logits: Floats, index: Ids, output_lens: Ids) -> Choices:
         several = self._dependent(index)
         if not several:
             return self._choose(logits, index, index, output_lens)
@@ -203,7 +204,7 @@ class Sampler:
     def _choose_in_turn(self, logits: Floats, index: Ids, states: Ids, output_lens: Ids) -> Choices:
         """First each slot's first sample, then each one's second."""
         result = Choices(np.full(len(index), -1, np.int32))
-        for rows in _turns(index):
+        for rows in turns(index):
             part = self._choose(logits[rows], index[rows], states[rows], output_lens[rows])
             result.put(rows, part)
             copies = states[rows] < 0
@@ -217,6 +218,7 @@ class Sampler:
             best = logits.argmax(axis=1)
             return self.take(best, logits[rows, best])
         raw = self._raw_logits(logits, index)
+        wrong = {} if self._masks is None else self._masks.settle(states)
         if self._adjustments or self._masks is not None:
             logits = self._adjust(logits, states, output_lens)
         best = logits.argmax(axis=1)
@@ -227,7 +229,9 @@ class Sampler:
             draws = self.draws(index[warm], output_lens[warm])
             tokens[warm] = choose(logits, warm, draws.settings, draws.numbers)
         result = Choices(tokens.astype(np.int32))
-        result.fail_not_finite(largest)
+        result.fail_not_finite(largest, () if self._masks is None else self._masks.rows(states))
+        for row, error in wrong.items():
+            result.fail(row, error)
         for row, found in raw.items():
             result.report(row, found)
         return result
@@ -263,7 +267,7 @@ class Sampler:
 
     def _dependent(self, index: Ids) -> list[int]:
         """Slots with several samples, of which later ones depend on the tokens of earlier ones."""
-        if not (self._adjustments or self._masks is not None) or not _repeats(index):
+        if not (self._adjustments or self._masks is not None) or not repeats(index):
             return []
         found, counts = np.unique(index, return_counts=True)
         return [slot for slot in found[counts > 1].tolist() if self._is_adjusted(slot)]
@@ -287,21 +291,9 @@ class Sampler:
         for row, slot in enumerate(states.tolist()):
             adjustments = self._adjustments.get(slot)
             if adjustments is not None:
-                adjustments.apply(logits[row], int(output_lens[row]))
-        if self._masks is not None:
-            self._masks.apply(logits, states.tolist())
+                output_len = int(output_lens[row])
+                must_end = self._must_end(slot, adjustments, output_len)
+                adjustments.apply(logits[row], output_len, must_end=must_end)
+            if self._masks is not None:
+                self._masks.apply(logits[row], slot)
         return logits
-
-
-def _repeats(slots: Ids) -> bool:
-    return len(set(slots.tolist())) < len(slots)
-
-
-def _turns(slots: Ids) -> list[Ids]:
-    """The places of each slot's first sample, then of each one's second, and so on."""
-    seen: Counter[int] = Counter()
-    turns: dict[int, list[int]] = {}
-    for place, slot in enumerate(slots.tolist()):
-        turns.setdefault(seen[slot], []).append(place)
-        seen[slot] += 1
-    return [np.asarray(places) for places in turns.values()]

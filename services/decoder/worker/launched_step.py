@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -41,7 +42,7 @@ class LaunchedStep:
     positions: Longs = field(default_factory=lambda: _NONE)
     # By sample of the plan, see `Sampler.wanted_logprobs`.
     wanted_logprobs: LogIds = field(default_factory=lambda: np.zeros(0, np.int32))
-    late: "Sequence[Future[object]]" = ()  # what is being prepared that the choice needs
+    late: "Sequence[Future[Any]]" = ()  # what is being prepared that the choice needs
     split: Split = field(default_factory=lambda: Split.largest(0))
     # Settings and numbers of the samples where the device draws some of them, and the logits, for those that it cannot
     # choose.

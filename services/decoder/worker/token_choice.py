@@ -79,7 +79,7 @@ class TokenChoice:
             sent.append(owners)
         if split.is_plain:
             return sent
-        step.late = self._sampler.late(owners)
+        step.late = self._sampler.begin(owners)
         step.positions = (slots.length[owners] - slots.prompt_len[owners]).astype(np.int64)
         if plan.drafts is not None:
             step.positions += plan.drafts.order[step.samples]

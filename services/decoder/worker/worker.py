@@ -16,6 +16,7 @@ from services.decoder.media.embeddings import Embeddings
 from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.ranks.rank_group import RankGroup
+from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.steps.step import Step
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.computing import Computing
@@ -51,9 +52,15 @@ class Worker:
     """
 
     def __init__(
-        self, model: DecoderModel, device: Device, limits: Limits, embeddings: Embeddings
+        self,
+        model: DecoderModel,
+        device: Device,
+        limits: Limits,
+        embeddings: Embeddings,
+        matcher: TokenMatcher | None = None,
     ) -> None:
-        """Allocates the cache: `limits.num_blocks` on the device, touched."""
+        """Allocates the cache: `limits.num_blocks` on the device, touched. matcher: of grammars, which are refused
+        without one."""
         self.limits = limits
         self.embeddings = embeddings
         self._model = model
@@ -71,7 +78,7 @@ class Worker:
             model.rotary_axes,
         )
         self.sealed = SealedBlocks(limits.num_blocks)
-        sampler = device.make_sampler(limits.max_slots, vocabulary)
+        sampler = device.make_sampler(limits.max_slots, vocabulary, matcher)
         logprobs = PromptLogprobs(model, slots)
         # What is added by slot is introduced, forked and dropped here; the table itself comes first.
         kept = (

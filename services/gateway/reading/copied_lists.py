@@ -1,8 +1,13 @@
-"""Lists of a body with several prompts: each of them gets a copy."""
+"""Lists and forms of a body with several prompts: each of them gets a copy."""
+
+from collections.abc import Sequence
 
 from services.gateway.decoding.bounds import wrong
 from services.gateway.decoding.json_limits import MOST_VALUES
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.valid_request import ValidRequest
+
+_MOST_BYTES = 4 << 20
 
 
 def check_copies(options: GenerationOptions, prompts: int) -> None:
@@ -21,5 +26,18 @@ def check_copies(options: GenerationOptions, prompts: int) -> None:
         raise wrong(
             longest,
             f"holds too much for {prompts} prompts: lists may have {MOST_VALUES // prompts} entries for each of them;"
+            " send several requests",
+        )
+
+
+def check_form_copies(requests: Sequence[ValidRequest]) -> None:
+    """Each of several prompts is admitted with the grammar of the body's form. Raises InvalidRequest naming it where
+    they would have too much together.
+    """
+    constraint = requests[0].constraint
+    if constraint is not None and len(requests) * len(constraint.json) > _MOST_BYTES:
+        raise wrong(
+            constraint.field,
+            f"holds too much for {len(requests)} prompts: it may have {_MOST_BYTES // len(requests)} bytes as JSON;"
             " send several requests",
         )

@@ -199,7 +199,8 @@ class Sequence:
     def ending_after(self, token: int) -> Ending | None:
         """Whether the token that was just appended is its last. To be asked once for every token that needs a look."""
         generated = self.num_output_tokens
-        if token in self.stop_token_ids and generated >= self.min_tokens:
+        # Before min_tokens none comes but where a grammar leaves nothing else.
+        if token in self.stop_token_ids:
             return Ending(EndReason.STOP, stop_token_id=token)
         found = self.stop_search.push(token) if self.stop_search is not None else None
         if found is not None and generated >= self.min_tokens:

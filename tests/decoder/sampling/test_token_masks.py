@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.decoder.sampling.logits_processors.token_masks import Bits
+from services.decoder.sampling.logits_processors.token_masks import Bits, Grammar
 from services.decoder.sampling.sampler import Sampler
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, ServingError
 from tessera.common.v1.sampling_pb2 import SamplingParams
 
 NONE = np.empty(0, np.int64)
@@ -23,21 +23,23 @@ class Continuations:
         self._allowed: dict[int, dict[str, list[int]]] = {}
         self._last: dict[int, str] = {}
 
-    def prepare(self, grammar: str) -> dict[str, list[int]]:
+    def prepare(self, grammar: Grammar) -> tuple[dict[str, list[int]], str]:
         """The hook's method."""
         allowed: dict[str, list[int]] = {}
-        for pair in grammar.split():
+        for pair in grammar.text.split():
             before, arrow, after = pair.partition(">")
             if not arrow:
                 raise InvalidRequest("INVALID_GRAMMAR", f"{pair} is no pair", field="grammar")
             allowed.setdefault(before, []).append(int(after))
-        return allowed
+        last = "^"
+        for token in grammar.output:
+            _require(allowed, last, token)
+            last = str(token)
+        return allowed, last
 
-    def introduce(self, slot: int, prepared: dict[str, list[int]], output: Sequence[int]) -> None:
+    def introduce(self, slot: int, prepared: tuple[dict[str, list[int]], str]) -> None:
         """The hook's method."""
-        self._allowed[slot], self._last[slot] = prepared, "^"
-        for token in output:
-            self.commit(slot, token)
+        self._allowed[slot], self._last[slot] = prepared
 
     def fork(self, child: int, parent: int) -> None:
         """The hook's method."""
@@ -49,22 +51,27 @@ class Continuations:
 
     def commit(self, slot: int, token: int) -> None:
         """The hook's method."""
-        if token not in self._next(slot):
-            raise InvalidRequest("GRAMMAR_LEFT", f"{token} is not allowed here", field="grammar")
+        _require(self._allowed[slot], self._last[slot], token)
         self._last[slot] = str(token)
 
-    def fill(self, bitmask_rows: Bits, slots: Sequence[int]) -> None:
+    def fill(self, bitmask_rows: Bits, slots: Sequence[int]) -> dict[int, ServingError]:
         """The hook's method."""
         for row, slot in zip(bitmask_rows, slots, strict=True):
             row[:] = 0
             for token in self._next(slot):
                 row[token // 32] |= np.uint32(1 << token % 32)
+        return {}
 
     def _next(self, slot: int) -> list[int]:
         return self._allowed[slot].get(self._last[slot], [])
 
     def __len__(self) -> int:
         return len(self._last)
+
+
+def _require(allowed: dict[str, list[int]], last: str, token: int) -> None:
+    if token not in allowed.get(last, []):
+        raise InvalidRequest("GRAMMAR_LEFT", f"{token} is not allowed here", field="grammar")
 
 
 def params(grammar: str = "", **changes: object) -> SamplingParams:

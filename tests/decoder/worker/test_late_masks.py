@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.decoder.devices.base.device import Device
+from services.decoder.sampling.logits_processors.token_masks import Grammar, TokenMatcher
 from services.decoder.sampling.sampler import Sampler
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.worker import Worker
@@ -30,7 +31,7 @@ class SlowContinuations(Continuations):
         super().__init__()
         self.begun, self.may_go_on = threading.Event(), threading.Event()
 
-    def prepare(self, grammar: str) -> dict[str, list[int]]:
+    def prepare(self, grammar: Grammar) -> tuple[dict[str, list[int]], str]:
         """The hook's method."""
         self.begun.set()
         assert self.may_go_on.wait(_PATIENCE_S)
@@ -42,7 +43,9 @@ def matchers(monkeypatch: pytest.MonkeyPatch) -> list[SlowContinuations]:
     """Of the decoders that are loaded from now on."""
     made: list[SlowContinuations] = []
 
-    def make_sampler(device: Device, max_slots: int, vocab_size: int) -> Sampler:
+    def make_sampler(
+        device: Device, max_slots: int, vocab_size: int, matcher: TokenMatcher | None = None
+    ) -> Sampler:
         made.append(SlowContinuations())
         return Sampler(max_slots, vocab_size, made[-1])
 

@@ -21,6 +21,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.scheduler_bench import Bench
 
 LENGTH = 120
+GRAMMAR = 'start: ("red" | "blue" | "[" /[0-9]{1,3}/ "]"){30,90} "."'
 # Name -> prompt's length and sampling.
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "greedy": (30, {}),
@@ -41,6 +42,8 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "scored prompt": (90, {"prompt_logprobs": 2, "logprobs": 1}),
     "best of": (13, {"n": 2, "best_of": 4, "temperature": 1.0, "seed": 11, "logprobs": 0}),
     "beams": (19, {"n": 2, "best_of": 3, "use_beam_search": True, "max_tokens": 40}),
+    "grammar": (14, {"grammar": GRAMMAR, "temperature": 1.2, "seed": 12, "n": 3}),
+    "greedy grammar": (15, {"grammar": GRAMMAR, "logprobs": 1, "frequency_penalty": 0.3}),
     "bias and words": (9, {"logit_bias": {5: 2.0}, "bad_token_ids": [7], "temperature": 0.0}),
 }
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from services.gateway.reading.structured.compiling import compiled
 from services.gateway.reading.structured.constraint import Kind
+from tests.support.tokenizers import token_id
 
 
 def compile_form(
@@ -41,14 +42,17 @@ class Acceptor:
     def __init__(self, tokenizer: Tokenizer, end: str) -> None:
         """`end`: the token that ends an answer."""
         self._tokenizer = tokenizer
-        self._end = tokenizer.token_to_id(end)
+        self._end = token_id(tokenizer, end)
         self._library = LLTokenizer(tokenizer.to_str(), eos_token=self._end)
 
     def accepts(self, grammar: str, text: str) -> bool:
-        """Token by token, as the tokenizer cuts the text."""
+        """Token by token, as the tokenizer cuts the text, by the masks that a decoder has."""
         matcher = LLMatcher(self._library, grammar)
         assert not matcher.is_error(), matcher.get_error()
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        count = matcher.validate_tokens([*ids, self._end])
-        assert not matcher.is_error(), matcher.get_error()
-        return bool(count == len(ids) + 1)
+        for token in [*self._tokenizer.encode(text, add_special_tokens=False).ids, self._end]:
+            mask = matcher.compute_bitmask()
+            assert not matcher.is_error(), matcher.get_error()
+            if not mask[token // 8] >> token % 8 & 1:
+                return False
+            matcher.consume_token(token)
+        return True

@@ -15,6 +15,7 @@ from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
+from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.sampling.sampler import Sampler
 from services.decoder.steps.needs import AttentionKind
 from shared.checkpoint.folder import Checkpoint
@@ -206,6 +207,9 @@ class Device(ABC):
 
     # Sampling
 
-    def make_sampler(self, max_slots: int, vocab_size: int) -> Sampler:
-        """What chooses tokens from logits here: on the host unless the device has a faster way."""
-        return Sampler(max_slots, vocab_size)
+    def make_sampler(
+        self, max_slots: int, vocab_size: int, matcher: TokenMatcher | None = None
+    ) -> Sampler:
+        """What chooses tokens from logits here: on the host unless the device has a faster way. matcher: of grammars;
+        None: they are refused."""
+        return Sampler(max_slots, vocab_size, matcher)

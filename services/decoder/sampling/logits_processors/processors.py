@@ -89,8 +89,18 @@ class Adjustments:
         if self._ngrams is not None:
             self._ngrams.commit(token)
 
-    def apply(self, logits: Row, output_len: int) -> None:
-        """Changes one row in place; `output_len` tokens have been generated before this one."""
+    @property
+    def stops(self) -> Ids:
+        """Ids that `apply` forbids before min_tokens."""
+        return self._stops
+
+    def is_too_short(self, output_len: int) -> bool:
+        """Whether an output of so many tokens has fewer than min_tokens."""
+        return output_len < self._min_tokens
+
+    def apply(self, logits: Row, output_len: int, *, must_end: bool = False) -> None:
+        """Changes one row in place; `output_len` tokens have been generated before this one. must_end: nothing but ids
+        that end the output may come, whatever min_tokens says."""
         if len(self._allowed):
             kept = logits[self._allowed]
             logits.fill(_FORBIDDEN)
@@ -98,7 +108,7 @@ class Adjustments:
         self._forbid(logits, output_len)
         if len(self._bias_ids):
             logits[self._bias_ids] += self._bias
-        if output_len < self._min_tokens:
+        if self.is_too_short(output_len) and not must_end:
             logits[self._stops] = _FORBIDDEN
         if self._counts is not None:
             self._counts.penalize(logits)
@@ -109,7 +119,7 @@ class Adjustments:
         only_lower = self._counts is None or self._counts.only_lowers
         return only_lower and bool((self._bias <= 0).all())
 
-    def keeps(self, token: int, output_len: int) -> bool:
+    def keeps(self, token: int, output_len: int, *, must_end: bool = False) -> bool:
         """Whether `apply` would leave a token's logit as it is."""
         if len(self._allowed) and token not in self._allowed:
             return False
@@ -117,7 +127,7 @@ class Adjustments:
             return False
         if output_len == 0 and token in self._first_bad:
             return False
-        if output_len < self._min_tokens and token in self._stops:
+        if self.is_too_short(output_len) and not must_end and token in self._stops:
             return False
         if self._bad_words and token in self._bad_words.forbidden():
             return False

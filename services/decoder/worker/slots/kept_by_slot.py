@@ -88,8 +88,15 @@ class SampledSlots(KeptBySlot):
         self._sampler = sampler
 
     def prepare(self, message: NewSequence) -> Work | None:
-        """A grammar has to be read, which may take some tenths of a second."""
-        return self._sampler.prepare(message.sampling)
+        """A grammar has to be read, which may take some tenths of a second, and to follow the output."""
+        if not message.sampling.grammar:
+            return None
+
+        def read() -> object:
+            output = np.frombuffer(message.tokens, "<i4")[message.prompt_len :]
+            return self._sampler.prepare(message.sampling, output.astype(np.int64))
+
+        return read
 
     def introduce(self, slot: int, sequence: Introduced) -> None:
         """See `KeptBySlot.introduce`."""

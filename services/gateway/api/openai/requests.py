@@ -28,7 +28,7 @@ from services.gateway.reading.calls.tools import (
     refuse_tools,
 )
 from services.gateway.reading.conversation import check_sizes, read_role
-from services.gateway.reading.copied_lists import check_copies
+from services.gateway.reading.copied_lists import check_copies, check_form_copies
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -75,7 +75,9 @@ def read_completions(body: CompletionRequest, model: ServedModel) -> list[ValidR
     kind = ReplyKind.REPLY_KIND_COMPLETION
     prompts = [mindie] if (mindie := _mindie(body, model)) else _prompts(body, model)
     check_copies(body, len(prompts))
-    return [read_generation(body, prompt, kind, logprobs, model) for prompt in prompts]
+    requests = [read_generation(body, prompt, kind, logprobs, model) for prompt in prompts]
+    check_form_copies(requests)
+    return requests
 
 
 def media_urls(body: ChatRequest) -> Iterator[str]:

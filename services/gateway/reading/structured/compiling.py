@@ -20,7 +20,9 @@ def compiled(job: dict[str, Any]) -> str:
     elif kind == "regex":
         parts.start = parts.regex(value)
     elif kind == "choice":
-        parts.start = " | ".join(map(json.dumps, value))
+        # One terminal: of rules the library follows no more than 2,000 at once.
+        parts.rules.append("CHOICE: " + " | ".join(map(json.dumps, value)))
+        parts.start = "CHOICE"
     elif kind == "grammar":
         parts.start = parts.grammar(value)
     else:

@@ -29,24 +29,26 @@ _EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 
 def schema_error(message: str, root: Node, check: Callable[[Node], str]) -> FormError:
     """The error about a schema. `check` gives llguidance's message for another one, empty if that is valid."""
-    if found := _KEYS.search(message):
+    if found := _KEYS.match(message):
         names = json.loads(found[1])
         at, keyword = next(_holding(root, names), ("", names[0]))
         return unsupported(f'"{keyword}" is not supported; leave it out', at)
-    if found := _FORMAT.search(message):
-        at = _first(root, lambda node: node.get("format") == found[1])
-        return unsupported(f'"format": "{found[1]}" is not supported; leave it out', at)
-    if _ONE_OF in message:
+    if found := _FORMAT.match(message):
+        name = found[1]
+        at = _first(root, lambda node: node.get("format") == name)
+        return unsupported(f'"format": "{name}" is not supported; leave it out', at)
+    if message.startswith(_ONE_OF):
         at = _one_of(root, check)
         return unsupported('"oneOf" is not supported where several could hold; use "anyOf"', at)
-    if found := _regex(message):
-        shown, error = found
+    if broken := _regex(message):
+        shown, error = broken
         at = _first(root, lambda node: _has_pattern(node, shown))
         return unsupported(f'"pattern": {error}', at)
-    if found := _TYPE.search(message):
-        at = _first(root, lambda node: found[1] in _listed(node.get("type")))
-        return FormError(f'"type": "{found[1]}" is no type of JSON', at)
-    if found := _POINTER.search(message) or _RESOURCE.search(message):
+    if found := _TYPE.match(message):
+        name = found[1]
+        at = _first(root, lambda node: name in _listed(node.get("type")))
+        return FormError(f'"type": "{name}" is no type of JSON', at)
+    if found := _POINTER.match(message) or _RESOURCE.match(message):
         name = found[1]
         at = _first(root, lambda node: name in str(node.get("$ref", "")))
         return FormError(f'"$ref": {name!r} is not in this schema', at)
@@ -76,7 +78,7 @@ def _one_of(root: Node, check: Callable[[Node], str]) -> str:
     places = [(place, node) for place, node in reachable(root) if "oneOf" in node]
     for place, node in places[:_MOST_TRIES]:
         del node["oneOf"]
-        if _ONE_OF not in check(root):
+        if not check(root).startswith(_ONE_OF):
             return place
     return ""
 

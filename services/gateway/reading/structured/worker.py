@@ -32,6 +32,11 @@ def _done(job: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         return compiled(job), {}
     except FormError as error:
         return "", {"at": error.at, "message": str(error), "reason": error.reason}
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a stranger's values lead to
+        message = f"cannot be compiled: {type(error).__name__}"
+        return "", {"at": "", "message": message, "reason": "INVALID_GRAMMAR"}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
 
 from tests.support.gateway.forms import Acceptor, compile_form
-from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
+from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer, token_id
 
 TOKENIZER = byte_level_tokenizer()
 MATCH = Acceptor(TOKENIZER, "<|im_end|>")
@@ -163,6 +163,13 @@ def test_a_choice_is_one_of_its_texts() -> None:
         assert not MATCH.accepts(grammar, text), text
 
 
+def test_thousands_of_choices_can_be_followed() -> None:
+    grammar = compile_form("choice", [f"choice {i}" for i in range(5000)])
+    assert MATCH.accepts(grammar, "choice 4999") and not MATCH.accepts(grammar, "choice 5000")
+    grammar = compile_form("json", {"enum": [f"value {i}" for i in range(5000)]})
+    assert MATCH.accepts(grammar, '"value 4999"') and not MATCH.accepts(grammar, '"value 5000"')
+
+
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -176,7 +183,7 @@ def test_grammars_in_both_notations(grammar: str) -> None:
     assert not MATCH.accepts(found, "((12)") and not MATCH.accepts(found, "()")
 
 
-ADDED = {"<tool call>": TOKENIZER.token_to_id("<tool call>")}
+ADDED = {"<tool call>": token_id(TOKENIZER, "<tool call>")}
 ARGUMENTS: dict[str, Any] = {
     "type": "object",
     "properties": {"x": {"type": "integer"}},

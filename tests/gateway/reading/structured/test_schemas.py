@@ -74,6 +74,7 @@ ERRORS: list[tuple[Any, str, str, str]] = [
     ({"$ref": "#/$defs/b", "$defs": {"a": {"not": {}}, "b": {"items": {"not": {}}}}}, ".$defs.b.items",
      "UNSUPPORTED_SCHEMA", '"not"'),
     (at("properties.a b", {"if": {}}), ".properties['a b']", "UNSUPPORTED_SCHEMA", '"if"'),
+    ({"format": 'Unimplemented keys: [x]'}, "", "UNSUPPORTED_SCHEMA", "Unimplemented"),
     ({"anyOf": [{}, {"format": "shoe"}]}, ".anyOf[1]", "UNSUPPORTED_SCHEMA", '"format": "shoe"'),
     (at("properties.a", {"type": "string", "pattern": "(?=a)b"}), ".properties.a", "UNSUPPORTED_SCHEMA", "look-around"),
     (at("properties.a", {"type": "string", "pattern": r"a\b"}), ".properties.a", "UNSUPPORTED_SCHEMA", "boundaries"),

@@ -140,6 +140,17 @@ def test_a_refusal_names_its_field(body: dict[str, Any], field: str, reason: str
     assert caught.value.message.startswith(field) and len(caught.value.message) < 300
 
 
+def test_a_form_is_copied_for_each_prompt_within_a_limit() -> None:
+    def read(prompts: int, size: int) -> None:
+        body = {"prompt": ["x"] * prompts, "guided_regex": "a" * size}
+        requests.read_completions(decode(json.dumps(body).encode(), CompletionRequest), model())
+
+    read(16, LONGEST - 2)
+    read(128, 30_000)
+    with pytest.raises(InvalidRequest, match="guided_regex holds too much for 128 prompts"):
+        read(128, 40_000)
+
+
 def test_a_conflict_names_both() -> None:
     with pytest.raises(InvalidRequest) as caught:
         form_of(response_format={"type": "json_object"}, guided_json={})
