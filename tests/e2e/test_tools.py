@@ -145,3 +145,36 @@ def test_a_model_calls_a_tool_and_gets_what_it_gave(tmp_path: Path, redis_url: s
     assert followed.prompt_token_ids == words.apply_chat_template(
         known, tools=TOOLS, add_generation_prompt=True, return_dict=False
     )
+
+
+def test_a_call_that_has_to_be_made_is_made(tmp_path: Path, redis_url: str) -> None:
+    """By a model of random weights, which would never make one; it goes on within the grammar as asked."""
+    folder = make_checkpoint(tmp_path / "under-test", "llama")
+    (folder / "chat_template.jinja").write_text(CALLING.partition("{#")[0])
+    parameters: Any = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "boolean"}},
+        "required": ["unit", "days"],
+    }
+    tools: Any = [
+        {"type": "function", "function": {"name": "f", "parameters": parameters}},
+        {"type": "function", "function": {"name": "stop"}},
+    ]
+    choice: Any = {"type": "function", "function": {"name": "f"}}
+    with (
+        services_in_process(folder, redis_url) as system,
+        OpenAI(base_url=system.base_url, api_key="none", max_retries=0) as client,
+    ):
+        answer: Any = client.chat.completions.create(
+            model="under-test",
+            messages=QUESTION,
+            tools=tools,
+            tool_choice=choice,
+            max_tokens=250,
+            seed=1,
+        )
+    assert answer.choices[0].finish_reason == "tool_calls"
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "f"
+    found = json.loads(call.function.arguments)
+    assert found.keys() == {"unit", "days"} and found["unit"] in "CF"
