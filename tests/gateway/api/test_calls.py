@@ -357,6 +357,6 @@ async def test_a_form_of_the_client_is_content_where_the_prompt_opens_reasoning(
 
 
 def test_a_form_of_a_later_version_is_left_to_another_gateway() -> None:
-    for names in ({"calls": "later"}, {"reasoning": "later"}):
+    for form in (MessageFormat(calls="later"), MessageFormat(reasoning="later")):
         with pytest.raises(Unavailable, match="resume at another gateway"):
-            OutputForms({}).of(MessageFormat(**names))
+            OutputForms({}).of(form)
