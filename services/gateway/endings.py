@@ -15,6 +15,13 @@ FINISH_NAMES: Mapping[int, str] = {
 }
 
 
+def end_name(ending: Ending) -> str:
+    """Why a choice that is complete ended, as TGI and MindIE call it."""
+    if ending.reason == FinishReason.FINISH_REASON_LENGTH:
+        return "length"
+    return "stop_sequence" if ending.stop else "eos_token"
+
+
 def stop_reason(ending: Ending, silent_ends: Collection[int]) -> str | int | None:
     """The stop string or end id that was found; None at the limit and for the ids in `silent_ends`, the
     tokenizer's own end.

@@ -17,7 +17,6 @@ from services.gateway.http.server import HttpServer
 from services.gateway.model.served_model import ServedModel
 from services.gateway.open_parts import load_model, open_parts
 from services.gateway.servers import (
-    add_chat_service,
     body_budget,
     http_limits,
     join,
@@ -102,7 +101,9 @@ async def open_gateway(
             open_parts(settings, model, redis, instance_id, apis, api_keys, budget, timings)
         )
         app = make_app(settings, parts, apis)
-        add_chat_service(grpc_server, parts)
+        for api in apis:
+            if api.add_grpc is not None:
+                api.add_grpc(grpc_server, parts)
         settle()
         http_server.start(app)
         health = parts.health

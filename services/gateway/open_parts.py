@@ -15,6 +15,7 @@ from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
 from services.gateway.api.generating import Generating
+from services.gateway.api.grpc_generating import GrpcGenerating
 from services.gateway.api.parts import Api, Parts
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.body_budget import BodyBudget
@@ -133,6 +134,7 @@ async def open_parts(
             resumption=resumption,
             admission=admission,
             generating=Generating(model, admission, metrics, body_limits, answer_limits, timeouts),
+            grpc_generating=GrpcGenerating(model, admission, metrics, api_keys, timeouts),
         )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.api.missing_routes import no_route
 from services.gateway.api.parts import Api, Parts
-from services.gateway.api.tessera.grpc_chat import ChatServicer
 from services.gateway.api.tessera.grpc_limits import CallLimits
 from services.gateway.body_budget import BodyBudget
 from services.gateway.http.app import App
@@ -19,9 +18,7 @@ from shared import access
 from shared.net.rpc.server import RpcServer
 from shared.net.server_tls import ServerTls
 from shared.queue.keys import model_tag
-from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
 
-_SERVICE = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
 _GRPC_IDLE_MS = 300_000
 
 
@@ -59,20 +56,6 @@ def make_grpc_server(
     )
 
 
-def add_chat_service(server: RpcServer, parts: Parts) -> None:
-    """The methods of the public gRPC API."""
-    servicer = ChatServicer(
-        parts.model,
-        parts.served_parts,
-        parts.admission,
-        parts.resumption,
-        parts.metrics,
-        parts.api_keys,
-        parts.timeouts,
-    )
-    server.add(_SERVICE, chat_pb2_grpc.add_ChatServiceServicer_to_server, servicer)
-
-
 def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> App:
     """The application over the endpoints of `apis`."""
     return App(
@@ -83,6 +66,7 @@ def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> Ap
         parts.metrics.http,
         model_tag(parts.model.name),
         no_route,
+        parts.body_limits,
     )
 
 

@@ -14,6 +14,7 @@ from services.families.generic import require_length
 from services.families.report import code_of
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from services.preprocess.items.intake import IntakeLimits, MediaIntake
+from services.preprocess.items.local_files import LocalFiles
 from services.preprocess.items.pixel_cache import PixelCache
 from services.preprocess.limit_setting import parse_limits
 from services.preprocess.media.image_limits import ImageLimits
@@ -78,6 +79,7 @@ async def serve(
             resources.push_async_callback(cache.close)
             intake = MediaIntake(
                 await resources.enter_async_context(MediaFetcher(_policy(settings))),
+                LocalFiles(settings.allowed_local_media_path),
                 cache,
                 MediaStore(producer.redis, settings.media_store_bytes),
                 IntakeLimits(

@@ -36,6 +36,11 @@ class PreprocessOptions(ChatTemplateSettings, ModelLengthSettings):
         False, description="Also fetches media from private networks and this machine. Dangerous."
     )
 
+    allowed_local_media_path: Path | None = Field(
+        None,
+        description="Folder of this machine's files that requests may name as media (file: URLs, and paths). For"
+        " clients that may see all that lies below it.",
+    )
     mindie_shm: Path | None = Field(
         None,
         description="Folder for lists of blocks of shared memory: prompts of token ids may name pictures in shared"

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
 
+from inference import inference_pb2
 from services.launcher.state.folders import Folders
 from tessera.artifact.v1 import artifact_pb2
 from tessera.decoder.v1 import decoder_pb2
@@ -83,7 +84,9 @@ async def _fuzz(system: System, settings: argparse.Namespace) -> Found:
 def _targets(system: System) -> Sequence[Target]:
     targets: list[Target] = [
         RestTarget("127.0.0.1", system.port),
-        GrpcTarget("grpc", system.grpc_address, _services([chat_pb2.DESCRIPTOR])),
+        GrpcTarget(
+            "grpc", system.grpc_address, _services([chat_pb2.DESCRIPTOR, inference_pb2.DESCRIPTOR])
+        ),
     ]
     for socket in sorted(Folders(system.folder / "state").sockets.glob("*.sock")):
         files = _INTERNAL.get(socket.stem.rstrip("-0123456789").replace("-", "_"))

@@ -23,10 +23,12 @@ _FIELDS = [
     "use_beam_search", "early_stopping", "ignore_eos", "min_tokens", "return_token_ids", "service_tier",
     "truncate_prompt_tokens", "mm_processor_kwargs", "cache_salt", "metadata", "tokens", "text", "unknown",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
+    "inputs", "parameters", "text_input", "sampling_parameters", "input_id", "id", "outputs", "details", "stop_words",
     "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
     "parallel_tool_calls", "include_reasoning", "reasoning_effort",
 ]  # fmt: skip
 _MEDIA_BYTES = 4096
+_LENGTHS = ["max_new_tokens", "max_new_tokens", "max_tokens"]
 
 
 def body(draw: random.Random, route: str) -> bytes:
@@ -47,6 +49,8 @@ def body(draw: random.Random, route: str) -> bytes:
 
 
 def _right(draw: random.Random, route: str) -> dict[str, Any]:
+    if route in ("/", "/infer", "/v1/tokenizer") or route.startswith(("/generate", "/v2/")):
+        return _of_another_api(draw, route)
     if route.endswith("/detokenize"):
         return {"model": MODEL, "tokens": [draw.randrange(300) for _ in range(8)]}
     if route.endswith("/tokenize") and draw.random() < 0.5:
@@ -66,6 +70,34 @@ def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if draw.random() < 0.2:
         few |= {"tools": _tools(draw), "tool_choice": "none"}
     return {**few, "messages": _messages(draw)}
+
+
+def _of_another_api(draw: random.Random, route: str) -> dict[str, Any]:
+    """Bodies of TGI, vLLM, Triton and MindIE."""
+    prompt: Any = "some words"
+    if draw.random() < 0.4:
+        prompt = [{"text": prompt}, {"image": values.url(draw)}, _picture(draw)]
+    elif draw.random() < 0.3:
+        prompt = f"![]({values.url(draw)}) some words"
+    few: dict[str, Any] = {draw.choice(_LENGTHS): draw.randint(1, 4)}
+    if draw.random() < 0.5:
+        few |= {"details": True, "temperature": 0.5, "stop": ["x"]}
+    if route.endswith("/stopInfer"):
+        return {"id": "some"}
+    if route == "/v1/tokenizer":
+        return {"inputs": "some words", "do_decode": draw.random() < 0.5}
+    if route.endswith("/infer") and route != "/infer":
+        text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["some words"]}
+        ids = {"name": "input0", "datatype": "INT64", "shape": [1, 3], "data": [[5, 6, 7]]}
+        count = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [3]}
+        outputs = [{"name": "text_output", "parameters": {"binary_data": draw.random() < 0.5}}]
+        given = [draw.choice([text, ids]), count]
+        return {"id": "some", "inputs": given, "outputs": outputs, "parameters": {"seed": 3}}
+    if route.startswith("/v2/"):
+        return {"text_input": prompt, "parameters": few, "id": "some"}
+    if route == "/generate" and draw.random() < 0.5:
+        return {"prompt": prompt, "max_tokens": 3, "stream": draw.random() < 0.5}
+    return {"inputs": prompt, "parameters": few}
 
 
 def _messages(draw: random.Random) -> list[dict[str, Any]]:

@@ -11,6 +11,9 @@ from tests.fuzz.verdict import Broken, ends_in_time
 _ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/tokenize"), ("POST", "/v1/chat/completions/"),
+    ("POST", "/"), ("POST", "/generate"), ("POST", "/generate_stream"), ("POST", "/infer"), ("POST", "/v1/tokenizer"),
+    ("POST", "/v2/models/fuzzed/generate"), ("POST", "/v2/models/fuzzed/generate_stream"),
+    ("POST", "/v2/models/fuzzed/infer"), ("POST", "/v2/models/fuzzed/stopInfer"),
 ]  # fmt: skip
 _OTHERS = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/health/ready"), ("GET", "/v1/models"), ("GET", "/v1/models/a/b"),
@@ -18,11 +21,13 @@ _OTHERS = [
     ("GET", "/v1/chat/completions"), ("OPTIONS", "/v1/completions"), ("HEAD", "/"), ("PUT", "/x"), ("GET", "/load"),
     ("GET", "/../../etc/passwd"), ("GET", "/%ff%fe"), ("GET", "//"), ("BREW", "/v1/models"), ("GET", "/tokenizer_info"),
     ("POST", "/v1/responses"), ("GET", "/v1/models/"), ("PATCH", "/v1/batches/x/cancel"),
-    ("GET", "/v1/requests//stream/"),
+    ("GET", "/v1/requests//stream/"), ("GET", "/v2/models/a/b/c"), ("GET", "/v2/health/ready"), ("GET", "/v2/models/"),
+    ("GET", "/info"), ("GET", "/v2/models/fuzzed/config"), ("POST", "/v2/models/fuzzed/versions/2/infer"),
 ]  # fmt: skip
 _HEADERS = [
     "Idempotency-Key", "Last-Event-ID", "X-Tessera-Resume", "X-Tessera-Event-Ids", "X-Tessera-Priority",
     "X-Tessera-Request-Timeout", "X-Tessera-Queue-Timeout", "X-Tessera-First-Token-Timeout", "X-Request-Id",
+    "Inference-Header-Content-Length",
     "Authorization", "traceparent", "Content-Encoding", "Accept", "Cookie", "Expect", "X-Forwarded-For", "TE",
 ]  # fmt: skip
 _HEADER_VALUES = [

@@ -108,6 +108,14 @@ class HeldRequests:
         with contextlib.suppress(Unavailable):
             await self._report()
 
+    def named(self, client_id: str, tenant: str) -> list[str]:
+        """The ids of a tenant's requests that are followed here and have this id in their bodies."""
+        return [
+            held.spec.request_id
+            for held in self._held.values()
+            if held.spec.reply.client_id == client_id and held.spec.tenant == tenant
+        ]
+
     def hold(self, request: HeldRequest, timeouts: Timeouts | None = None) -> None:
         """Holds a request that was admitted here."""
         self._held[request.follow] = request

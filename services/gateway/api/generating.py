@@ -1,6 +1,6 @@
 """How a request for tokens is answered, whatever its API: admission, its answer, and what its headers ask for."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -63,13 +63,19 @@ class Generating:
         return options
 
     async def answer(
-        self, exchange: Exchange, caller: Caller, read: Reader, write: Write, times: int = 1
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        read: Reader,
+        write: Write,
+        times: int = 1,
+        more_kinds: Collection[str] = (),
     ) -> None:
-        """Answers one body, whose values may be read so many times. Raises ServingError for what is not accepted; what
-        was accepted ends when the client leaves or has its whole reply.
+        """Answers one body, whose values may be read so many times; `more_kinds`: its media types beside JSON. Raises
+        ServingError for what is not accepted; what was accepted ends when the client leaves or has its whole reply.
         """
         try:
-            body = await exchange.json_body(self._body_limits)
+            body = await exchange.json_body(self._body_limits, more_kinds)
             # A large body is read in a thread.
             requests, options = await off_loop(partial(read, exchange), body, times)
             del body

@@ -14,7 +14,7 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/v1/conversations", "/v1/assistants", "/v1/threads",
     ),
     "send the prompt to /v1/completions, or a conversation to /v1/chat/completions": (
-        "/generate", "/generate_stream", "/inference/v1/generate", "/infer", "/infer_token",
+        "/inference/v1/generate", "/infer_token",
     ),
     "send the messages to /tokenize": ("/chat_tokenize",),
     "this server gives text, neither vectors nor scores of texts": (
@@ -30,14 +30,13 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/is_sleeping",
     ),
     "/v1/models, /version and /metrics say what is served": (
-        "/v1/engines", "/info", "/server_info", "/get_model_info", "/get_server_info",
+        "/v1/engines", "/server_info", "/get_model_info", "/get_server_info",
     ),
     "a `cache_salt` of its own keeps a request from what was computed before": (
         "/reset_prefix_cache",
     ),
     "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
     "this server describes its API in no form for machines": ("/openapi.json", "/docs", "/redoc"),
-    "this server has OpenAI's API, not that of KServe and Triton": ("/v2",),
     "this server has OpenAI's API, not Ollama's": ("/api",),
 }  # fmt: skip
 # By path, with what lies below it.

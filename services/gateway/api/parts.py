@@ -10,6 +10,7 @@ from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.api.generating import Generating
+from services.gateway.api.grpc_generating import GrpcGenerating
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.following.follower import Follower
 from services.gateway.health import Health
@@ -20,6 +21,7 @@ from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
+from shared.net.rpc.server import RpcServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,14 @@ class Parts:
     resumption: Resumption
     admission: Admission
     generating: Generating
+    grpc_generating: GrpcGenerating
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API: its endpoint, and the forms of its replies by `ReplyKind`."""
+    """One API: its endpoint, the forms of its replies by `ReplyKind`, and what it has over gRPC."""
 
     make_endpoint: Callable[[Parts], Endpoint]
     reply_forms: Mapping[int, ReplyForm] = field(default_factory=dict)
+    # Adds its methods to the gateway's gRPC server.
+    add_grpc: Callable[[RpcServer, Parts], None] | None = None

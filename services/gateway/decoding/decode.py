@@ -101,6 +101,14 @@ def decode(body: bytes, kind: type[_B]) -> _B:
     return content
 
 
+def convert(content: Any, kind: type[_B]) -> _B:
+    """Values in another form than JSON as a `kind`. Raises InvalidRequest, naming the field, for a wrong type."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from None
+
+
 @functools.cache
 def _decoder(kind: type[_B]) -> msgspec.json.Decoder[_B]:
     return msgspec.json.Decoder(kind)

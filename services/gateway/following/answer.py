@@ -12,7 +12,13 @@ from services.gateway.following.answer_fold import AnswerFold, MessagePiece, Out
 from services.gateway.following.choice_log import ChoiceDelta
 from services.gateway.following.event_id import OPEN, TEXT_SENT, Progress
 from services.gateway.following.follower import Follow
-from services.gateway.following.logprobs import LogprobFold, PromptScores, TokenLogprob, read_scores
+from services.gateway.following.logprobs import (
+    LogprobFold,
+    PromptScores,
+    Scores,
+    TokenLogprob,
+    read_scores,
+)
 from services.gateway.following.message import Message, MessageText
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.slices import Slices
@@ -76,10 +82,10 @@ class Answer:
             self.prompt_scores = PromptScores(b"", stride(None))
         self.cached_tokens = 0
         self.progress = progress or Progress.beginning(len(follow.choices))
-        stops = StopStrings(head.sampling.stop) if head.sampling.stop else None
+        self._stops = StopStrings(head.sampling.stop) if head.sampling.stop else None
         choices = range(len(follow.choices))
-        divide = _divider(table, head, stops, forms)
-        self._folds = [AnswerFold(table, head, stops, choice, divide()) for choice in choices]
+        divide = _divider(table, head, self._stops, forms)
+        self._folds = [AnswerFold(table, head, self._stops, choice, divide()) for choice in choices]
         self._open = len(self._folds)
         # The choices of which the client has more than has been folded here yet.
         self._behind = {
@@ -171,6 +177,22 @@ class Answer:
     def token_ids(self, choice: int) -> Sequence[int]:
         """The tokens of a choice that are known so far, as the client sees them."""
         return () if self.head.reply.prompt_only else self._follow.choices[choice].tokens
+
+    def text(self, choice: int, count: int | None = None) -> str:
+        """The text of a choice as far as it is sure: of its first `count` tokens, or of all that are known, to its end
+        where that is known too. Folded anew from its log.
+        """
+        log = self._follow.choices[choice]
+        fold = AnswerFold(self.table, self.head, self._stops, choice)
+        fold.leave_out_logprobs()
+        known = log.ending if count is None else None
+        ending = known if known is not None and known.reason in COMPLETED else None
+        return fold.push(log.tokens[:count], ending).text
+
+    def scores(self, choice: int, start: int, end: int) -> list[Scores]:
+        """The log-probabilities of the tokens [start, end) of a choice, which are known, where they were asked for."""
+        log = self._follow.choices[choice]
+        return read_scores(log.records_of(start, end), log.stride)
 
     def logprobs(self, choice: int) -> Iterator[TokenLogprob]:
         """Yields the log-probabilities of a choice that has ended, read anew from its log."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import structlog
@@ -10,9 +10,9 @@ import structlog
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.errors import MethodNotAllowed, NoRoute
 from services.gateway.http.cross_origin import CrossOrigin
-from services.gateway.http.endpoint import Endpoint, Route
+from services.gateway.http.endpoint import Endpoint
 from services.gateway.http.errors import error_response
-from services.gateway.http.exchange import Exchange, Receive, Scope, Send
+from services.gateway.http.exchange import BodyLimits, Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.routes import RouteTable
 from services.gateway.telemetry.http_metrics import NO_ROUTE, HttpMetrics
@@ -41,11 +41,12 @@ class App:
         metrics: HttpMetrics,
         tag: str,
         no_route: Callable[[str, Collection[str]], NoRoute],
+        body_limits: BodyLimits,
     ) -> None:
         """`tag` is the model's, in the ids of requests. `no_route` gives the error for a path at which there is
         nothing, and gets the patterns of those that there are.
         """
-        self._routes = RouteTable(endpoints)
+        self._routes = RouteTable(endpoints, body_limits)
         self._no_route = no_route
         self._keys = keys
         self._cross_origin = cross_origin
@@ -109,37 +110,42 @@ class App:
 
     async def _handle(self, exchange: Exchange) -> None:
         found = self._routes.find(exchange.path)
-        endpoint = found.endpoint if found is not None else self._routes.endpoint_of(exchange.path)
-        exchange.form = endpoint
+        mounted = found.methods.get(_method(exchange)) if found is not None else None
+        exchange.form = mounted.endpoint if mounted else self._routes.endpoint_of(exchange.path)
         if found is None or not found.is_probe:
             self._hosts.check(exchange)
         if found is None:
             raise self._no_route(exchange.path, self._routes.patterns)
-        exchange.generates, exchange.handler = found.generates, found.pattern
+        exchange.generates = mounted.route.generates if mounted else found.generates
+        exchange.handler = found.pattern
         # A browser's question carries no key.
         if await self._cross_origin.preflight(exchange, found.methods):
             return
-        route = _route(exchange, found.methods)
+        if mounted is None:
+            raise _not_taken(exchange, found.methods)
+        route = mounted.route
         self._hosts.check_origin(exchange, may_call=self._cross_origin.may_call(exchange))
         caller = self._keys.caller(
             exchange.request_id,
             exchange.header,
-            endpoint.key_headers,
+            exchange.form.key_headers,
             needed=route.needs_key,
         )
         await route.handler(exchange, replace(caller, client_request_id=exchange.client_request_id))
 
 
-def _route(exchange: Exchange, methods: Mapping[str, Route]) -> Route:
-    method = "GET" if exchange.method == "HEAD" else exchange.method
-    if method not in methods:
-        allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
-        raise MethodNotAllowed(
-            "METHOD_NOT_ALLOWED",
-            f"{exchange.path[:200]} does not take {exchange.method[:20]}, but {allowed}",
-            allow=allowed,
-        )
-    return methods[method]
+def _method(exchange: Exchange) -> str:
+    """The method whose route answers."""
+    return "GET" if exchange.method == "HEAD" else exchange.method
+
+
+def _not_taken(exchange: Exchange, methods: Collection[str]) -> MethodNotAllowed:
+    allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
+    return MethodNotAllowed(
+        "METHOD_NOT_ALLOWED",
+        f"{exchange.path[:200]} does not take {exchange.method[:20]}, but {allowed}",
+        allow=allowed,
+    )
 
 
 def _log_refusal(exchange: Exchange, error: ServingError, began: float) -> None:

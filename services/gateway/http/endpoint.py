@@ -17,8 +17,8 @@ Handler = Callable[[Exchange, Caller], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path. In a path `*` as its third part stands for any one part, `**` at its end for all that
-    follows.
+    """One method of one path. In a path `*` as its third part stands for a name, which may have slashes, `**` at its
+    end for all that follows.
     """
 
     method: str
@@ -33,6 +33,8 @@ class Route:
     generates: bool = False
     # Whether probes call it by address, whatever names the server has.
     is_probe: bool = False
+    # The field of a body that says that it is meant, where several APIs have its method and path.
+    known_by: str = ""
 
 
 class Endpoint(ErrorForm, Protocol):

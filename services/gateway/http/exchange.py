@@ -4,7 +4,7 @@ has left.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -91,6 +91,8 @@ class Exchange:
         # Gives back what the budget of bodies holds for this one.
         self.release_body: Callable[[], None] = lambda: None
         self._complete = False
+        # A body that `json_body` gives next.
+        self._peeked: bytes | None = None
         # That of the stream, once it has begun.
         self._stream: StreamForm | None = None
         # What its next frames begin with: something behind a ping alone.
@@ -108,12 +110,17 @@ class Exchange:
         """The last value of a parameter in the address; empty if absent."""
         return parse_qs(self._query.decode("latin-1")).get(name, [""])[-1]
 
-    async def json_body(self, limits: BodyLimits) -> bytes:
-        """The body of a JSON request, which the budget holds until `release_body`. Raises BodyTooLarge,
-        WrongMediaType, TooSlow, Unavailable (the budget), or Cancelled if the client left.
+    async def json_body(self, limits: BodyLimits, more_kinds: Collection[str] = ()) -> bytes:
+        """The body of a JSON request, which the budget holds until `release_body`. `more_kinds`: media types that are
+        taken beside JSON. Raises BodyTooLarge, WrongMediaType, TooSlow, Unavailable (the budget), or Cancelled if the
+        client left.
         """
+        if self._peeked is not None:
+            body, self._peeked = self._peeked, None
+            return body
         kind = self.header("content-type").partition(";")[0].strip().lower()
-        if kind and kind != "application/json" and not kind.endswith("+json"):
+        is_json = not kind or kind == "application/json" or kind.endswith("+json")
+        if not is_json and kind not in more_kinds:
             raise WrongMediaType(
                 "UNSUPPORTED_MEDIA_TYPE", f"the body must be application/json, not {kind[:64]}"
             )
@@ -126,6 +133,11 @@ class Exchange:
                 await self._discard(limits.most_bytes)
             raise _too_large(limits.most_bytes)
         return await self._read(limits)
+
+    async def peek_json(self, limits: BodyLimits) -> bytes:
+        """The same, and `json_body` gives it once more."""
+        self._peeked = await self.json_body(limits)
+        return self._peeked
 
     async def _read(self, limits: BodyLimits) -> bytes:
         loop = asyncio.get_running_loop()

@@ -1,9 +1,14 @@
 """The table of all routes, by path."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from services.gateway.http.endpoint import Endpoint, Route
+from services.gateway.http.by_body import ByBody, Mounted
+from services.gateway.http.endpoint import Endpoint
+from services.gateway.http.exchange import BodyLimits
+
+_NAME = 3  # the place of a name among the parts of a path
+_MOST_BEHIND = 3  # parts behind a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,28 +16,34 @@ class Path:
     """What there is at one path."""
 
     pattern: str
+    # The API that comes first, for methods that the path does not have.
     endpoint: Endpoint
-    methods: Mapping[str, Route]
+    methods: Mapping[str, Mounted]
     is_probe: bool
     generates: bool
 
 
 class RouteTable:
-    """Finds paths: literal ones by one look-up, those with a star by another."""
+    """Finds paths: literal ones by one look-up, those with a star by others."""
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        """Where the API of a path cannot be known, it is the first one."""
+    def __init__(self, endpoints: Sequence[Endpoint], limits: BodyLimits) -> None:
+        """Where the API of a path cannot be known, it is the first one. `limits` of bodies that are read to find the
+        API of a route that several have. Raises ValueError where they cannot be told apart.
+        """
         self._default = endpoints[0]
         self._roots = {root: endpoint for endpoint in endpoints for root in endpoint.roots}
         self._paths: dict[str, Path] = {}
         self._prefixes: dict[str, Path] = {}
+        by_pattern: dict[str, list[Mounted]] = {}
         for endpoint in endpoints:
-            for pattern in dict.fromkeys(route.path for route in endpoint.routes):
-                path = _path(endpoint, pattern)
-                if pattern.endswith("/**"):
-                    self._prefixes[pattern.removesuffix("**")] = path
-                else:
-                    self._paths[pattern] = path
+            for route in endpoint.routes:
+                by_pattern.setdefault(route.path, []).append(Mounted(endpoint, route))
+        for pattern, mounted in by_pattern.items():
+            path = _path(pattern, mounted, limits)
+            if pattern.endswith("/**"):
+                self._prefixes[pattern.removesuffix("**")] = path
+            else:
+                self._paths[pattern] = path
 
     @property
     def patterns(self) -> Sequence[str]:
@@ -47,7 +58,7 @@ class RouteTable:
         for prefix, found in self._prefixes.items():
             if path.startswith(prefix) and len(path) > len(prefix):
                 return found
-        return self._paths.get(_with_star(path))
+        return next(filter(None, map(self._paths.get, _with_star(path))), None)
 
     def endpoint_of(self, path: str) -> Endpoint:
         """The API that a path belongs to, also where there is nothing at it."""
@@ -62,20 +73,32 @@ class RouteTable:
         return self._default
 
 
-def _path(endpoint: Endpoint, pattern: str) -> Path:
-    routes = [route for route in endpoint.routes if route.path == pattern]
+def _path(pattern: str, mounted: Sequence[Mounted], limits: BodyLimits) -> Path:
+    by_method: dict[str, list[Mounted]] = {}
+    for one in mounted:
+        by_method.setdefault(one.route.method, []).append(one)
     return Path(
         pattern,
-        endpoint,
-        {route.method: route for route in routes},
-        any(route.is_probe for route in routes),
-        any(route.generates for route in routes),
+        mounted[0].endpoint,
+        {method: _one(found, limits) for method, found in by_method.items()},
+        any(one.route.is_probe for one in mounted),
+        any(one.route.generates for one in mounted),
     )
 
 
-def _with_star(path: str) -> str:
-    """The path with its third part, which names something, as a star."""
+def _one(found: Sequence[Mounted], limits: BodyLimits) -> Mounted:
+    if len(found) == 1:
+        return found[0]
+    endpoint, route = found[0]
+    return Mounted(endpoint, replace(route, handler=ByBody(found, limits).handle))
+
+
+def _with_star(path: str) -> Iterator[str]:
+    """The path with its third part, which names something, as a star; then with more and more parts as that name."""
     parts = path.split("/")
-    if len(parts) > 3 and parts[3]:
-        parts[3] = "*"
-    return "/".join(parts)
+    if len(parts) <= _NAME or not parts[_NAME]:
+        return
+    head = "/".join(parts[:_NAME])
+    most = len(parts) - _NAME - 1
+    for behind in range(min(most, _MOST_BEHIND), -1, -1):
+        yield "/".join([head, "*", *parts[len(parts) - behind :]])

@@ -128,7 +128,8 @@ def _reply_format(
     events = options.stream_options or _NO_STREAM_OPTIONS
     echo = options.echo is True
     # Who wants to see control tokens wants the text as it is; and a completion is not a chat's reply.
-    is_raw = options.skip_special_tokens is False or not prompt.prepare.HasField("conversation")
+    is_chat = prompt.prepare.HasField("conversation") and not prompt.prepare.conversation.as_prompt
+    is_raw = options.skip_special_tokens is False or not is_chat
     return ReplyFormat(
         kind=kind,
         echo=echo,

@@ -1,9 +1,9 @@
 """Media as clients send them. URLs stay as they are: data URLs become bytes later (`data_urls.py`),
-http(s) URLs are passed on unfetched.
+http(s) and file URLs are passed on unread: preprocess says which it takes.
 """
 
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from shared.errors import InvalidRequest
 from shared.prompts.data_url import BadDataUrl, data_url_head, is_base64, is_data_url
@@ -70,6 +70,11 @@ def read_image_bytes(content: bytes, field: str) -> Media:
     return _file(content, field, Modality.MODALITY_IMAGE)
 
 
+def path_url(path: str) -> str:
+    """The URL of what may be named by a path: that of a file where it is an absolute path, else as it is."""
+    return f"file://{quote(path)}" if path.startswith("/") else path
+
+
 def _head(url: str, field: str) -> tuple[str, list[str]]:
     try:
         return data_url_head(url)
@@ -88,8 +93,8 @@ def _file(
 def _remote(
     url: str, field: str, modality: Modality.ValueType = Modality.MODALITY_UNSPECIFIED
 ) -> Media:
-    if not url[:8].lower().startswith(("http://", "https://")):
-        raise _wrong(field, "must be a data:, http: or https: URL")
+    if not url[:8].lower().startswith(("http://", "https://", "file:/")):
+        raise _wrong(field, "must be a data:, http:, https: or file: URL")
     if len(url) > _LONGEST_URL:
         raise _wrong(field, f"is longer than {_LONGEST_URL} characters")
     try:

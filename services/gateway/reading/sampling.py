@@ -17,7 +17,7 @@ from shared.queue.beam_search import conflict_with_beams
 from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence
 
 _INT32_MAX = (1 << 31) - 1
-_MOST_STOPS = 16
+MOST_STOPS = 16
 _LONGEST_STOP = 1024
 
 
@@ -70,7 +70,7 @@ def read_sampling(
         ignore_eos=options.ignore_eos is True,
         stop=defaults.stop
         if options.stop is None
-        else texts("stop", options.stop, _MOST_STOPS, _LONGEST_STOP),
+        else texts("stop", options.stop, MOST_STOPS, _LONGEST_STOP),
         stop_token_ids=_stop_ids(options, model),
         include_stop_str_in_output=options.include_stop_str_in_output is True,
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.preprocess.download.fetcher import MediaFetcher
+from services.preprocess.items.local_files import LocalFiles, is_file_url
 from services.preprocess.items.pixel_cache import PixelCache, Pixels
 from services.preprocess.media import fitted_picture, frames, packed_pixels
 from services.preprocess.media.fitted_picture import Square
@@ -56,9 +57,15 @@ class MediaIntake:
     """Turns a client's media into pixel values."""
 
     def __init__(
-        self, fetcher: MediaFetcher, cache: PixelCache, store: MediaStore, limits: IntakeLimits
+        self,
+        fetcher: MediaFetcher,
+        local_files: LocalFiles,
+        cache: PixelCache,
+        store: MediaStore,
+        limits: IntakeLimits,
     ) -> None:
         self._fetcher = fetcher
+        self._local_files = local_files
         self._cache = cache
         self._store = store
         self._limits = limits
@@ -156,6 +163,8 @@ class MediaIntake:
             data = media.data
         elif kind == "url" and is_data_url(media.url):
             data = await asyncio.to_thread(_decoded, media.url, limit)
+        elif kind == "url" and is_file_url(media.url):
+            data = await asyncio.to_thread(self._local_files.read, media.url, limit)
         elif kind == "url" and media.url:
             data = await self._fetcher.fetch(media.url, limit)
         else:

@@ -122,6 +122,8 @@ class PromptBuilder:
         keep = request.keep_last_tokens
         adds = request.add_special_tokens if request.HasField("add_special_tokens") else None
         match request.WhichOneof("input"):
+            case "conversation" if request.conversation.as_prompt:
+                draft = self._parts(request.conversation, keep, adds)
             case "conversation":
                 draft = self._chat(request.conversation, keep, adds)
             case "text":
@@ -198,6 +200,15 @@ class PromptBuilder:
         if conversation.continue_final_message:
             text = cut_at_end(text)
         return self._written(text, "messages", adds, keep, bool(conversations.media(conversation)))
+
+    def _parts(self, conversation: Conversation, keep: int, adds: bool | None) -> Draft:
+        """A prompt with media in it. `adds`: see `_chat`."""
+        pieces = conversations.prompt_pieces(conversation, self._template, self._markers)
+        written = "".join(
+            piece.text if piece.is_media else self._tokenizer.guard_marker(piece.text)
+            for piece in pieces
+        )
+        return self._written(written, "prompt", adds, keep, any(piece.is_media for piece in pieces))
 
     def _written(self, text: str, field: str, adds: bool | None, keep: int, media: bool) -> Draft:
         """What a template has written; `media`: with places of items. `adds`: see `_chat`."""

@@ -33,6 +33,7 @@ class ChatTemplate:
         loops = processes.loops_over_content(source)  # compiles it, too
         self._variables = dict(variables)
         self._renders_media: dict[tuple[str, str], bool] = {}
+        self._media_texts: dict[tuple[str, str], str] = {}
         if content_format is ContentFormat.AUTO:
             self._loops = loops
             self.takes_parts = self._find_takes_parts()
@@ -71,6 +72,30 @@ class ChatTemplate:
         if (kind, marker) not in self._renders_media:
             self._renders_media[kind, marker] = self._try_media(kind, marker)
         return self._renders_media[kind, marker]
+
+    def media_text(self, kind: str, marker: str) -> str:
+        """What a part of a user turn becomes between two texts: `marker`, and what the template writes around it. The
+        marker alone where the template cannot render the kind, or puts it elsewhere.
+        """
+        if (kind, marker) not in self._media_texts:
+            self._media_texts[kind, marker] = self._find_media_text(kind, marker)
+        return self._media_texts[kind, marker]
+
+    def _find_media_text(self, kind: str, marker: str) -> str:
+        if not self.renders_media(kind, marker):
+            return marker
+        text = {"type": "text", "text": _PROBE}
+        try:
+            written = self.render(
+                [{"role": "user", "content": [text, {"type": kind}, text]}],
+                add_generation_prompt=False,
+            )
+        except TemplateLimit:
+            raise
+        except TemplateRefusal:
+            return marker
+        parts = written.split(_PROBE)
+        return parts[1] if len(parts) == 3 and parts[1].count(marker) == 1 else marker
 
     def _try_media(self, kind: str, marker: str) -> bool:
         if not self.takes_parts["user"]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.json_fields import bad_json, read_json
@@ -90,6 +90,36 @@ def template_messages(
         )
         messages.append(written)
     return messages
+
+
+class PromptPiece(NamedTuple):
+    """A client's words, or what stands for a media item."""
+
+    text: str
+    is_media: bool
+
+
+def prompt_pieces(
+    conversation: Conversation, template: ChatTemplate | None, markers: Mapping[str, str]
+) -> list[PromptPiece]:
+    """The parts of a prompt as it stands. `markers` as in `template_messages`: around one goes what the model's
+    template writes there. Raises InvalidRequest for an unknown modality, an empty part or several messages.
+    """
+    if len(conversation.messages) != 1:
+        raise InvalidRequest("NO_PROMPT", "prompt: one message holds its parts", field="prompt")
+    pieces = []
+    for number, part in enumerate(conversation.messages[0].content):
+        if (item := item_of(part)) is not None:
+            kind = NAMES[modality_of(item)]
+            marker = markers.get(kind, "")
+            written = template.media_text(kind, marker) if template and marker else marker
+            pieces.append(PromptPiece(written, is_media=True))
+        elif part.WhichOneof("part") == "text":
+            pieces.append(PromptPiece(part.text, is_media=False))
+        else:
+            field = f"prompt[{number}]"
+            raise InvalidRequest("EMPTY_PART", f"{field} is empty", field=field)
+    return pieces
 
 
 def template_variables(conversation: Conversation, tokenizer: PromptTokenizer) -> dict[str, Any]:

@@ -127,6 +127,7 @@ async def test_a_second_service_needs_a_key_too() -> None:
             answer = await stub.GetLoad(scheduler_pb2.GetLoadRequest(), metadata=right)
             assert answer.scheduler_id == "second"
             assert [m async for m in echo(iter([b"a", b"b"]), metadata=right)] == [b"a", b"b"]
+            assert budget.held == 0
             health: Any = health_pb2_grpc.HealthStub(channel)
             checked = await health.Check(health_pb2.HealthCheckRequest())
             assert checked.status == health_pb2.HealthCheckResponse.SERVING

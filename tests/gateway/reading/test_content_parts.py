@@ -34,7 +34,7 @@ def image(url: str) -> dict[str, Any]:
             "messages[1].content[2].image_url",
             "host",
         ),
-        ([[TEXT, {"type": "x" * 5000}]], "messages[0].content[1].type", "must be text"),
+        ([[TEXT, {"type": "x" * 5000}]], "messages[0].content[1].type", "must be one of text"),
     ],
     ids=["one message", "all messages", "url", "host", "type"],
 )
@@ -96,15 +96,33 @@ async def test_a_part_without_a_type_is_known_by_its_one_key(stage: Stage) -> No
     assert kinds == [["text", "media"]] * 4 + [["text", "video"]] * 2
 
 
+async def test_images_and_videos_may_be_named_by_the_keys_of_mindie(stage: Stage) -> None:
+    content: list[Any] = [
+        {"image": "/pictures/a b.png"},
+        {"image": PNG},
+        {"type": "image", "image": "file:///c.png"},
+        {"video": "https://example.org/a.mp4"},
+        {"text": "What is this?"},
+    ]
+    reply = await stage.chat(messages=[{"role": "user", "content": content}])
+    assert reply.status_code == 200
+    (turn,) = stage.preprocess.seen[-1].conversation.messages
+    named, sent, file, video, _ = turn.content
+    assert (named.media.url, file.media.url) == ("file:///pictures/a%20b.png", "file:///c.png")
+    assert sent.media.data == png(1, (28, 28))
+    assert video.video.file.url == "https://example.org/a.mp4"
+
+
 UNCLEAR: list[tuple[Any, str, tuple[str, ...]]] = [
     ({}, "", ("text, image_url, video_url", "none of them")),
     ({"url": "https://example.org/"}, "", ("text, image_url, video_url", "none of them")),
     ({"text": "x", "image_url": PNG}, "", ("text and image_url",)),
     ({"text": "x", "video": "a.mp4"}, "", ("text and video",)),
-    ({"image": "/a.png"}, ".image", ("is not taken", "image_url")),
-    ({"video": ["/a.png"]}, ".video", ("is not taken", "video_url")),
+    ({"image": "a.png"}, ".image", ("data:", "file: URL")),
+    ({"image": ["/a.png"]}, ".image", ("must be a string",)),
+    ({"video": "ftp://example.org/a.mp4"}, ".video", ("data:", "file: URL")),
     ({"audio": {"data": ""}}, ".audio", ("is not taken", "no sound")),
-    ({"type": "image", "image": "/a.png"}, ".type", ("'image'", "image_url")),
+    ({"type": "input_image", "image": "/a.png"}, ".type", ("'input_image'", "image_url")),
     ({"type": "input_audio", "input_audio": {}}, ".type", ("'input_audio'", "no sound")),
     ({"type": "input_text", "text": "x"}, ".type", ("'input_text'", '"type": "text"')),
     ({"type": "file", "file": {}}, ".type", ("'file'", "no files")),

@@ -100,6 +100,41 @@ async def test_chat_equals_transformers(
                 np.testing.assert_array_equal(await pixel_values(item), pixels[index])
 
 
+async def test_a_prompt_with_pictures_is_taken_as_it_stands(
+    clip_folder: Path, make_preprocess: PreprocessMaker
+) -> None:
+    processor = AutoProcessor.from_pretrained(clip_folder)
+    written = "USER: <image> and <image>?<|im_end|>"
+    expected = processor(text=written, images=[A, B], return_tensors="np")["input_ids"][0].tolist()
+    parts = [
+        text("USER: "), image(file_of(A)), text(" and "), image(file_of(B)), text("?<|im_end|>"),
+    ]  # fmt: skip
+    async with make_preprocess(clip_folder) as service:
+        response = await service.chat(turn("user", *parts), as_prompt=True)
+        assert ids_of(response) == expected
+        assert [item.length for item in response.media] == [16, 16]
+        spelled = await service.chat(
+            turn("user", text("<image>"), image(file_of(A))), as_prompt=True
+        )
+        assert len(spelled.media) == 1, "a placeholder among the words is none"
+        with pytest.raises(InvalidRequest):
+            await service.chat(turn("user", text("a")), turn("user", text("b")), as_prompt=True)
+
+
+async def test_a_picture_in_a_prompt_has_what_the_template_writes_around_it(
+    tmp_path: Path, make_preprocess: PreprocessMaker
+) -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %}[<image>]"
+        "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    folder = llava_checkpoint(tmp_path, template=template)
+    async with make_preprocess(folder) as service:
+        turns = turn("user", text("Look: "), image(file_of(A)), text("?"))
+        response = await service.chat(turns, as_prompt=True)
+    assert response.text == "Look: [<image>]?"
+
+
 async def test_template_without_images_gets_markers_in_the_text(
     tmp_path: Path, make_preprocess: PreprocessMaker
 ) -> None:

@@ -2,13 +2,13 @@
 
 from services.gateway.api.openai.schema import ContentPart, MediaUrl
 from services.gateway.decoding.bounds import number, wrong
-from services.gateway.reading.media import read_image_url, read_video_url
+from services.gateway.reading.media import path_url, read_image_url, read_video_url
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
 
 _DETAILS = (None, "", "auto", "low", "high")
 _LONGEST_FRAME_S = 3600.0
-_TAKEN = ("text", "image_url", "video_url")
-_NOT_TAKEN = ("image", "video", "audio")
+_TAKEN = ("text", "image_url", "video_url", "image", "video")
+_NOT_TAKEN = ("audio",)
 # What other APIs send, and what to send here.
 _AS_TEXT = 'send it as {"type": "text", "text": ...}'
 _AS_IMAGE = (
@@ -20,7 +20,7 @@ _AS_VIDEO = (
 _NO_AUDIO = "this server takes no sound"
 _NO_FILES = "this server takes no files but images and videos"
 _INSTEAD = {
-    "image": _AS_IMAGE, "input_image": _AS_IMAGE, "video": _AS_VIDEO, "input_video": _AS_VIDEO,
+    "input_image": _AS_IMAGE, "input_video": _AS_VIDEO,
     "audio": _NO_AUDIO, "audio_url": _NO_AUDIO, "input_audio": _NO_AUDIO, "file": _NO_FILES, "input_file": _NO_FILES,
     "input_text": _AS_TEXT, "output_text": _AS_TEXT, "refusal": _AS_TEXT,
 }  # fmt: skip
@@ -38,10 +38,14 @@ def read_part(part: ContentPart, path: str) -> Part:
             return Part(media=_image(part.image_url, f"{path}.image_url"))
         case "video_url":
             return Part(video=_video(part.video_url, f"{path}.video_url"))
+        case "image":
+            return Part(media=_image(_named(part.image), f"{path}.image"))
+        case "video":
+            return Part(video=_video(_named(part.video), f"{path}.video"))
         case _:
             raise wrong(
                 f"{path}.type",
-                f"must be text, image_url or video_url, not {kind[:32]!r}{_hint(kind)}",
+                f"must be one of {', '.join(_TAKEN)}, not {kind[:32]!r}{_hint(kind)}",
             )
 
 
@@ -62,6 +66,11 @@ def _kind_by_key(part: ContentPart, path: str) -> str:
 
 def _hint(kind: str) -> str:
     return f": {_INSTEAD[kind]}" if kind in _INSTEAD else ""
+
+
+def _named(value: str | None) -> str | None:
+    """What MindIE's clients name by a path, as a URL."""
+    return None if value is None else path_url(value)
 
 
 def _image(value: str | MediaUrl | None, path: str) -> Media:

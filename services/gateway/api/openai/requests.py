@@ -84,7 +84,7 @@ def media_urls(body: ChatRequest) -> Iterator[str]:
     """The URLs that media are read from."""
     for message in body.messages or ():
         for part in message.content if isinstance(message.content, list) else ():
-            for value in (part.image_url, part.video_url):
+            for value in (part.image_url, part.video_url, part.image, part.video):
                 url = value.url if isinstance(value, MediaUrl) else value
                 if url is not None:
                     yield url

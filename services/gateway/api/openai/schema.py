@@ -38,9 +38,10 @@ class ContentPart(_Repeated):
     text: str | None = None
     image_url: str | MediaUrl | None = None
     video_url: str | MediaUrl | None = None
+    # MindIE's: a URL, or the path of a file.
+    image: str | None = None
+    video: str | None = None
     # Not taken.
-    image: msgspec.Raw = _NONE
-    video: msgspec.Raw = _NONE
     audio: msgspec.Raw = _NONE
 
 

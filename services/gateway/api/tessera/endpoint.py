@@ -5,11 +5,16 @@ from collections.abc import Sequence
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.api.error_object import error_reply
 from services.gateway.api.parts import Api, Parts
+from services.gateway.api.tessera.grpc_chat import ChatServicer
 from services.gateway.api.tessera.information import Information
 from services.gateway.api.tessera.requests import Requests
 from services.gateway.http.endpoint import Route
 from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
+from shared.net.rpc.server import RpcServer
+from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
+
+_SERVICE = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
 
 
 class TesseraEndpoint:
@@ -49,4 +54,10 @@ def _endpoint(parts: Parts) -> TesseraEndpoint:
     )
 
 
-TESSERA = Api(_endpoint)
+def _add_grpc(server: RpcServer, parts: Parts) -> None:
+    generating = parts.grpc_generating
+    servicer = ChatServicer(parts.model, parts.served_parts, parts.resumption, generating)
+    server.add(_SERVICE, chat_pb2_grpc.add_ChatServiceServicer_to_server, servicer)
+
+
+TESSERA = Api(_endpoint, add_grpc=_add_grpc)

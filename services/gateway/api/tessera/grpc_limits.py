@@ -7,7 +7,7 @@ message is received, and the message's values are counted before it is parsed.
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -26,6 +26,7 @@ from shared.net.rpc import reflection
 
 _AT_ONCE = 4  # messages of health checks, of which an eighth of the budget is kept free
 _MOST_REFLECTIONS = 4
+_ROOM_S = 10.0
 # What needs no key: whether the server is there, and what it offers.
 _OPEN = tuple(f"/{name}/" for name in (health.SERVICE_NAME, *reflection.NAMES))
 
@@ -63,8 +64,9 @@ class CallLimits(grpc.aio.ServerInterceptor):
             self._keys.caller("", lambda name: str(found.get(name, "")))
         except Unauthenticated as error:
             return _refusing(error, handler_call_details.method)
-        # The messages of a stream have no limits here but gRPC's own.
-        return handler if handler.request_streaming else self._read(handler, self._calls)
+        if handler.request_streaming:
+            return self._read_each(handler)
+        return self._read(handler, self._calls)
 
     def _read(self, handler: Handler, reception: Reception) -> Handler:
         """The same handler of a single message, which reads it itself."""
@@ -88,6 +90,45 @@ class CallLimits(grpc.aio.ServerInterceptor):
                     await handler.unary_stream(request, context)
             finally:
                 message.release()
+
+        return grpc.stream_stream_rpc_method_handler(
+            answer, response_serializer=handler.response_serializer
+        )
+
+    def _read_each(self, handler: Handler) -> Handler:
+        """The same handler of a stream of messages, which reads one when it has answered the one before."""
+        parse, budget = handler.request_deserializer, self._calls.budget
+
+        async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+            held = 0
+
+            def release() -> None:
+                nonlocal held
+                budget.give_back(held)
+                held = 0
+
+            async def parsed() -> AsyncGenerator[Any, None]:
+                nonlocal held
+                async for raw in requests:
+                    await budget.wait_for(len(raw), _ROOM_S)
+                    held = len(raw)
+                    request: Any = raw
+                    if parse is not None:
+                        request = await off_loop(functools.partial(_parsed, parse), raw)
+                    del raw
+                    yield request
+                    release()
+
+            try:
+                async with (
+                    contextlib.aclosing(parsed()) as messages,
+                    contextlib.aclosing(handler.stream_stream(messages, context)) as responses,
+                ):
+                    async for response in responses:
+                        release()  # accepted, or refused
+                        yield response
+            finally:
+                release()
 
         return grpc.stream_stream_rpc_method_handler(
             answer, response_serializer=handler.response_serializer

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from services.gateway.admission.caller import Caller
 from services.gateway.health import Health
 from services.gateway.http.exchange import Exchange
+from services.gateway.release import release
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 
@@ -33,7 +33,7 @@ class Information:
         self._reporter = reporter
         self._open_answers = open_answers
         self._page = _PAGE.read_bytes()
-        self._version = _version()
+        self._version = release()
 
     async def page(self, exchange: Exchange, caller: Caller) -> None:
         """GET /: a page to try the model on."""
@@ -65,10 +65,3 @@ class Information:
 
 async def _json(exchange: Exchange, content: dict[str, Any], status: int = 200) -> None:
     await exchange.respond(status, json.dumps(content).encode())
-
-
-def _version() -> str:
-    try:
-        return version("tessera-serve")
-    except PackageNotFoundError:  # run from a checkout
-        return "0.1.0+checkout"

@@ -44,7 +44,7 @@ class Requests:
 
 
 def _name(exchange: Exchange) -> str:
-    return exchange.path.split("/")[3]
+    return exchange.path.removeprefix("/v1/requests/").removesuffix("/stream")
 
 
 def _tenant(exchange: Exchange, caller: Caller) -> str:

@@ -1,0 +1,97 @@
+"""Health and metadata."""
+
+import json
+from collections.abc import Callable
+
+from services.gateway.admission.caller import Caller
+from services.gateway.api.kserve.schema import VERSION, ModelReply, ServerReply, TensorAbout
+from services.gateway.health import Health
+from services.gateway.http.exchange import Exchange
+from services.gateway.model.served_model import ServedModel
+from services.gateway.release import release
+from shared.errors import Unavailable
+
+PLATFORM = "tessera"
+EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "parameters")
+INPUTS = (
+    ("text_input", "BYTES"),
+    ("image", "BYTES"),
+    ("sampling_parameters", "BYTES"),
+    ("input_ids", "INT64"),
+)
+OUTPUTS = (("text_output", "BYTES"), ("output_ids", "UINT32"), ("finish_reason", "BYTES"))
+_ONE = ("text_input", "sampling_parameters", "text_output", "finish_reason")
+
+
+class Information:
+    """The handlers about this server and its model."""
+
+    def __init__(self, model: ServedModel, health: Health, model_of: Callable[[str], str]) -> None:
+        """`model_of` finds the name of the model in a path."""
+        self._model = model
+        self._health = health
+        self._model_of = model_of
+
+    async def live(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v2/health/live: this process answers."""
+        await exchange.respond(200, b"")
+
+    async def ready(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v2/health/ready. Raises Unavailable."""
+        if missing := self._health.missing():
+            raise Unavailable("NOT_READY", f"not ready: {', '.join(missing)}")
+        await exchange.respond(200, b"")
+
+    async def server(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v2."""
+        await exchange.reply(
+            ServerReply(name=PLATFORM, version=release(), extensions=list(EXTENSIONS))
+        )
+
+    async def model(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v2/models/{model}. Raises NotFound."""
+        self._check(exchange)
+        await exchange.reply(
+            ModelReply(
+                name=self._model.name,
+                versions=[VERSION],
+                platform=PLATFORM,
+                inputs=[_about(*one) for one in INPUTS],
+                outputs=[_about(*one) for one in OUTPUTS],
+            )
+        )
+
+    async def model_ready(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v2/models/{model}/ready. Raises NotFound, Unavailable."""
+        self._check(exchange)
+        await self.ready(exchange, caller)
+
+    async def config(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v2/models/{model}/config: as Triton writes it. Raises NotFound."""
+        self._check(exchange)
+        content = {
+            "name": self._model.name,
+            "platform": PLATFORM,
+            "max_batch_size": 0,
+            "input": [_configured(*one) for one in INPUTS],
+            "output": [_configured(*one) for one in OUTPUTS],
+            "model_transaction_policy": {"decoupled": True},
+        }
+        await exchange.respond(200, json.dumps(content).encode())
+
+    def _check(self, exchange: Exchange) -> None:
+        self._model.check_name(self._model_of(exchange.path))
+
+
+def dims(name: str) -> list[int]:
+    """The shape of a tensor; -1 is any number."""
+    return [1] if name in _ONE else [-1]
+
+
+def _about(name: str, datatype: str) -> TensorAbout:
+    return TensorAbout(name=name, datatype=datatype, shape=dims(name))
+
+
+def _configured(name: str, datatype: str) -> dict[str, object]:
+    kind = "STRING" if datatype == "BYTES" else datatype
+    return {"name": name, "data_type": f"TYPE_{kind}", "dims": dims(name)}

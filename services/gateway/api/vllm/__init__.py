@@ -1,0 +1,1 @@
+"""The API of vLLM's plain server: POST /generate."""
