@@ -22,8 +22,8 @@ _FIELDS = [
     "response_format", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty",
     "use_beam_search", "early_stopping", "ignore_eos", "min_tokens", "return_token_ids", "service_tier",
     "truncate_prompt_tokens", "mm_processor_kwargs", "cache_salt", "metadata", "tokens", "text", "unknown",
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
     "inputs", "parameters", "text_input", "sampling_parameters", "input_id", "id", "outputs", "details", "stop_words",
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
     "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
     "parallel_tool_calls", "include_reasoning", "reasoning_effort",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _KEPT = 256  # grammars that are read once for all requests with them
-# Of `LLMatcher.stop_reason`; others are limits on what it takes to go on.
+# The errors of a grammar that no token goes on; others are limits on what it takes to go on.
 _NOTHING_LEFT = ("NoExtension", "NoExtensionBias")
 
 
@@ -151,13 +151,14 @@ def _go_on(following: Following, tokens: Sequence[int]) -> None:
 
 def _failure(matcher: "LLMatcher") -> ServingError:
     """Why it does not go on."""
-    if matcher.stop_reason() in _NOTHING_LEFT:
+    why = _why(matcher)
+    if why in _NOTHING_LEFT:
         return InvalidRequest(
             "NO_TOKEN_LEFT", "grammar: no token of this model goes on from here", field="grammar"
         )
     return InvalidRequest(
         "GRAMMAR_TOO_COMPLEX",
-        f"grammar: it cannot be followed any further ({_why(matcher)}); make it simpler",
+        f"grammar: it cannot be followed any further ({why}); make it simpler",
         field="grammar",
     )
 

@@ -212,6 +212,12 @@ def test_a_grammar_that_becomes_too_complex_fails_and_does_not_end(matcher: Gram
     assert "<" not in error.message and "\n" not in error.message
 
 
+def test_a_grammar_that_nothing_goes_on_fails_and_does_not_end(matcher: GrammarMatcher) -> None:
+    output, error = follow(matcher, 9, grammar='start: "a" NO\nNO: /[a-z]+/ & /[0-9]+/')
+    assert WORDS.decode(output) == "a"
+    assert error is not None and error.reason == "NO_TOKEN_LEFT" and "grammar" in error.message
+
+
 @pytest.mark.parametrize(
     "text", ["start: (", "start: /a(?=b)/", '{"grammars": [{"json_schema": 7}]}']
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from services.decoder.devices.base.device import Device
+from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.sampling.sampler import Sampler
 from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
@@ -58,7 +59,9 @@ KINDS: dict[str, Kind] = {
 def worker(
     llama_folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Worker:
-    def make_sampler(device: Device, max_slots: int, vocab_size: int) -> Sampler:
+    def make_sampler(
+        device: Device, max_slots: int, vocab_size: int, matcher: TokenMatcher | None = None
+    ) -> Sampler:
         return Sampler(max_slots, vocab_size, Continuations())
 
     monkeypatch.setattr(Device, "make_sampler", make_sampler)
