@@ -55,6 +55,8 @@ def load_model(settings: GatewaySettings) -> ServedModel:
         max_choices=settings.max_choices,
         max_logprobs=settings.max_logprobs,
         max_prompts=settings.max_prompts,
+        calls=settings.tool_call_parser,
+        reasoning=settings.reasoning_parser,
     )
 
 

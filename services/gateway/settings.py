@@ -6,6 +6,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from shared import access
+from shared.output_format.detect import AUTO
+from shared.output_format.table import FORMATS, REASONING
 from shared.settings import ChatTemplateSettings, ModelLengthSettings, ServiceSettings
 
 
@@ -13,6 +15,16 @@ class GatewayOptions(ChatTemplateSettings, ModelLengthSettings):
     """Settings of the gateway that `tessera serve` has too."""
 
     host: str = Field("127.0.0.1", description="Address of the REST and gRPC APIs.")
+    tool_call_parser: str = Field(
+        AUTO,
+        description=f"How the model writes calls of tools: auto (what its chat template shows), none, or one of"
+        f" {', '.join(FORMATS)}.",
+    )
+    reasoning_parser: str = Field(
+        AUTO,
+        description=f"How the model marks what it thinks before it answers: auto, none, or one of"
+        f" {', '.join(REASONING)}.",
+    )
     api_key: str | None = Field(
         None,
         description="Keys, separated by commas, of which every request must carry one. Better in the environment"

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`older`: an older name for the same, for templates that do not know it. `of_tools`: what a tool gave, which no
-    API takes yet. `in_templates`: whether templates are given it by this name.
+    """`older`: an older name for the same, for templates that do not know it. `is_served`: whether clients may send it,
+    and templates are given it.
     """
 
     name: str
     older: str = ""
-    of_tools: bool = False
-    in_templates: bool = True
+    is_served: bool = True
 
 
 ROLES = {
@@ -22,18 +21,12 @@ ROLES = {
         Role("developer", older="system"),  # its name since OpenAI's newer models
         Role("user"),
         Role("assistant"),
-        Role("tool", of_tools=True),
-        Role("function", of_tools=True, in_templates=False),  # the older API's tool
+        Role("tool"),  # what a tool gave
+        Role("function", is_served=False),  # the older API's tool
     )
 }
-# What clients may send, and what a chat template may be given.
-OF_CLIENTS = tuple(role.name for role in ROLES.values() if not role.of_tools)
-OF_TEMPLATES = tuple(role.name for role in ROLES.values() if role.in_templates)
-
-
-def is_of_tools(name: str) -> bool:
-    """Whether a message of this role is what a tool gave."""
-    return name in ROLES and ROLES[name].of_tools
+# What clients may send and a chat template may be given.
+SERVED = tuple(role.name for role in ROLES.values() if role.is_served)
 
 
 def for_older_templates(name: str) -> str:

@@ -1,11 +1,16 @@
-"""Tools through the whole system: the model is asked what `apply_chat_template(tools=...)` of transformers asks it."""
+"""Tools through the whole system: the model is asked what `apply_chat_template(tools=...)` of transformers asks it, and
+calls them.
+"""
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from shared.net.channels import open_channel
@@ -65,3 +70,111 @@ def test_tools_that_are_not_to_be_called_are_part_of_the_prompt(
             assert not answer.choices[0].message.tool_calls
             by_grpc = {"tools_json": json.dumps(TOOLS), "tool_choice": "none"} if shows else {}
             assert asyncio.run(_ids_by_grpc(system.grpc_address, **by_grpc)) == ids
+
+
+# What a model says that knows nothing else, a token each, behind the last token of its prompt.
+SAID = [
+    "<go>",
+    "<think>",
+    "Look outside.",
+    "</think>",
+    "<tool_call>",
+    '\n{"name": "get_weather", "arguments": {"city": ',
+    '"Łódź"',
+    "}}\n",
+    "</tool_call>",
+    "<|im_end|>",
+]
+CALLING = (
+    "{% if tools %}<tool_call>{% for tool in tools %} {{ tool | tojson }}{% endfor %}\n{% endif %}"
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function | tojson }} {{ call.id }}{% endfor %}"
+    "{{ m.tool_call_id }}\n{% endfor %}{% if add_generation_prompt %}<go>{% endif %}"
+    "{# <think></think> #}"
+)
+
+
+def make_caller(folder: Path) -> Path:
+    """A checkpoint of which each token of SAID is followed by the next one."""
+    made = make_checkpoint(folder, "llama", text={"vocab_size": 512})
+    words = PreTrainedTokenizerFast.from_pretrained(made)
+    words.add_tokens([AddedToken(text, special=False, normalized=False) for text in SAID[:-1]])
+    words.save_pretrained(made)
+    (made / "chat_template.jinja").write_text(CALLING)
+    weights = load_file(made / "model.safetensors")
+    for name, tensor in weights.items():
+        if "o_proj" in name or "down_proj" in name or "lm_head" in name:
+            tensor.zero_()  # nothing but the last token counts
+    ids = words.convert_tokens_to_ids(SAID)
+    for before, behind in itertools.pairwise(ids):
+        weights["lm_head.weight"][behind] = weights["model.embed_tokens.weight"][before]
+    save_file(weights, made / "model.safetensors", {"format": "pt"})
+    return made
+
+
+def test_a_model_calls_a_tool_and_gets_what_it_gave(tmp_path: Path, redis_url: str) -> None:
+    folder = make_caller(tmp_path / "under-test")
+    words = PreTrainedTokenizerFast.from_pretrained(folder)
+    asked: Any = {"model": "under-test", "messages": QUESTION, "tools": TOOLS, "temperature": 0}
+    with (
+        services_in_process(folder, redis_url) as system,
+        OpenAI(base_url=system.base_url, api_key="none", max_retries=0) as client,
+    ):
+        answer: Any = client.chat.completions.create(**asked, max_tokens=20)
+        message = answer.choices[0].message
+        assert (answer.choices[0].finish_reason, message.content) == ("tool_calls", None)
+        assert message.reasoning_content == "Look outside."
+        assert answer.usage.completion_tokens_details.reasoning_tokens == 3
+        [call] = message.tool_calls
+        assert call.function.name == "get_weather"
+        assert json.loads(call.function.arguments) == {"city": "Łódź"}
+        with client.chat.completions.stream(**asked, max_tokens=20) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        assert streamed.finish_reason == "tool_calls"
+        [again] = streamed.message.tool_calls or []
+        assert again.function.arguments == call.function.arguments
+
+        result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        turns = [*QUESTION, message.model_dump(exclude_unset=True), result]
+        followed: Any = client.chat.completions.create(
+            **{**asked, "messages": turns}, max_tokens=1, extra_body={"return_token_ids": True}
+        )
+    function = {"name": "get_weather", "arguments": {"city": "Łódź"}}
+    called = {"type": "function", "function": function, "id": call.id}
+    known = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [called]}, result]
+    assert followed.prompt_token_ids == words.apply_chat_template(
+        known, tools=TOOLS, add_generation_prompt=True, return_dict=False
+    )
+
+
+def test_a_call_that_has_to_be_made_is_made(tmp_path: Path, redis_url: str) -> None:
+    """By a model of random weights, which would never make one; it goes on within the grammar as asked."""
+    folder = make_checkpoint(tmp_path / "under-test", "llama")
+    (folder / "chat_template.jinja").write_text(CALLING.partition("{#")[0])
+    parameters: Any = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "boolean"}},
+        "required": ["unit", "days"],
+    }
+    tools: Any = [
+        {"type": "function", "function": {"name": "f", "parameters": parameters}},
+        {"type": "function", "function": {"name": "stop"}},
+    ]
+    choice: Any = {"type": "function", "function": {"name": "f"}}
+    with (
+        services_in_process(folder, redis_url) as system,
+        OpenAI(base_url=system.base_url, api_key="none", max_retries=0) as client,
+    ):
+        answer: Any = client.chat.completions.create(
+            model="under-test",
+            messages=QUESTION,
+            tools=tools,
+            tool_choice=choice,
+            max_tokens=250,
+            seed=1,
+        )
+    assert answer.choices[0].finish_reason == "tool_calls"
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "f"
+    found = json.loads(call.function.arguments)
+    assert found.keys() == {"unit", "days"} and found["unit"] in "CF"

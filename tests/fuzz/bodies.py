@@ -26,6 +26,7 @@ _FIELDS = [
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
     "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
     "options", "images", "format", "think", "keep_alive", "system", "template", "context", "raw",
+    "parallel_tool_calls", "include_reasoning", "reasoning_effort",
 ]  # fmt: skip
 _MEDIA_BYTES = 4096
 _LENGTHS = ["max_new_tokens", "max_new_tokens", "max_tokens"]
@@ -121,9 +122,14 @@ def _messages(draw: random.Random) -> list[dict[str, Any]]:
         if draw.random() < 0.2:
             for part in content:
                 del part["type"]
-    messages = [{"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if draw.random() < 0.3:
         messages.insert(0, {"role": "system", "content": "Be brief."})
+    if draw.random() < 0.2:
+        function = {"name": "weather", "arguments": draw.choice(['{"city": "x"}', "{", {}])}
+        call = {"id": "call_1", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": "call_1", "content": "sunny"})
     return messages
 
 

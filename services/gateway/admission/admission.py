@@ -165,6 +165,8 @@ class Admission:
         try:
             for request in requests:
                 await self._grammars.compile_for(request)
+                if request.within_reasoning is not None:
+                    await self._grammars.compile_for(request.within_reasoning)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise
@@ -352,6 +354,7 @@ class Admission:
             follow,
             self._metrics,
             own_eos_ids=self._model.own_eos_ids,
+            forms=self._model.forms,
             prompt_ids=decode_tokens(spec.prompt) if shows_prompt_ids(spec) else None,
             arrived_at=caller.arrived_at or start,
             leave=lambda: self._held_requests.leave(follow, spec.tenant, options.idempotency_key),

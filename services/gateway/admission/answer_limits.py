@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from services.gateway.body_budget import BodyBudget
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.valid_request import ValidRequest
+from services.gateway.reply_kinds import CHATS
 from shared.errors import InvalidRequest, Unavailable
-from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 # Bytes of JSON, for most vocabularies with room to spare: of a token's text and id, and of one log-probability with the
 # token that it is of. An answer is made in pieces, so one that is larger still costs nobody else.
@@ -44,6 +44,8 @@ def answer_bytes(request: ValidRequest, model: ServedModel) -> int:
     prompt = min(request.prompt_bound, model.max_model_len)
     most = sampling.max_tokens or model.default_max_tokens(model.max_model_len)
     each = _TOKEN
+    if reply.message.reasoning:  # which is sent under two names
+        each += _TOKEN
     if sampling.HasField("logprobs"):
         each += _LOGPROB * (1 + sampling.logprobs)
     choice = 0 if reply.prompt_only else most * each
@@ -56,7 +58,7 @@ def _scores_bytes(request: ValidRequest, prompt: int) -> int:
     """Those of `prompt_logprobs`, which each choice of completions has."""
     if not request.reply.HasField("prompt_logprobs"):
         return 0
-    is_chat = request.reply.kind == ReplyKind.REPLY_KIND_CHAT
+    is_chat = request.reply.kind in CHATS
     scores = prompt * _LOGPROB * (1 + request.reply.prompt_logprobs)
     return scores if is_chat else request.sampling.n * scores
 
@@ -67,7 +69,7 @@ def _too_large(request: ValidRequest, size: int, limit: int) -> InvalidRequest:
     if sampling.n > 1:
         fields.append("n")
     if sampling.HasField("logprobs"):
-        is_chat = reply.kind == ReplyKind.REPLY_KIND_CHAT
+        is_chat = reply.kind in CHATS
         fields.append("top_logprobs" if is_chat else "logprobs")
     if reply.HasField("prompt_logprobs"):
         fields.append("prompt_logprobs")

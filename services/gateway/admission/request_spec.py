@@ -59,4 +59,21 @@ def make_spec(
         media_cost=sum(item.rows for item in prepared.media),
         cache_salt=salt_of("" if shares_prefixes else tenant, request.cache_salt),
     )
+    if spec.reply.HasField("message"):
+        _read_beginning(spec, request, prepared, model)
     return spec
+
+
+def _read_beginning(
+    spec: RequestSpec, request: ValidRequest, prepared: PrepareResponse, model: ServedModel
+) -> None:
+    """Whether the prompt has opened the reasoning, and what follows from that."""
+    message = spec.reply.message
+    reasoning = model.forms.of(message).reasoning
+    if reasoning is None or not prepared.text.rstrip().endswith(reasoning.open):
+        return
+    within = request.within_reasoning
+    # Where the answer is held to a form of the client's it has no reasoning that could end.
+    message.in_reasoning = within is not None or request.constraint is None
+    if within is not None:
+        spec.sampling.grammar = within.sampling.grammar

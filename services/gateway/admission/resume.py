@@ -105,6 +105,9 @@ class Resumption:
             0 if hidden else head.sampling.max_tokens,
             field,
         )
+        self._model.forms.of(
+            head.reply.message
+        )  # before anything is begun for a form that is not known here
         layout = LogLayout.of(head.sampling, state.prompt_tokens)
         follow = self._follower.follow(head.request_id, new=False, layout=layout)
         self._metrics.resumed()
@@ -121,6 +124,7 @@ class Resumption:
             follow,
             self._metrics,
             own_eos_ids=self._model.own_eos_ids,
+            forms=self._model.forms,
             prompt_ids=decode_tokens(head.prompt) if shows_prompt_ids(head) else None,
             arrived_at=monotonic(),
             leave=lambda: self._held_requests.leave(follow, head.tenant),

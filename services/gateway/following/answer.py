@@ -2,13 +2,13 @@
 and the follow that they read from.
 """
 
+import json
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 
 from services.gateway.endings import COMPLETED
+from services.gateway.following.answer_fold import AnswerFold, MessagePiece, Outcome, Piece
 from services.gateway.following.choice_log import ChoiceDelta
 from services.gateway.following.event_id import OPEN, TEXT_SENT, Progress
 from services.gateway.following.follower import Follow
@@ -19,6 +19,8 @@ from services.gateway.following.logprobs import (
     TokenLogprob,
     read_scores,
 )
+from services.gateway.following.message import Message, MessageText
+from services.gateway.model.output_forms import OutputForms
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_end
@@ -26,105 +28,21 @@ from services.gateway.telemetry.timeline import Timeline
 from shared import errors
 from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError
+from shared.output_format.deltas import Delta
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import stride
 from shared.telemetry.request_names import names
-from shared.text.reply_cleaning import ReplyCleaner
 from shared.text.stop_search import StopStrings
-from shared.text.text_fold import TextFold, TokenBytes
+from shared.text.text_fold import TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
+
+__all__ = ["Answer", "AnswerFold", "Outcome", "Piece"]
 
 log = structlog.get_logger(__name__)
 
 # Log-probabilities that are read at once.
 _SLICE = 1024
-_LENGTH = FinishReason.FINISH_REASON_LENGTH
-
-
-class Outcome(NamedTuple):
-    """A choice that has ended: its text, the number of its tokens, and how it ended."""
-
-    text: str
-    tokens: int
-    ending: Ending
-
-
-@dataclass(slots=True)  # not frozen: that would triple the time to make one
-class Piece:
-    """What some tokens of one choice add. `count` is the number of its tokens folded so far: its
-    part of a stream's event id. `logprobs` are empty unless they were asked for.
-    """
-
-    text: str
-    token_ids: list[int]
-    count: int
-    ending: Ending | None
-    choice: int = 0
-    logprobs: Sequence[TokenLogprob] = ()
-
-
-class AnswerFold:
-    """Folds tokens of one choice to pieces. What it returns after token k depends on tokens 0..k
-    alone, however they arrived.
-    """
-
-    def __init__(
-        self, table: TokenBytes, head: RequestSpec, stops: StopStrings | None, choice: int = 0
-    ) -> None:
-        """`stops` are those of `head`, one object for all choices; None where there are none."""
-        sampling, reply = head.sampling, head.reply
-        self._choice = choice
-        self._text = TextFold(
-            table,
-            reply.skip_special_tokens,
-            stops,
-            sampling.include_stop_str_in_output,
-        )
-        self._cleaner = ReplyCleaner(reply.clean_up) if reply.clean_up else None
-        self._stride = stride(sampling.logprobs)
-        self._logprobs: LogprobFold | None = None
-        if sampling.HasField("logprobs"):
-            before = len(reply.prompt_text)
-            self._logprobs = LogprobFold(table, reply.skip_special_tokens, before)
-        self._prompt_only = reply.prompt_only
-        self.count = 0
-
-    def push(self, tokens: list[int], ending: Ending | None, records: bytes = b"") -> Piece:
-        """Takes the next tokens, and the ending if they are the last. `records` is their part of
-        the log, where there are log-probabilities. Raises Internal for an impossible cut.
-        """
-        if self._prompt_only:
-            return self._hidden(ending)
-        push = self._text.push
-        text = push(tokens[0]) if len(tokens) == 1 else "".join([push(token) for token in tokens])
-        self.count += len(tokens)
-        held = self._text.held_bytes if self._logprobs is not None else 0
-        if ending is not None:
-            held = ending.cut
-            try:
-                text += self._text.finish(ending.cut)
-            except ValueError as error:
-                raise Internal("STOP_MISMATCH", f"the stop string cannot be cut: {error}") from None
-        if self._cleaner is not None:
-            clean = self._cleaner.push if ending is None else self._cleaner.finish
-            text = clean(text)
-        logprobs: Sequence[TokenLogprob] = ()
-        if self._logprobs is not None:
-            for token, scores in zip(tokens, read_scores(records, self._stride), strict=True):
-                self._logprobs.push(token, scores)
-            logprobs = self._logprobs.release(held)
-        return Piece(text, tokens, self.count, ending, self._choice, logprobs)
-
-    def leave_out_logprobs(self) -> None:
-        """From here on its pieces have none."""
-        self._logprobs = None
-
-    def _hidden(self, ending: Ending | None) -> Piece:
-        """The piece where only the prompt is scored: no tokens, and an ending at a length of 0."""
-        if ending is not None:
-            ending = Ending(reason=_LENGTH, cached_tokens=ending.cached_tokens)
-        return Piece("", [], 0, ending, self._choice)
 
 
 class Answer:
@@ -145,10 +63,12 @@ class Answer:
         arrived_at: float,
         leave: Callable[[], bool],
         progress: Progress | None = None,
+        forms: OutputForms | None = None,
     ) -> None:
         """`prompt_ids` only where the answer shows them. `leave` is called if the answer is closed
         before its end: it cancels the request, or returns True if the request lives on. `progress` is
-        what the client has already; such an answer's tokens and times are not counted in metrics.
+        what the client has already; such an answer's tokens and times are not counted in metrics. `forms` are needed
+        where the answer is divided. Raises Unavailable for a form that is not known here.
         """
         self.head = head
         self.prompt_tokens = prompt_tokens
@@ -164,7 +84,8 @@ class Answer:
         self.progress = progress or Progress.beginning(len(follow.choices))
         self._stops = StopStrings(head.sampling.stop) if head.sampling.stop else None
         choices = range(len(follow.choices))
-        self._folds = [AnswerFold(table, head, self._stops, choice) for choice in choices]
+        divide = _divider(table, head, self._stops, forms)
+        self._folds = [AnswerFold(table, head, self._stops, choice, divide()) for choice in choices]
         self._open = len(self._folds)
         # The choices of which the client has more than has been folded here yet.
         self._behind = {
@@ -194,6 +115,11 @@ class Answer:
     def timeline(self) -> Timeline | None:
         """Its times so far; None where it was not followed from its beginning."""
         return self._timeline if self._is_counted else None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens in which the model thought, of all choices so far."""
+        return sum(fold.reasoning_tokens for fold in self._folds)
 
     @property
     def slices(self) -> Slices:
@@ -237,13 +163,19 @@ class Answer:
         for fold in self._folds:
             fold.leave_out_logprobs()
         texts: list[list[str]] = [[] for _ in self._folds]
+        deltas: list[list[Delta]] = [[] for _ in self._folds]
         outcomes: dict[int, Outcome] = {}
         while not self.ended:
             for piece in await self.next():
                 texts[piece.choice].append(piece.text)
+                message = None
+                if isinstance(piece, MessagePiece):
+                    deltas[piece.choice] += piece.deltas
+                    if piece.ending is not None:
+                        message = Message.of(deltas[piece.choice], piece.calls_tools)
                 if piece.ending is not None:
                     text = "".join(texts[piece.choice])
-                    outcomes[piece.choice] = Outcome(text, piece.count, piece.ending)
+                    outcomes[piece.choice] = Outcome(text, piece.count, piece.ending, message)
         self.close()
         return [outcomes[choice] for choice in range(len(self._folds))]
 
@@ -362,7 +294,7 @@ class Answer:
         last = self._fold(rest)
         if last is None or sent != TEXT_SENT:
             return None
-        return Piece("", [], last.count, last.ending, choice)
+        return last.end_alone()
 
     def _time(self, choice: int, tokens: int) -> None:
         now = monotonic()
@@ -379,6 +311,18 @@ class Answer:
         if is_counted:
             self._metrics.generated(tokens)
         self._last_at[choice] = self._timeline.last_token = now
+
+
+def _divider(
+    table: TokenBytes, head: RequestSpec, stops: StopStrings | None, forms: OutputForms | None
+) -> Callable[[], MessageText | None]:
+    """Makes what divides each choice. Raises Unavailable."""
+    reply = head.reply
+    if forms is None or not reply.HasField("message"):
+        return lambda: None
+    form = forms.of(reply.message)
+    schemas = json.loads(reply.message.schemas_json or "{}")
+    return lambda: MessageText(table, head, stops, form, schemas)
 
 
 def _diverged(request_id: str) -> Internal:

@@ -1,7 +1,7 @@
 """The served model as the gateway knows it: its name, length, vocabulary and defaults. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,15 @@ import structlog
 from tokenizers import Tokenizer
 
 from services.families import registry
-from services.families.chat_format import find_template, stop_ids
+from services.families.chat_format import find_template, find_tool_template, stop_ids
 from services.families.family import load_part
 from services.families.generic import require_length
 from services.gateway.model.generation_defaults import GenerationDefaults, read_defaults
+from services.gateway.model.output_forms import OutputForms
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
+from shared.output_format.detect import AUTO
 from shared.text.templates.template_file import read_template_file
 from shared.text.text_fold import TokenBytes
 from shared.text.tokenizer_file import TokenizerFile, read_tokenizer
@@ -46,6 +48,8 @@ class ServedModel:
     max_prompts: int = 128
     has_vision: bool = False  # it takes pictures
     clean_up: tuple[str, ...] = ()  # steps that the text of a chat's reply goes through
+    # How it writes calls and reasoning.
+    forms: OutputForms = field(default_factory=lambda: OutputForms({}))
 
     @classmethod
     def load(
@@ -59,10 +63,13 @@ class ServedModel:
         max_choices: int = 128,
         max_logprobs: int = 20,
         max_prompts: int = 128,
+        calls: str = AUTO,
+        reasoning: str = AUTO,
     ) -> "ServedModel":
         """Reads config, generation config, tokenizer and chat template of a checkpoint folder.
 
-        `chat_template`: the file of another template than the model's own.
+        `chat_template`: the file of another template than the model's own. `calls`, `reasoning`: how it writes them, by
+        name.
 
         Raises NotFound, InvalidRequest or Precondition, naming the file.
         """
@@ -72,7 +79,9 @@ class ServedModel:
         table = _table(folder / "tokenizer.json")
         words = read_tokenizer(folder / "tokenizer.json")
         tokenizer = open_tokenizer(words)
-        eos_token_ids = stop_ids(checkpoint, words, find_template(checkpoint, chat_template))
+        template = find_template(checkpoint, chat_template)
+        eos_token_ids = stop_ids(checkpoint, words, template)
+        with_tools = find_tool_template(checkpoint, chat_template) or template
         vocab_size = config.vocab_size or len(table)
         longest = require_length(max_model_len or config.max_position_embeddings)
         defaults = _defaults(checkpoint, vocab_size, longest)
@@ -93,6 +102,7 @@ class ServedModel:
             max_prompts=max_prompts,
             has_vision=record.takes_media,
             clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
+            forms=OutputForms.find(words, with_tools, calls, reasoning),
         )
 
     def default_max_tokens(self, left: int) -> int:

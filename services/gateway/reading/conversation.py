@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from services.gateway.decoding.bounds import at_most, wrong
 from services.gateway.decoding.list_limits import MOST_MESSAGES, MOST_PARTS
 from services.gateway.model.served_model import ServedModel
-from shared.prompts.roles import OF_CLIENTS, for_older_templates, is_of_tools
+from shared.prompts.roles import SERVED, for_older_templates
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 # Tokens that a chat template may add for each message, far on the safe side.
@@ -33,15 +33,11 @@ def check_sizes(parts_of_messages: Sequence[int]) -> None:
 
 def read_role(role: str | None, path: str) -> str:
     """The role that templates know for that of the message at `path`. Raises InvalidRequest."""
-    if role not in OF_CLIENTS:
-        names = ", ".join(OF_CLIENTS)
+    if role not in SERVED:
+        names = ", ".join(SERVED)
         if role is None:
             raise wrong(f"{path}.role", f"is missing: it must be one of {names}")
-        more = (
-            ": tool calling is not supported yet: send what the tool gave as a user's message"
-            if is_of_tools(role)
-            else ""
-        )
+        more = ': its newer name is "tool"' if role == "function" else ""
         raise wrong(f"{path}.role", f"must be one of {names}, not {role[:32]!r}{more}")
     return for_older_templates(role)
 
@@ -51,9 +47,10 @@ def conversation_bound(conversation: Conversation, model: ServedModel) -> int:
     the model's length.
     """
     bound = len(conversation.chat_template_kwargs_json) + TEMPLATE_TOKENS
-    bound += len(conversation.tools_json.encode())
+    bound += len(conversation.tools_json.encode()) + len(conversation.documents_json.encode())
     for message in conversation.messages:
-        bound += TEMPLATE_TOKENS
+        bound += TEMPLATE_TOKENS + len(message.tool_call_id) + len(message.reasoning.encode())
+        bound += len(message.tool_calls_json.encode())
         for part in message.content:
             is_text = part.WhichOneof("part") == "text"
             bound += len(part.text.encode()) if is_text else model.max_model_len

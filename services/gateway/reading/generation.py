@@ -106,11 +106,16 @@ def read_generation(
 def _read_form(options: GenerationOptions) -> Constraint | None:
     constraint = read_constraint(options)
     if constraint is not None:
-        for name in ("use_beam_search", "ignore_eos"):
-            if getattr(options, name):
-                text = f"cannot be combined with {constraint.field}, which decides where the answer ends"
-                raise wrong(name, f"{text}: leave one of them out")
+        check_form(options, constraint.field)
     return constraint
+
+
+def check_form(options: GenerationOptions, field: str) -> None:
+    """Raises InvalidRequest for what cannot be asked for beside a form of the answer, which `field` asks for."""
+    for name in ("use_beam_search", "ignore_eos"):
+        if getattr(options, name):
+            text = f"cannot be combined with {field}, which decides where the answer ends"
+            raise wrong(name, f"{text}: leave one of them out")
 
 
 def _reply_format(

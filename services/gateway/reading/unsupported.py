@@ -37,15 +37,6 @@ _REFUSALS: Mapping[str, _Refusal] = {
     "chat_template": _Refusal(
         "is not taken from requests: leave it out; the server is started with another template by --chat-template"
     ),
-    "continue_final_message": _Refusal(
-        "asks to go on with the last message, which is not offered yet: leave it out or send false; completions go on"
-        " with a prompt",
-        (False,),
-    ),
-    "documents": _Refusal(
-        "is not taken here: put the list into `chat_template_kwargs` as `documents`, for templates that know it",
-        ([],),
-    ),
     "logits_processors": _Refusal(
         "asks for code that this server does not run: leave it out or send []", ([],)
     ),
@@ -71,8 +62,6 @@ class UnsupportedFields(msgspec.Struct, kw_only=True):
     suffix: msgspec.Raw = _NONE
     prompt_embeds: msgspec.Raw = _NONE
     chat_template: msgspec.Raw = _NONE
-    continue_final_message: msgspec.Raw = _NONE
-    documents: msgspec.Raw = _NONE
     logits_processors: msgspec.Raw = _NONE
     mm_processor_kwargs: msgspec.Raw = _NONE
     media_io_kwargs: msgspec.Raw = _NONE

@@ -32,6 +32,8 @@ class ValidRequest:
     has_short_prompt: bool = True
     # The form of the answer: `sampling` has its grammar once that is compiled, before the request is admitted.
     constraint: Constraint | None = None
+    # The same with the form of an answer whose prompt ends within reasoning, where that is another.
+    within_reasoning: "ValidRequest | None" = None
     # Where `prepare` has tickets for media.
     inline_media: InlineMedia | None = None
 

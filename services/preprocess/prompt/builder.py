@@ -12,6 +12,7 @@ from services.preprocess.media.fitted_picture import Square
 from services.preprocess.prompt import conversation as conversations
 from services.preprocess.prompt.chat_template import ChatTemplate, refused
 from services.preprocess.prompt.mindie_layout import PLACE, CodedPicture, MindieLayout, read_ids
+from services.preprocess.prompt.open_message import cut_at_end, mark_end
 from services.preprocess.prompt.prompt_rule import (
     Example,
     MediaSpan,
@@ -183,11 +184,21 @@ class PromptBuilder:
         variables = conversations.template_variables(conversation, self._tokenizer)
         opens = conversation.add_generation_prompt
         if not conversation.HasField("add_generation_prompt"):
-            opens = True
+            opens = not conversation.continue_final_message
+        if conversation.continue_final_message:
+            if opens:
+                raise InvalidRequest(
+                    "CONFLICTING_FIELDS",
+                    "add_generation_prompt: not beside continue_final_message",
+                    field="add_generation_prompt",
+                )
+            mark_end(messages)
         try:
             text = template.render(messages, opens, variables)
         except TemplateRefusal as error:
             raise refused(error) from error
+        if conversation.continue_final_message:
+            text = cut_at_end(text)
         return self._written(text, "messages", adds, keep, bool(conversations.media(conversation)))
 
     def _parts(self, conversation: Conversation, keep: int, adds: bool | None) -> Draft:

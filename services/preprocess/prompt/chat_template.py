@@ -5,7 +5,7 @@ from typing import Any
 
 from services.preprocess.content_format import ContentFormat
 from shared.errors import InvalidRequest
-from shared.prompts.roles import OF_TEMPLATES, ROLES
+from shared.prompts.roles import ROLES, SERVED
 from shared.text.templates.processes import TemplateLimit, TemplateProcesses, TemplateRefusal
 
 _PROBE = "t3ss3ra probe"
@@ -14,9 +14,9 @@ _PROBE = "t3ss3ra probe"
 class ChatTemplate:
     """One template with the variables of its tokenizer (`bos_token`, `eos_token`, ...).
 
-    `takes_parts[role]` says whether a turn of that role may be a list of parts, `takes_text[role]` whether it may be
-    a string. Both are what `content_format` says; `AUTO` finds out by trying, and where the template refuses the
-    trial by vLLM's rule.
+    `source` is its text. `takes_parts[role]` says whether a turn of that role may be a list of parts,
+    `takes_text[role]` whether it may be a string. Both are what `content_format` says; `AUTO` finds out by trying, and
+    where the template refuses the trial by vLLM's rule.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ChatTemplate:
         """Rendered in `processes`. Raises TemplateRefusal for one that does not compile, or is not tried out within
         their bounds.
         """
-        self._source, self._processes = source, processes
+        self.source, self._processes = source, processes
         loops = processes.loops_over_content(source)  # compiles it, too
         self._variables = dict(variables)
         self._renders_media: dict[tuple[str, str], bool] = {}
@@ -40,12 +40,12 @@ class ChatTemplate:
             self.takes_text = self._find_takes_text()
         else:
             as_parts = content_format is ContentFormat.OPENAI
-            self.takes_parts = dict.fromkeys(OF_TEMPLATES, as_parts)
-            self.takes_text = dict.fromkeys(OF_TEMPLATES, not as_parts)
+            self.takes_parts = dict.fromkeys(SERVED, as_parts)
+            self.takes_text = dict.fromkeys(SERVED, not as_parts)
 
     def knows(self, role: str) -> bool:
         """Whether the template has a role by the newer of its names; one with a single name is known."""
-        return not ROLES[role].older or role in self._source
+        return not ROLES[role].older or role in self.source
 
     def render(
         self,
@@ -65,7 +65,7 @@ class ChatTemplate:
             **self._variables,
             **(variables or {}),
         }
-        return self._processes.render(self._source, given)
+        return self._processes.render(self.source, given)
 
     def renders_media(self, kind: str, marker: str) -> bool:
         """Whether an "image" or "video" part of a user turn becomes exactly one `marker`."""
@@ -113,18 +113,16 @@ class ChatTemplate:
         # A template that takes strings for the user role takes them for every role.
         part = [{"type": "text", "text": _PROBE}]
         if not self._renders("user", part, "?", self._loops):
-            return dict.fromkeys(OF_TEMPLATES, False)
+            return dict.fromkeys(SERVED, False)
         question = [{"type": "text", "text": "?"}]
-        others = {
-            role: self._renders(role, part, question) for role in OF_TEMPLATES if role != "user"
-        }
+        others = {role: self._renders(role, part, question) for role in SERVED if role != "user"}
         return {"user": True, **others}
 
     def _find_takes_text(self) -> dict[str, bool]:
         question = [{"type": "text", "text": "?"}] if self.takes_parts["user"] else "?"
         return {
             role: self._renders(role, _PROBE, question, not self.takes_parts[role])
-            for role in OF_TEMPLATES
+            for role in SERVED
         }
 
     def _renders(

@@ -1,15 +1,16 @@
 """From a client's conversation to what its chat template is given."""
 
-import json
-import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from services.preprocess.prompt.chat_template import ChatTemplate
+from services.preprocess.prompt.json_fields import bad_json, read_json
 from services.preprocess.prompt.tokenizer import PromptTokenizer
+from services.preprocess.prompt.turns import add_fields
 from shared.errors import InvalidRequest
 from shared.prompts.modality import NAMES, VIDEO, read_modality
-from shared.prompts.roles import OF_TEMPLATES, for_older_templates
+from shared.prompts.roles import SERVED, for_older_templates
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import (
     Conversation,
@@ -19,13 +20,8 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     Video,
 )
 
-# Of JSON for a template. What is nested deeper than this overflows stacks, and its text form grows with each level.
-_MOST_DEPTH = 32
-_MOST_CHARACTERS = {"chat_template_kwargs": 1 << 16, "tools": 1 << 19}
 # Of template variables those that are made of other fields of a request.
 _TAKEN = frozenset({"messages", "add_generation_prompt", "tools"})
-# A string as a whole (or what is left of the text, where it does not end), or a bracket.
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|$)|[\[\]{}]', re.DOTALL)
 
 
 def media(conversation: Conversation) -> list[Media | Video]:
@@ -89,6 +85,9 @@ def template_messages(
         written: dict[str, Any] = {"role": role, "content": content}
         if message.name:
             written["name"] = tokenizer.guard(message.name)
+        add_fields(
+            written, message, index, partial(_guard_all, tokenizer=tokenizer), template.source
+        )
         messages.append(written)
     return messages
 
@@ -124,61 +123,35 @@ def prompt_pieces(
 
 
 def template_variables(conversation: Conversation, tokenizer: PromptTokenizer) -> dict[str, Any]:
-    """The request's own template variables and its tools, their strings guarded. Raises InvalidRequest."""
+    """The request's own template variables, its tools and documents, their strings guarded. Raises InvalidRequest."""
     variables: dict[str, Any] = {}
     if conversation.chat_template_kwargs_json:
         field = "chat_template_kwargs"
-        given = _read_json(conversation.chat_template_kwargs_json, field)
+        given = read_json(conversation.chat_template_kwargs_json, field)
         if not isinstance(given, dict):
-            raise _bad_json(field, "is not a JSON object")
+            raise bad_json(field, "is not a JSON object")
         if taken := _TAKEN & given.keys():
             name = min(taken)
-            raise _bad_json(field, f"cannot set {name}: the request has a field of that name")
+            raise bad_json(field, f"cannot set {name}: the request has a field of that name")
         variables = {name: _guard_all(value, tokenizer) for name, value in given.items()}
-    if conversation.tools_json:
-        tools = _read_json(conversation.tools_json, "tools")
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            raise _bad_json("tools", "is not a JSON list of objects")
-        if tools:
-            variables["tools"] = _guard_all(tools, tokenizer)
+    for name, given in (
+        ("tools", conversation.tools_json),
+        ("documents", conversation.documents_json),
+    ):
+        listed = read_json(given, name) if given else []
+        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+            raise bad_json(name, "is not a JSON list of objects")
+        if listed:
+            variables[name] = _guard_all(listed, tokenizer)
     return variables
 
 
-def _read_json(text: str, field: str) -> Any:
-    """What a template is given, within limits. Raises InvalidRequest."""
-    most = _MOST_CHARACTERS[field]
-    if len(text) > most:
-        raise _bad_json(field, f"has {len(text)} characters of JSON, the limit is {most}")
-    if _depth(text) > _MOST_DEPTH:
-        raise _bad_json(field, f"is nested deeper than {_MOST_DEPTH} levels")
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise _bad_json(field, f"is not JSON: {error}") from error
-
-
-def _bad_json(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest("BAD_JSON", f"{field} {message}", field=field)
-
-
-def _depth(text: str) -> int:
-    """How deep the brackets of a JSON text nest at most; those in strings do not count."""
-    depth = deepest = 0
-    for found in _BRACKETS.finditer(text):
-        if found[0] in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif found[0] in "]}":
-            depth -= 1
-    return deepest
-
-
 def _role(message: Message, index: int, template: ChatTemplate) -> str:
-    if message.role not in OF_TEMPLATES:
+    if message.role not in SERVED:
         field = f"messages[{index}].role"
         raise InvalidRequest(
             "BAD_ROLE",
-            f"{field}: {message.role!r} is not one of {', '.join(OF_TEMPLATES)}",
+            f"{field}: {message.role!r} is not one of {', '.join(SERVED)}",
             field=field,
         )
     return message.role if template.knows(message.role) else for_older_templates(message.role)

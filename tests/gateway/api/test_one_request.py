@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.gateway.api.openai import requests
+from services.gateway.api.openai.message_replies import MessageWriter
 from services.gateway.api.openai.replies import ReplyWriter
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.api.reply_forms import ReplyForms
@@ -82,6 +83,7 @@ def test_every_kind_of_reply_has_its_writer() -> None:
     assert set(forms) == kinds
     openai = (ReplyKind.REPLY_KIND_CHAT, ReplyKind.REPLY_KIND_COMPLETION)
     assert {forms[kind].make_writer for kind in openai} == {ReplyWriter}
+    assert forms[ReplyKind.REPLY_KIND_CHAT_MESSAGE].make_writer is MessageWriter
 
 
 def test_two_apis_cannot_have_one_kind_of_reply() -> None:

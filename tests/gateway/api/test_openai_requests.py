@@ -16,7 +16,7 @@ from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.decoding.decode import decode
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import serialized
-from services.gateway.reading.tools import ToolFields
+from services.gateway.reading.unsupported import UnsupportedFields
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest, NotFound
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
@@ -182,8 +182,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
 UNSUPPORTED: list[dict[str, Any]] = [
     {"echo": True},
     {"logits_processors": ["x"]},
-    {"tools": [{"type": "function"}]},
-    {"tool_choice": "required"},
     {"modalities": ["audio"]},
     {"chat_template": "{{ x }}"},
 ]
@@ -196,8 +194,10 @@ SAYS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"suffix": "end"}, ("`prompt`", 'send ""')),
     ({"prompt_embeds": "AAAA"}, ("token ids",)),
     ({"chat_template": "{{ x }}"}, ("--chat-template",)),
-    ({"continue_final_message": True}, ("false", "completions")),
-    ({"documents": [{"text": "x"}]}, ("`chat_template_kwargs`",)),
+    ({"tool_choice": "required"}, ("`tools`",)),
+    ({"tool_choice": "x"}, ('"auto"', '"required"')),
+    ({"functions": [{"name": "x"}]}, ("`tools`",)),
+    ({"function_call": {"name": "x"}}, ("`tools`",)),
     ({"logits_processors": ["x"]}, ("[]",)),
     ({"mm_processor_kwargs": {"a": 1}}, ("{}",)),
     ({"media_io_kwargs": {"video": {"num_frames": 4}}}, ("{}", "docs/api.md")),
@@ -258,19 +258,7 @@ def test_the_document_lists_every_field_that_is_refused() -> None:
         "\n### Fields that are not offered\n"
     )
     listed = behind.partition("\n### ")[0]
-    assert set(ToolFields.__struct_fields__) <= set(re.findall(r"`(\w+)`", listed))
-
-
-def test_a_refused_tool_says_what_to_leave_out() -> None:
-    changes: list[dict[str, Any]] = [
-        {"tools": [{}]},
-        {"tool_choice": "required"},
-        {"functions": [{}]},
-    ]
-    for change in changes:
-        message = f"tool calling is not supported yet: leave `{next(iter(change))}` out"
-        with pytest.raises(InvalidRequest, match=message):
-            read_chat(chat(**change), model())
+    assert set(UnsupportedFields.__struct_fields__) <= set(re.findall(r"`(\w+)`", listed))
 
 
 def test_every_seed_of_64_bits_is_taken() -> None:

@@ -77,7 +77,7 @@ async def test_one_path_has_two_apis(stage: Stage) -> None:
         ({"prompt": [{"type": "audio"}]}, "prompt[0].type"),
         ({"prompt": "x", "temperature": -1}, "temperature"),
         ({"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"prompt": "x", "guided_json": {}}, "guided_json"),
+        ({"prompt": "x", "guided_json": {"type": "x"}}, "guided_json"),
         ({"prompt": "x", "tools": [{}]}, "tools"),
     ],
     ids=str,

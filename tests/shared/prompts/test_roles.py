@@ -1,18 +1,13 @@
 """Roles of messages, as APIs and templates know them."""
 
-from shared.prompts.roles import OF_CLIENTS, OF_TEMPLATES, for_older_templates, is_of_tools
+from shared.prompts.roles import SERVED, for_older_templates
 
 
 def test_clients_and_templates_have_their_roles_from_one_table() -> None:
-    assert OF_CLIENTS == ("system", "developer", "user", "assistant")
-    assert set(OF_TEMPLATES) == {*OF_CLIENTS, "tool"}
-    assert [name for name in ("tool", "function", "user", "wizard") if is_of_tools(name)] == [
-        "tool",
-        "function",
-    ]
+    assert SERVED == ("system", "developer", "user", "assistant", "tool")
 
 
 def test_only_a_role_with_an_older_name_is_renamed() -> None:
-    renamed = {name: for_older_templates(name) for name in OF_TEMPLATES}
+    renamed = {name: for_older_templates(name) for name in SERVED}
     assert renamed.pop("developer") == "system"
     assert all(old == new for old, new in renamed.items())

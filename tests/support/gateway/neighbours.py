@@ -48,8 +48,8 @@ FIRST_DECODER, SECOND_DECODER = "decoder-1st", "decoder-2nd"
 
 
 class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
-    """Renders `role: text` lines, IMAGE_TOKENS placeholders for each picture. Announces itself in
-    the registry.
+    """Renders `role: text` lines, IMAGE_TOKENS placeholders for each picture; of the text it tells the end. Announces
+    itself in the registry.
     """
 
     def __init__(self, redis_url: str, model_name: str, tokenizer: Tokenizer) -> None:
@@ -104,6 +104,7 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
         kind = request.WhichOneof("input")
         media: list[MediaItem] = []
         ids: list[int] = []
+        shown = ""
         if kind == "token_ids":
             ids = decode_tokens(request.token_ids)
         elif kind == "text":
@@ -113,6 +114,7 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 ids += self._tokenizer.encode(f"{message.role}: ").ids
                 for part in message.content:
                     if part.WhichOneof("part") == "text":
+                        shown = part.text
                         ids += self._tokenizer.encode(part.text).ids
                         continue
                     media.append(_picture(len(ids)))
@@ -122,7 +124,10 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 "PROMPT_TOO_LONG", f"{len(ids)} prompt tokens are too many", field="messages"
             )
         return PrepareResponse(
-            token_ids=encode_tokens(ids), media=media, cached_media=min(1, len(media))
+            token_ids=encode_tokens(ids),
+            media=media,
+            cached_media=min(1, len(media)),
+            text=shown,
         )
 
     async def PrepareMany(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from services.gateway.admission.caller import Caller
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
-from services.gateway.api.openai.replies import reply_writers
+from services.gateway.api.openai.message_replies import reply_writers
 from services.gateway.api.openai.requests import media_urls, read_chat, read_completions
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.api.openai.whole import whole

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.api.error_object import error_reply
 from services.gateway.api.openai.completions import Completions
+from services.gateway.api.openai.message_replies import WRITERS
 from services.gateway.api.openai.models import Models
-from services.gateway.api.openai.replies import ID_PREFIXES, ReplyWriter
+from services.gateway.api.openai.replies import ID_PREFIXES
 from services.gateway.api.openai.schema import (
     ChatRequest,
     CompletionRequest,
@@ -60,5 +61,5 @@ def _endpoint(parts: Parts) -> OpenAiEndpoint:
 
 
 OPENAI = Api(
-    _endpoint, {kind: ReplyForm(ReplyWriter, prefix) for kind, prefix in ID_PREFIXES.items()}
+    _endpoint, {kind: ReplyForm(WRITERS[kind], prefix) for kind, prefix in ID_PREFIXES.items()}
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.gateway.api.error_object import error_body
 from services.gateway.api.openai.logprobs import LogprobsWriter
-from services.gateway.api.openai.usage import usage_object
+from services.gateway.api.openai.usage import Total, usage_object
 from services.gateway.api.server_sent_events import (
     AFTER_COMMENT,
     COMMENT,
@@ -23,6 +23,7 @@ from services.gateway.endings import FINISH_NAMES, stop_reason
 from services.gateway.following.answer import Answer, Piece
 from services.gateway.following.event_id import FINISH_SENT, EventIds
 from services.gateway.following.logprobs import TokenLogprob, prompt_entries
+from services.gateway.reply_kinds import CHATS
 from shared.errors import ServingError
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
@@ -31,31 +32,12 @@ from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 _IDS = 4096
 _DONE = b"data: [DONE]\n\n"
 
-_CHAT = ReplyKind.REPLY_KIND_CHAT
 # What stands before the request's id in a reply's.
 ID_PREFIXES: Mapping[int, str] = {
     ReplyKind.REPLY_KIND_CHAT: "chatcmpl-",
+    ReplyKind.REPLY_KIND_CHAT_MESSAGE: "chatcmpl-",
     ReplyKind.REPLY_KIND_COMPLETION: "cmpl-",
 }
-
-
-class _Total:
-    """What `usage` adds up: the answers of one reply and the tokens of each one's choices. The writers share it and it
-    does not refer to them: nothing of a reply that has ended waits for the garbage collector.
-    """
-
-    def __init__(self) -> None:
-        self.answers: list[Answer] = []
-        self.counts: list[list[int]] = []
-
-    def spent(self) -> tuple[int, int]:
-        """Tokens of the prompts and of the choices."""
-        prompts = sum(answer.prompt_tokens for answer in self.answers)
-        return prompts, sum(map(sum, self.counts))
-
-    def cached(self) -> int:
-        """Tokens of the prompts that were found in a cache."""
-        return sum(answer.cached_tokens for answer in self.answers)
 
 
 class ReplyWriter:
@@ -71,14 +53,14 @@ class ReplyWriter:
         with_ids: bool,
         reply_head: RequestSpec | None = None,
         first_index: int = 0,
-        total: _Total | None = None,
+        total: Total | None = None,
     ) -> None:
         """`with_ids`: events have ids. Of several prompts in one reply, `reply_head` is the request
         that gives the reply its id, `first_index` the index of the prompt's first choice, and `total` one for all.
         """
         self._answer = answer
         self._reply = reply = answer.head.reply
-        self._is_chat = reply.kind == _CHAT
+        self._is_chat = reply.kind in CHATS
         self._first_index = first_index
         self._ids: EventIds | None = None
         if with_ids:
@@ -100,7 +82,7 @@ class ReplyWriter:
         progress = answer.progress
         self._head_events = progress.head_events
         self._counts = list(progress.counts)
-        self._total = total or _Total()
+        self._total = total or Total()
         self._total.answers.append(answer)
         self._total.counts.append(self._counts)
         self._logprobs = logprobs_writer(answer)
@@ -173,7 +155,8 @@ class ReplyWriter:
         """`[DONE]`, and before it, where that was asked for, an event with the usage and empty `choices`."""
         if not self._reply.include_usage:
             return _DONE
-        usage = usage_object(*self._total.spent(), self._total.cached())
+        total = self._total
+        usage = usage_object(*total.spent(), total.cached(), total.reasoning())
         event = f'{self._place()}{self._head},"choices":[],"usage":{compact(usage)}}}\n\n'
         return event.encode() + _DONE
 
@@ -182,15 +165,22 @@ class ReplyWriter:
         return b"data: " + error_body(error) + b"\n\n"
 
     def _last(self, piece: Piece, ending: Ending) -> bytes:
-        text = f"{self._field}{encode_basestring(piece.text)}{self._close_text}"
-        if self._is_chat and not piece.text:
-            text = '"delta":{}'
+        text = self._last_text(piece)
         index = self._first_index + piece.choice
         choice = f'{self._head},"choices":[{{"index":{index},{text}{self._scores(piece)}'
-        reason = f'"{FINISH_NAMES[ending.reason]}","stop_reason":'
+        reason = f'"{self._finish(piece, ending)}","stop_reason":'
         reason += compact(stop_reason(ending, self._answer.silent_ends))
         tail = f"{self._token_ids(piece)}}}]{self._usage()}}}\n\n"
         return f"{self._place()}{choice}{reason}{tail}".encode()
+
+    def _last_text(self, piece: Piece) -> str:
+        """What the last event of a choice adds to its text."""
+        if self._is_chat and not piece.text:
+            return '"delta":{}'
+        return f"{self._field}{encode_basestring(piece.text)}{self._close_text}"
+
+    def _finish(self, piece: Piece, ending: Ending) -> str:
+        return FINISH_NAMES[ending.reason]
 
     def _place(self) -> str:
         """The line of the event's id: where all choices are."""
@@ -215,14 +205,6 @@ class ReplyWriter:
             return self._no_usage
         usage = usage_object(*self._total.spent())
         return f',"usage":{compact(usage)}'
-
-
-def reply_writers(answers: Sequence[Answer], with_ids: bool) -> list[ReplyWriter]:
-    """One for each prompt of a reply: choice j of prompt i has the index i * n + j."""
-    head = answers[0].head
-    n = head.sampling.n
-    total = _Total()
-    return [ReplyWriter(answer, with_ids, head, n * i, total) for i, answer in enumerate(answers)]
 
 
 def prompt_logprobs(answer: Answer) -> Iterator[str] | None:
@@ -269,7 +251,7 @@ def logprobs_writer(answer: Answer) -> LogprobsWriter | None:
     reply = answer.head.reply
     return LogprobsWriter(
         answer.table,
-        is_chat=reply.kind == _CHAT,
+        is_chat=reply.kind in CHATS,
         by_id=reply.tokens_as_ids,
         skip_special_tokens=reply.skip_special_tokens,
     )
@@ -278,7 +260,7 @@ def logprobs_writer(answer: Answer) -> LogprobsWriter | None:
 def envelope(head: RequestSpec, *, stream: bool) -> str:
     """The fields that every body and event begins with, without the closing brace."""
     kind = "text_completion"
-    if head.reply.kind == _CHAT:
+    if head.reply.kind in CHATS:
         kind = "chat.completion.chunk" if stream else "chat.completion"
     fields = {
         "id": ID_PREFIXES[head.reply.kind] + head.request_id,

@@ -8,15 +8,25 @@ import msgspec
 
 from services.gateway.api.openai.content_parts import read_part
 from services.gateway.api.openai.schema import (
+    CalledFunction,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     MediaUrl,
     TokenizeRequest,
+    ToolCall,
 )
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.calls.divided import divided
+from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
+from services.gateway.reading.calls.tools import (
+    Tools,
+    read_template_fields,
+    read_tools,
+    refuse_tools,
+)
 from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.copied_lists import check_copies, check_form_copies
 from services.gateway.reading.generation import (
@@ -28,7 +38,6 @@ from services.gateway.reading.generation import (
     text_prompt,
 )
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
-from services.gateway.reading.tools import read_tools, refuse_tools
 from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.artifacts.mindie_shm import LARGEST_CODE, NAMES_FIELD
@@ -37,7 +46,7 @@ from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 _LONGEST_NAME = 256
 _LONGEST_PATH = 4096
-_NO_CALLS = "is a tool call: tool calling is not supported yet: leave it out, and send what was called as text"
+_NO_CALLS = "is the form of an older API: send it as `tool_calls`"
 _NO_AUDIO = "names a spoken answer, and answers are text alone: send what was said as `content`"
 
 
@@ -45,9 +54,18 @@ def read_chat(body: ChatRequest, model: ServedModel) -> ValidRequest:
     """POST /v1/chat/completions. Raises InvalidRequest naming the field, or NotFound."""
     if body.echo:
         raise unsupported("echo", "is for completions: leave it out or send false")
-    prompt = conversation_prompt(read_conversation(body), model)
+    tools = read_tools(body, model.forms)
+    prompt = conversation_prompt(read_conversation(body, tools), model)
     logprobs = chat_logprobs(body.logprobs, body.top_logprobs, model.max_logprobs)
-    return read_generation(body, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
+    valid = read_generation(body, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
+    return divided(
+        valid,
+        body,
+        tools,
+        model,
+        single_call=body.parallel_tool_calls is False,
+        hides_reasoning=body.include_reasoning is False,
+    )
 
 
 def read_completions(body: CompletionRequest, model: ServedModel) -> list[ValidRequest]:
@@ -72,7 +90,7 @@ def media_urls(body: ChatRequest) -> Iterator[str]:
                     yield url
 
 
-def read_conversation(body: ChatRequest | TokenizeRequest) -> PrepareRequest:
+def read_conversation(body: ChatRequest | TokenizeRequest, tools: Tools) -> PrepareRequest:
     """The messages and template settings, to be prepared. Raises InvalidRequest naming the field."""
     listed = body.messages or ()
     check_sizes([len(m.content) if isinstance(m.content, list) else 0 for m in listed])
@@ -81,7 +99,10 @@ def read_conversation(body: ChatRequest | TokenizeRequest) -> PrepareRequest:
     conversation = prepare.conversation
     conversation.chat_template_kwargs_json = _template_kwargs(body.chat_template_kwargs)
     conversation.add_generation_prompt = body.add_generation_prompt is not False
-    conversation.tools_json = read_tools(body, may_call=isinstance(body, ChatRequest))
+    conversation.tools_json = tools.json
+    read_template_fields(body, conversation)
+    if conversation.continue_final_message:
+        conversation.add_generation_prompt = _opens_a_turn(body.add_generation_prompt)
     for index, message in enumerate(listed):
         _read_message(message, f"messages[{index}]", conversation.messages.add())
     return prepare
@@ -89,21 +110,42 @@ def read_conversation(body: ChatRequest | TokenizeRequest) -> PrepareRequest:
 
 def _read_message(message: ChatMessage, path: str, into: Message) -> None:
     into.role = read_role(message.role, path)
-    if not is_off(message.tool_calls, []):
-        raise unsupported(f"{path}.tool_calls", _NO_CALLS)
     if not is_off(message.function_call):
         raise unsupported(f"{path}.function_call", _NO_CALLS)
     if not is_off(message.audio):
         raise unsupported(f"{path}.audio", _NO_AUDIO)
     into.name = text(f"{path}.name", message.name, _LONGEST_NAME)
+    into.tool_calls_json = read_calls(map(_called, message.tool_calls or ()), f"{path}.tool_calls")
+    into.tool_call_id = read_call_id(message.tool_call_id, f"{path}.tool_call_id")
+    into.reasoning = message.reasoning_content or message.reasoning or ""
     if isinstance(message.content, str):
         into.content.add(text=message.content)
         into.is_string = True
     elif message.content:
         for index, part in enumerate(message.content):
             into.content.append(read_part(part, f"{path}.content[{index}]"))
+    elif into.tool_calls_json:
+        into.is_string = True
     else:
         raise wrong(f"{path}.content", "must be a string or a list of at least one part")
+
+
+def _called(call: ToolCall) -> Called:
+    function = call.function or CalledFunction()
+    given = bytes(function.arguments)
+    if given.startswith(b'"'):
+        return Called(call.id, function.name, json.loads(given))
+    return Called(call.id, function.name, "" if given == b"null" else given.decode())
+
+
+def _opens_a_turn(asked: bool | None) -> bool:
+    """Raises InvalidRequest where a new turn is asked for beside going on with the last message."""
+    if asked:
+        raise wrong(
+            "add_generation_prompt",
+            "cannot be true beside continue_final_message: the last message is gone on with",
+        )
+    return False
 
 
 def _template_kwargs(raw: msgspec.Raw) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from services.gateway.decoding.decode import Whole
+from services.gateway.reading.calls.tools import ToolFields
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.tools import ToolFields
 
 _NONE = msgspec.Raw()
 
@@ -45,14 +45,32 @@ class ContentPart(_Repeated):
     audio: msgspec.Raw = _NONE
 
 
+class CalledFunction(_Repeated):
+    """What was called: a tool, with the text of a JSON object or the object itself."""
+
+    name: str | None = None
+    arguments: msgspec.Raw = _NONE
+
+
+class ToolCall(_Repeated):
+    """A call in an assistant's turn."""
+
+    id: str | None = None
+    function: CalledFunction | None = None
+
+
 class ChatMessage(_Repeated):
     """One turn."""
 
     role: str | None = None
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    # What the assistant thought, under two names.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     # Not taken.
-    tool_calls: msgspec.Raw = _NONE
     function_call: msgspec.Raw = _NONE
     audio: msgspec.Raw = _NONE
 
@@ -65,6 +83,7 @@ class ChatRequest(GenerationOptions, kw_only=True):
     add_generation_prompt: bool | None = None
     logprobs: bool | Whole | None = None
     top_logprobs: Whole | None = None
+    include_reasoning: bool | None = None
 
 
 class CompletionRequest(GenerationOptions, kw_only=True):

@@ -20,10 +20,10 @@ from services.gateway.decoding.bounds import text, wholes, wrong
 from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.calls.tools import read_tools, refuse_tools
 from services.gateway.reading.data_urls import serialized
 from services.gateway.reading.generation import check_model
 from services.gateway.reading.short_prompts import is_short
-from services.gateway.reading.tools import refuse_tools
 from services.gateway.reading.unsupported import is_off, refuse_unsupported
 from services.gateway.slices import Slices
 from shared.artifacts.mindie_shm import NAMES_FIELD
@@ -92,7 +92,7 @@ class Tokenizing:
         content = decode(body, TokenizeRequest)
         check_model(content.model, self._model)
         refuse_unsupported(content)
-        prepare = _read_prompt(content)
+        prepare = _read_prompt(content, self._model)
         prepare.shm_name_save_path = text(NAMES_FIELD, content.shm_name_save_path, _LONGEST_PATH)
         if content.add_special_tokens is not None:
             prepare.add_special_tokens = content.add_special_tokens
@@ -130,11 +130,11 @@ def _spelled(model: ServedModel, token: int) -> str | None:
     return model.tokenizer.id_to_token(token) if token >= 0 else None
 
 
-def _read_prompt(content: TokenizeRequest) -> PrepareRequest:
+def _read_prompt(content: TokenizeRequest, model: ServedModel) -> PrepareRequest:
     if content.messages is not None:
         if content.prompt is not None:
             raise wrong("prompt", "cannot be combined with messages: leave one of them out")
-        return read_conversation(content)
+        return read_conversation(content, read_tools(content, model.forms, may_call=False))
     if content.prompt is None:
         raise wrong(
             "prompt", "is missing: send a text as `prompt`, or a conversation as `messages`"

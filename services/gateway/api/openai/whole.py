@@ -5,6 +5,7 @@ from itertools import chain
 from json.encoder import encode_basestring
 
 from services.gateway.api.openai.logprobs import LogprobsWriter
+from services.gateway.api.openai.message_replies import CALLS_TOOLS
 from services.gateway.api.openai.replies import (
     compact,
     echoed,
@@ -16,7 +17,8 @@ from services.gateway.api.openai.replies import (
 from services.gateway.api.openai.usage import usage_object
 from services.gateway.endings import FINISH_NAMES, stop_reason
 from services.gateway.following.answer import Answer, Outcome
-from tessera.scheduler.v1.queue_pb2 import ReplyKind
+from services.gateway.following.message import call_id
+from services.gateway.reply_kinds import CHATS
 
 
 def whole(answers: Sequence[Answer], outcomes: Sequence[Sequence[Outcome]]) -> Iterator[str]:
@@ -34,9 +36,10 @@ def whole(answers: Sequence[Answer], outcomes: Sequence[Sequence[Outcome]]) -> I
         sum(answer.prompt_tokens for answer in answers),
         sum(outcome.tokens for of_answer in outcomes for outcome in of_answer),
         sum(answer.cached_tokens for answer in answers),
+        answers[0].reasoning_tokens if head.reply.message.reasoning else None,
     )
     yield f'],"usage":{compact(usage)}'
-    if head.reply.kind == ReplyKind.REPLY_KIND_CHAT:
+    if head.reply.kind in CHATS:
         yield from _of_prompt(answers[0])
     yield "}"
 
@@ -46,10 +49,9 @@ def _choice(
 ) -> Iterator[str]:
     """A choice behind its index, with the closing brace."""
     reply = answer.head.reply
-    is_chat = reply.kind == ReplyKind.REPLY_KIND_CHAT
+    is_chat = reply.kind in CHATS
     if is_chat:
-        text = encode_basestring(outcome.text)
-        yield f'"message":{{"role":"assistant","content":{text},"refusal":null}},"logprobs":'
+        yield f'"message":{_message(answer, choice, outcome)},"logprobs":'
     else:
         yield f'"text":{encode_basestring(reply.prompt_text + outcome.text)},"logprobs":'
     if writer is None:
@@ -59,12 +61,38 @@ def _choice(
     else:
         yield from writer.value(chain(echoed(answer), answer.logprobs(choice)))
     stop = compact(stop_reason(outcome.ending, answer.silent_ends))
-    yield f',"finish_reason":"{FINISH_NAMES[outcome.ending.reason]}","stop_reason":{stop}'
+    reason = FINISH_NAMES[outcome.ending.reason]
+    if outcome.message is not None and outcome.message.calls_tools:
+        reason = CALLS_TOOLS
+    yield f',"finish_reason":"{reason}","stop_reason":{stop}'
     if reply.return_token_ids:
         yield from id_list("token_ids", answer.token_ids(choice))
     if not is_chat:
         yield from _of_prompt(answer)
     yield "}"
+
+
+def _message(answer: Answer, choice: int, outcome: Outcome) -> str:
+    text, found = encode_basestring(outcome.text), outcome.message
+    if found is None:
+        return f'{{"role":"assistant","content":{text},"refusal":null}}'
+    if found.calls and not outcome.text:
+        text = "null"
+    fields = f'"role":"assistant","content":{text},"refusal":null'
+    if found.reasoning:
+        reasoning = encode_basestring(found.reasoning)
+        fields += f',"reasoning_content":{reasoning},"reasoning":{reasoning}'
+    if found.calls:
+        calls = [
+            {
+                "id": call_id(answer.head.request_id, choice, index),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(found.calls)
+        ]
+        fields += f',"tool_calls":{compact(calls)}'
+    return f"{{{fields}}}"
 
 
 def _of_prompt(answer: Answer) -> Iterator[str]:

@@ -5,11 +5,21 @@ from itertools import islice
 
 from services.gateway.endings import stop_reason
 from services.gateway.following.answer import Answer, Piece
+from services.gateway.following.answer_fold import MessagePiece
 from services.gateway.following.event_id import FINISH_SENT, OPEN, TEXT_SENT, EventIds
 from services.gateway.following.logprobs import TokenLogprob, prompt_entries
+from services.gateway.following.message import call_id
 from services.gateway.following.writer import Writer
+from shared.output_format.deltas import CallArguments, CallBegin, Reasoning
 from tessera.gateway.v1 import chat_pb2
-from tessera.gateway.v1.chat_pb2 import ChatEvent, Delta, Finished, PromptLogprobs, Usage
+from tessera.gateway.v1.chat_pb2 import (
+    ChatEvent,
+    Delta,
+    Finished,
+    PromptLogprobs,
+    ToolCallDelta,
+    Usage,
+)
 
 # Log-probabilities in one event about a prompt: of more there are several events. Made at once are fewer.
 _EVENT_VALUES = 100_000
@@ -119,17 +129,21 @@ class ChatEventWriter:
         self._ids.go_on(piece.choice, piece.count, end)
         found: list[ChatEvent] = []
         token_ids = piece.token_ids if self._with_ids else None
-        if piece.text or token_ids or piece.logprobs:
+        reasoning, calls = _divided(piece, self._answer.head.request_id)
+        if piece.text or token_ids or piece.logprobs or reasoning or calls:
             delta = Delta(
                 choice=piece.choice,
                 text=piece.text,
                 token_ids=token_ids,
                 logprobs=self._entries(piece.logprobs),
+                reasoning=reasoning,
+                tool_calls=calls,
             )
             found.append(ChatEvent(event_id=self._ids.current(), delta=delta))
         if piece.ending is not None:
             ending = piece.ending
             finished = Finished(choice=piece.choice, reason=ending.reason, stop=ending.stop)
+            finished.calls_tools = isinstance(piece, MessagePiece) and piece.calls_tools
             stop = stop_reason(ending, self._answer.silent_ends)
             if isinstance(stop, int):
                 finished.stop_token_id = stop
@@ -144,6 +158,7 @@ class ChatEventWriter:
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
             cached_tokens=answer.cached_tokens,
+            reasoning_tokens=answer.reasoning_tokens,
         )
         return (ChatEvent(event_id=self._ids.current(), usage=usage),)
 
@@ -187,6 +202,23 @@ class ChatEventWriter:
             )
             for entry in entries
         ]
+
+
+def _divided(piece: Piece, request_id: str) -> tuple[str, list[ToolCallDelta]]:
+    """The reasoning and the calls of a piece."""
+    if not isinstance(piece, MessagePiece):
+        return "", []
+    reasoning, calls = "", []
+    for delta in piece.deltas:
+        match delta:
+            case Reasoning():
+                reasoning += delta.text
+            case CallBegin():
+                name = call_id(request_id, piece.choice, delta.call)
+                calls.append(ToolCallDelta(index=delta.call, id=name, name=delta.name))
+            case CallArguments():
+                calls.append(ToolCallDelta(index=delta.call, arguments=delta.text))
+    return reasoning, calls
 
 
 def _tokens_of_event(k: int) -> int:

@@ -9,6 +9,9 @@ import msgspec
 from services.gateway.decoding.bounds import at_most, wrong
 from services.gateway.decoding.list_limits import MOST_FRAMES, MOST_IDS
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.calls.divided import divided
+from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
+from services.gateway.reading.calls.tools import ToolFields, read_template_fields, read_tools
 from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.generation import (
     Prompt,
@@ -27,7 +30,6 @@ from services.gateway.reading.media import (
 )
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.structured.fields import StructuredOutputs
-from services.gateway.reading.tools import ToolFields, read_tools
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.gateway.v1 import chat_pb2
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart
@@ -41,13 +43,26 @@ def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedMod
     """A conversation to answer. Raises InvalidRequest naming the field as REST does, or NotFound."""
     check_sizes([len(message.content) for message in request.messages])
     messages = [_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
+    fields = _tools(request)
+    tools = read_tools(fields, model.forms)
     conversation = Conversation(
-        messages=messages, add_generation_prompt=True, tools_json=read_tools(_tools(request))
+        messages=messages,
+        add_generation_prompt=not request.continue_final_message,
+        tools_json=tools.json,
     )
+    read_template_fields(fields, conversation)
     asked = _given(request.options, "logprobs")
     logprobs = chat_logprobs(asked is not None, asked, model.max_logprobs)
     prompt = conversation_prompt(PrepareRequest(conversation=conversation), model)
-    return read_generation(options, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
+    valid = read_generation(options, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
+    return divided(
+        valid,
+        options,
+        tools,
+        model,
+        single_call=fields.parallel_tool_calls is False,
+        hides_reasoning=request.HasField("include_reasoning") and not request.include_reasoning,
+    )
 
 
 def read_complete(
@@ -134,9 +149,18 @@ def _as_json(text: str) -> msgspec.Raw:
 
 def _tools(request: ChatRequest) -> ToolFields:
     """As they stand in a body of REST."""
-    choice = json.dumps(request.tool_choice) if request.tool_choice else ""
-    tools = request.tools_json.encode()
-    return ToolFields(tools=msgspec.Raw(tools), tool_choice=msgspec.Raw(choice.encode()))
+    choice = request.tool_choice
+    if choice and not choice.startswith("{"):
+        choice = json.dumps(choice)
+    several = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None
+    return ToolFields(
+        tools=msgspec.Raw(request.tools_json.encode()),
+        tool_choice=msgspec.Raw(choice.encode()),
+        parallel_tool_calls=several,
+        documents=msgspec.Raw(request.documents_json.encode()),
+        reasoning_effort=request.reasoning_effort or None,
+        continue_final_message=request.continue_final_message,
+    )
 
 
 def _given(options: chat_pb2.GenerationOptions, name: str) -> Any:
@@ -158,11 +182,20 @@ def _prompt(request: CompleteRequest, model: ServedModel) -> Prompt:
 
 def _message(message: ChatMessage, path: str) -> Message:
     role = read_role(message.role, path)
-    if not message.content:
+    found = (Called(call.id, call.name, call.arguments) for call in message.tool_calls)
+    calls = read_calls(found, f"{path}.tool_calls")
+    if not message.content and not calls:
         raise wrong(f"{path}.content", "must be a string or a list of at least one part")
     parts = [_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)]
     alone = len(parts) == 1 and parts[0].WhichOneof("part") == "text"
-    return Message(role=role, content=parts, is_string=alone)  # there is no other way to say so
+    return Message(
+        role=role,
+        content=parts,
+        is_string=alone or not parts,  # there is no other way to say so
+        tool_calls_json=calls,
+        tool_call_id=read_call_id(message.tool_call_id, f"{path}.tool_call_id"),
+        reasoning=message.reasoning,
+    )
 
 
 def _part(part: ContentPart, path: str) -> Part:

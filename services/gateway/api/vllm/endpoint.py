@@ -20,10 +20,10 @@ from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
 from services.gateway.http.streams import write_stream
+from services.gateway.reading.calls.tools import refuse_tools
 from services.gateway.reading.data_urls import DecodedBody, decode_with_media
 from services.gateway.reading.generation import read_generation
 from services.gateway.reading.prompt_parts import media_urls, read_prompt
-from services.gateway.reading.tools import refuse_tools
 from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import ServingError

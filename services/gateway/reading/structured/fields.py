@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.gateway.reading.tools import ToolFields
+from services.gateway.reading.calls.tools import ToolFields
 
 _NONE = msgspec.Raw()
 

@@ -1,0 +1,1 @@
+"""Tools and what a chat says of calls: which there are, which were made, and how an answer with some is divided."""

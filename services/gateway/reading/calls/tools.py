@@ -1,0 +1,219 @@
+"""Tools, whether the model may call them, and what else a chat template is told about: documents, how hard to think,
+whether the last message is gone on with.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from services.gateway.decoding.bounds import text, wrong
+from services.gateway.decoding.list_limits import (
+    LONGEST_DOCUMENTS,
+    LONGEST_TOOL_NAME,
+    LONGEST_TOOLS,
+)
+from services.gateway.model.output_forms import OutputForms
+from services.gateway.reading.unsupported import UnsupportedFields, is_off, unsupported
+from shared.errors import InvalidRequest
+from shared.output_format.grammar import has_grammar
+from tessera.preprocess.v1.preprocess_pb2 import Conversation
+
+_NONE = msgspec.Raw()
+_REQUIRED = "required"
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+
+class ToolFields(UnsupportedFields, kw_only=True):
+    """The fields; lists as unread JSON, which is empty where a body does not have them."""
+
+    tools: msgspec.Raw = _NONE
+    tool_choice: msgspec.Raw = _NONE
+    parallel_tool_calls: bool | None = None
+    functions: msgspec.Raw = _NONE
+    function_call: msgspec.Raw = _NONE
+    documents: msgspec.Raw = _NONE
+    reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
+
+
+class Tools(NamedTuple):
+    """The tools as a JSON list of {"type": "function", "function": {...}}, as the client wrote them; empty for none."""
+
+    json: str = ""
+    # The schemas of their parameters by name, as a JSON object, where the model may call them; else empty.
+    schemas_json: str = ""
+    # Of those of which one has to be called: all of them or one, as `tool_choice` says; none where none has to be.
+    demanded: Mapping[str, Any] = {}
+    one_is_named: bool = False
+    # Whether a schema is to be kept to the letter.
+    strict: bool = False
+
+
+def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -> Tools:
+    """The tools of a body. `may_call`: whether what the request gets could be a call.
+
+    Raises InvalidRequest naming the field: for a call that is asked for and cannot be given, and for tools of another
+    shape.
+    """
+    tools = _read("tools", body.tools, _check_tool)
+    functions = _read("functions", body.functions, _check_function)
+    if tools and functions:
+        raise wrong("functions", "cannot be combined with tools, its newer name: leave it out")
+    _check_functions(body, may_call and bool(functions))
+    if functions:
+        return Tools(
+            _written("functions", [{"type": "function", "function": f} for f in functions])
+        )
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    choice = _read_choice(body.tool_choice, schemas)
+    if not tools or choice == "none" or not may_call:
+        return Tools(_written("tools", tools))
+    if forms.calls is None:
+        raise wrong(
+            "tools",
+            "asks for calls, and how this model writes calls is not known: start the server with --tool-call-parser, or"
+            ' send `tool_choice: "none"`: the model then sees the tools and answers in text',
+            "NO_TOOL_FORMAT",
+        )
+    if choice != "auto" and not has_grammar(forms.calls):
+        raise unsupported(
+            "tool_choice",
+            f'asks for a call that has to be made, which is not offered for calls as {forms.calls.name}: send "auto"',
+        )
+    named = {choice: schemas[choice]} if choice in schemas else {}
+    return Tools(
+        _written("tools", tools),
+        json.dumps(schemas, ensure_ascii=False),
+        named or (schemas if choice == _REQUIRED else {}),
+        bool(named),
+        any(tool["function"].get("strict") is True for tool in tools),
+    )
+
+
+def read_template_fields(body: ToolFields, conversation: Conversation) -> None:
+    """Documents, how hard to think, whether the last message is gone on with. Raises InvalidRequest."""
+    documents = _read("documents", body.documents, _check_document, LONGEST_DOCUMENTS)
+    conversation.documents_json = _written("documents", documents)
+    effort = body.reasoning_effort
+    if effort is not None:
+        if effort not in _EFFORTS:
+            raise wrong("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}")
+        told: dict[str, Any] = {"reasoning_effort": effort}
+        if effort == "none":
+            told["enable_thinking"] = False
+        given = json.loads(conversation.chat_template_kwargs_json or "{}")
+        conversation.chat_template_kwargs_json = json.dumps({**told, **given})
+    if body.continue_final_message:
+        conversation.continue_final_message = True
+
+
+def refuse_tools(body: ToolFields) -> None:
+    """For what has no messages. Raises InvalidRequest naming the field."""
+    for name in ("tools", "functions", "documents"):
+        if not is_off(getattr(body, name), []):
+            raise unsupported(name, f"is for chat: leave `{name}` out")
+    for name in ("tool_choice", "function_call"):
+        if not is_off(getattr(body, name), "none", "auto"):
+            raise unsupported(name, 'is for chat: leave it out or send "none"')
+    if body.continue_final_message:
+        raise unsupported("continue_final_message", "is for chat: completions go on with `prompt`")
+
+
+def _read_choice(choice: msgspec.Raw, names: Collection[str]) -> str:
+    """ "auto", "none", "required", or the tool that has to be called. Raises InvalidRequest."""
+    if is_off(choice, "auto"):
+        return "auto"
+    try:
+        asked = json.loads(bytes(choice))
+    except (ValueError, RecursionError) as error:
+        raise wrong("tool_choice", f"cannot be read: {error}") from None
+    if asked == "none":
+        return "none"
+    if asked == _REQUIRED:
+        if not names:
+            raise wrong("tool_choice", "asks for a call, and there are no tools: send `tools`")
+        return _REQUIRED
+    function = asked.get("function") if isinstance(asked, dict) else None
+    if not isinstance(function, dict):
+        raise wrong(
+            "tool_choice",
+            'must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}',
+        )
+    name = function.get("name")
+    if not isinstance(name, str) or name not in names:
+        field = "tool_choice.function.name"
+        raise wrong(field, f"{str(name)[:64]!r} is not among tools", "UNKNOWN_TOOL")
+    return name
+
+
+def _check_functions(body: ToolFields, may_call: bool) -> None:
+    """Raises InvalidRequest for what the older names ask for."""
+    if not is_off(body.function_call, "none", "auto") or (
+        may_call and is_off(body.function_call, "auto")
+    ):
+        raise unsupported(
+            "functions" if is_off(body.function_call, "auto") else "function_call",
+            "asks for a call in the form of an older API: send `tools` and `tool_choice`, its newer names",
+        )
+
+
+def _read(
+    field: str, raw: msgspec.Raw, check: Callable[[Any, str], None], longest: int = LONGEST_TOOLS
+) -> list[dict[str, Any]]:
+    given = bytes(raw)
+    if given in (b"", b"null", b"[]"):
+        return []
+    if len(given) > longest:
+        raise wrong(field, f"must not be longer than {longest} bytes as JSON")
+    try:
+        found = json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise wrong(field, f"cannot be read: {error}") from None
+    if not isinstance(found, list):
+        raise _wrong_type(field, "a list")
+    for index, tool in enumerate(found):
+        check(tool, f"{field}[{index}]")
+    return found
+
+
+def _check_document(document: Any, path: str) -> None:
+    if not isinstance(document, dict):
+        raise _wrong_type(path, 'an object, such as {"title": ..., "text": ...}')
+
+
+def _check_tool(tool: Any, path: str) -> None:
+    if not isinstance(tool, dict):
+        raise _wrong_type(path, 'an object: {"type": "function", "function": {...}}')
+    if tool.get("type") != "function":
+        raise wrong(f"{path}.type", 'must be "function": chat templates know no other tools')
+    _check_function(tool.get("function"), f"{path}.function")
+
+
+def _check_function(function: Any, path: str) -> None:
+    if not isinstance(function, dict):
+        raise _wrong_type(path, "an object with the name of the function")
+    name, about, parameters = map(function.get, ("name", "description", "parameters"))
+    if not isinstance(name, str) or not name:
+        raise _wrong_type(f"{path}.name", "a string of at least one character")
+    text(f"{path}.name", name, LONGEST_TOOL_NAME)
+    if not isinstance(about, str | None):
+        raise _wrong_type(f"{path}.description", "a string")
+    if not isinstance(parameters, dict | None):
+        raise _wrong_type(f"{path}.parameters", "an object: a JSON schema")
+
+
+def _written(field: str, tools: list[dict[str, Any]]) -> str:
+    if not tools:
+        return ""
+    try:
+        written = json.dumps(tools, ensure_ascii=False, allow_nan=False)
+        written.encode()
+    except ValueError as error:  # a number beyond all bounds, half of a surrogate pair
+        raise wrong(field, f"cannot be shown to the model: {error}") from None
+    return written
+
+
+def _wrong_type(field: str, must: str) -> InvalidRequest:
+    return wrong(field, f"must be {must}", "INVALID_TYPE")
