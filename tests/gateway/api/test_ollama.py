@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import ollama
 import pytest
 
+from services.gateway.api.ollama import models
+from services.gateway.decoding.decode import decode
 from services.gateway.gateway import Gateway
 from shared.errors import InvalidRequest
 from tests.support.gateway.stage import ANSWER, MAX_MODEL_LEN, MODEL, Stage, open_stage
@@ -174,6 +177,25 @@ async def test_garbage_is_a_400(stage: Stage) -> None:
             reply = await stage.http.post(path, content=body, headers=headers)
             assert reply.status_code == 400, body
             assert isinstance(reply.json()["error"], str)
+
+
+async def test_a_large_body_about_a_model_is_read_in_a_thread(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other requests are answered meanwhile."""
+    readers: list[threading.Thread] = []
+
+    def decoding(content: bytes, kind: Any) -> Any:
+        readers.append(threading.current_thread())
+        return decode(content, kind)
+
+    monkeypatch.setattr(models, "decode", decoding)
+    content = json.dumps({"model": MODEL, "system": "x" * 500_000}).encode()
+    reply = await stage.http.post(
+        "/api/show", content=content, headers={"content-type": "application/json"}
+    )
+    assert reply.status_code in (200, 400), reply.text
+    assert len(readers) == 1 and readers[0] is not threading.current_thread()
 
 
 async def test_errors_of_the_ollama_client(stage: Stage, client: ollama.AsyncClient) -> None:

@@ -1,6 +1,7 @@
 """What is served, as Ollama's clients ask for it."""
 
 import json
+from functools import partial
 
 from services.gateway.admission.caller import Caller
 from services.gateway.api.ollama.options import check_name
@@ -14,7 +15,7 @@ from services.gateway.api.ollama.schema import (
     Version,
 )
 from services.gateway.decoding.bounds import wrong
-from services.gateway.decoding.decode import decode
+from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
 from services.gateway.release import release
@@ -54,7 +55,9 @@ class Models:
 
     async def show(self, exchange: Exchange, caller: Caller) -> None:
         """POST /api/show. Raises InvalidRequest or NotFound."""
-        body = decode(await exchange.json_body(self._body_limits), ShowBody)
+        content = await exchange.json_body(self._body_limits)
+        body = await off_loop(partial(decode, kind=ShowBody), content)
+        exchange.release_body()
         name = body.model or body.name
         if name is None:
             raise wrong("model", "is required")
