@@ -103,7 +103,7 @@ class Admission:
         back, at any moment.
         """
         tenant = tenant_of(caller, request.user)
-        await self._compile_forms([request])
+        await self._compile_forms([request], options)
         try:
             known = await self._enter(request, caller, options, tenant)
             return known or await self._prepare_and_admit(request, caller, options, tenant)
@@ -129,7 +129,7 @@ class Admission:
                 "Last-Event-ID is not for several prompts: leave it out to get all from the beginning",
                 field="Last-Event-ID",
             )
-        await self._compile_forms(requests)
+        await self._compile_forms(requests, options)
         every = [options.of_part(index) for index in range(len(requests))]
         asked = list(zip(requests, callers, every, strict=True))
         answers: dict[int, Answer] = {}
@@ -160,13 +160,16 @@ class Admission:
         """Waits until those whose clients have left are taken back."""
         await self._cancels.settled()
 
-    async def _compile_forms(self, requests: Sequence[ValidRequest]) -> None:
+    async def _compile_forms(
+        self, requests: Sequence[ValidRequest], options: RequestOptions
+    ) -> None:
         """Before anything is reserved: a form that cannot be held to costs nothing else."""
+        timeout_ms = options.timeouts.waiting_ms
         try:
             for request in requests:
-                await self._grammars.compile_for(request)
+                await self._grammars.compile_for(request, timeout_ms)
                 if request.within_reasoning is not None:
-                    await self._grammars.compile_for(request.within_reasoning)
+                    await self._grammars.compile_for(request.within_reasoning, timeout_ms)
         except ServingError as error:
             self._metrics.rejected(error.reason)
             raise

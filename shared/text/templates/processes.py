@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from shared.confinement.processes import ConfinedProcesses, JobLimit, Work
+from shared.confinement.processes import ConfinedProcesses
+from shared.confinement.work import JobLimit, Work
 
 _MEMORY_BYTES = 512 << 20
 _PROCESSOR_S = 5
+# What a template may write (`worker.MOST_CHARACTERS`), of up to four bytes each, and the values with it.
+_ANSWER_BYTES = 129 << 20
 
 
 class TemplateRefusal(Exception):
@@ -30,6 +33,7 @@ class TemplateProcesses:
                 "TEMPLATE_PROCESS",
                 memory_bytes,
                 processor_s,
+                _ANSWER_BYTES,
             )
         )
 
@@ -64,7 +68,7 @@ class TemplateProcesses:
     def loops_over_content(self, source: str) -> bool:
         """Whether a template goes through the parts of a message (`loops`). Raises as `render` does."""
         answer, _ = self._ask({"template": source, "variables": None})
-        return bool(answer["loops"])
+        return bool(answer.get("loops"))
 
     def _ask(self, job: dict[str, Any]) -> tuple[dict[str, Any], str]:
         try:
@@ -77,5 +81,5 @@ class TemplateProcesses:
             )
             raise TemplateLimit(f"the chat template {limit}{more}") from None
         if "refused" in answer:
-            raise TemplateRefusal(answer["refused"])
+            raise TemplateRefusal(str(answer["refused"]))
         return answer, text

@@ -5,6 +5,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from llguidance import LLMatcher
 from services.gateway.reading.structured.constraint import LONGEST, Constraint, Kind
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.reading.valid_request import ValidRequest
-from shared.errors import InvalidRequest, Unavailable
+from shared.confinement.work import JobLimit
+from shared.environment import Environment, use
+from shared.errors import Expired, InvalidRequest, Overloaded, Unavailable
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat
@@ -145,6 +148,114 @@ async def test_many_at_once_are_compiled_by_two_processes() -> None:
         await asyncio.gather(*map(grammars.compile_for, requests))
         for number, request in enumerate(requests):
             assert f"number {number % 9}" in request.sampling.grammar
+
+
+class _Counted:
+    """How many forms the processes of some grammars are asked to compile."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self.asked = 0
+        self._ask = grammars._processes.ask
+        grammars._processes.ask = self.ask  # type: ignore[method-assign]
+
+    def ask(self, job: Any) -> Any:
+        """As the processes' own."""
+        self.asked += 1
+        return self._ask(job)
+
+
+async def refused(grammars: Grammars) -> str:
+    """The reason of the refusal of a form that ends its process."""
+    with pytest.raises(InvalidRequest) as caught:
+        await grammars.compile_for(asking("grammar", doubled(1000)))
+    return caught.value.reason
+
+
+async def test_a_form_that_takes_too_much_is_tried_once() -> None:
+    """However many ask for it, at once or one after another."""
+    with contextlib.closing(Grammars(model())) as grammars:
+        counted = _Counted(grammars)
+        reasons = await asyncio.gather(*(refused(grammars) for _ in range(50)))
+        assert {*reasons, await refused(grammars)} == {"GRAMMAR_TOO_COMPLEX"}
+        assert counted.asked == 1
+
+
+async def test_what_took_too_much_time_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine may have been busy."""
+    now, asked = 0.0, 0
+
+    def ask(job: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise JobLimit("took over 2 s of processor time", is_time=True)
+
+    with contextlib.closing(Grammars(model())) as grammars:
+        monkeypatch.setattr(grammars._processes, "ask", ask)
+        with use(Environment(monotonic=lambda: now)):
+            for seconds, times in ((0.0, 1), (59.0, 1), (61.0, 2)):
+                now = seconds
+                assert await refused(grammars) == "GRAMMAR_TOO_COMPLEX"
+                assert asked == times
+
+
+async def test_one_that_leaves_takes_nothing_from_those_that_wait_for_the_same() -> None:
+    with contextlib.closing(Grammars(model())) as grammars:
+        request = asking("json", FINE)
+        leaving = asyncio.create_task(grammars.compile_for(asking("json", FINE)))
+        staying = asyncio.create_task(grammars.compile_for(request))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await staying
+        assert request.sampling.grammar and leaving.cancelled()
+
+
+@contextlib.contextmanager
+def busy(grammars: Grammars) -> Iterator[None]:
+    """Inside, nothing is compiled."""
+    over = threading.Event()
+    for _ in range(2):
+        grammars._threads.submit(over.wait)
+    try:
+        yield
+    finally:
+        over.set()
+
+
+async def test_what_nobody_waits_for_is_not_begun() -> None:
+    with contextlib.closing(Grammars(model())) as grammars:
+        counted = _Counted(grammars)
+        with busy(grammars):
+            asked = [
+                asyncio.create_task(grammars.compile_for(asking("choice", [f"number {i}"])))
+                for i in range(50)
+            ]
+            await asyncio.sleep(0)
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        await grammars.compile_for(asking("json", FINE))
+        assert counted.asked == 1
+
+
+async def test_a_form_is_waited_for_within_the_timeouts_of_its_request() -> None:
+    with contextlib.closing(Grammars(model())) as grammars:
+        with busy(grammars), pytest.raises(Expired, match=r"^form: was not compiled"):
+            await grammars.compile_for(asking("json", FINE), timeout_ms=1)
+        await grammars.compile_for(asking("json", FINE))
+
+
+async def test_more_than_so_many_do_not_wait() -> None:
+    with contextlib.closing(Grammars(model())) as grammars:
+        found = await asyncio.gather(
+            *(grammars.compile_for(asking("json", FINE)) for _ in range(257)),
+            return_exceptions=True,
+        )
+        (error,) = filter(None, found)
+        assert isinstance(error, Overloaded) and error.reason == "TOO_MANY_GRAMMARS"
+        await grammars.compile_for(asking("json", FINE))
+        await grammars.compile_for(asking("regex", "a"))
 
 
 def test_a_gateway_does_not_load_the_library() -> None:
