@@ -10,7 +10,7 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
 from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
 from services.gateway.reading.options import GenerationOptions, StreamOptions
-from services.gateway.reading.sampling import read_sampling, scores_prompt_only
+from services.gateway.reading.sampling.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.structured.constraint import Constraint
 from services.gateway.reading.structured.spellings import read_constraint
