@@ -18,7 +18,10 @@ from shared.text.rust_panic import panics_as_errors
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_KEPT = 256  # grammars that are read once for all requests with them
+# Grammars that are read once for all requests with them: how many, and bytes of their texts. What is made of one takes
+# up to a hundred times as much.
+_KEPT = 256
+_KEPT_BYTES = 1 << 20
 # The errors of a grammar that no token goes on; others are limits on what it takes to go on.
 _NOTHING_LEFT = ("NoExtension", "NoExtensionBias")
 
@@ -34,8 +37,12 @@ class Following:
     wrong: ServingError | None = None  # why it did not go on
 
     def copy(self) -> "Following":
-        """The same for another output."""
-        return replace(self, matcher=self.matcher.deep_copy())
+        """The same for another output; one that has failed where the library fails."""
+        try:
+            with panics_as_errors():
+                return replace(self, matcher=self.matcher.deep_copy())
+        except Exception as error:  # the library has no class of its own
+            return replace(self, wrong=_internal(error))
 
 
 class GrammarMatcher:
@@ -48,7 +55,9 @@ class GrammarMatcher:
         """tokenizer: of the model; while it is being made, and where it cannot be, no grammar is read."""
         self._tokenizer = tokenizer
         self._guard = threading.Lock()
-        self._read: OrderedDict[bytes, LLMatcher] = OrderedDict()  # by digest, least used first
+        # By digest, least used first, with the bytes of the text.
+        self._read: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
+        self._read_bytes = 0
         self._slots: dict[int, Following] = {}
 
     def __len__(self) -> int:
@@ -56,7 +65,7 @@ class GrammarMatcher:
 
     def prepare(self, grammar: Grammar) -> Following:
         """See `TokenMatcher.prepare`."""
-        known = self._tokenizer.result()
+        known = self._known()
         ends = {token for token in grammar.stop_ids if known.is_special(token)}
         following = Following(self._prototype(grammar.text), known.end_ids | ends).copy()
         _go_on(following, grammar.output)
@@ -93,23 +102,33 @@ class GrammarMatcher:
     def _fill(self, row: Bits, following: Following) -> None:
         if following.wrong is not None:
             raise following.wrong
-        ends = np.fromiter(following.ends, np.int64)
+        # Files may name ends that the model does not have.
+        ends = np.fromiter((t for t in following.ends if t < WORD * len(row)), np.int64)
         may_end = following.has_ended
         if may_end:
             row[:] = 0
         else:
             # Of all ids of the tokenizer, which may be more than the model's.
-            found = np.frombuffer(following.matcher.compute_bitmask(), np.uint8)
+            found = np.frombuffer(_mask(following.matcher), np.uint8)
             packed = found[: row.nbytes].view("<u4")
             row[: len(packed)] = packed
             row[len(packed) :] = 0
             # In an error only end tokens are allowed: the answer would end as if it were complete.
             if following.matcher.is_error():
                 raise _failure(following.matcher)
-            own = min(self._tokenizer.result().end_ids)
-            may_end = bool(int(row[own // WORD]) >> own % WORD & 1)
+            own = [t for t in self._tokenizer.result().end_ids if t < WORD * len(row)]
+            may_end = any(int(row[t // WORD]) >> t % WORD & 1 for t in own)
         if may_end:
             np.bitwise_or.at(row, ends // WORD, (1 << (ends % WORD)).astype(np.uint32))
+
+    def _known(self) -> GrammarTokenizer:
+        """Waits for the tokenizer. Raises InvalidRequest, anew each time, where there is none: an error that is raised
+        again keeps what every caller had."""
+        error = self._tokenizer.exception()
+        if error is not None:
+            reason = error.reason if isinstance(error, ServingError) else "UNSUPPORTED_SAMPLING"
+            raise InvalidRequest(reason, str(error), field="grammar")
+        return self._tokenizer.result()
 
     def _prototype(self, text: str) -> "LLMatcher":
         """A grammar at its beginning, which nobody changes."""
@@ -119,18 +138,30 @@ class GrammarMatcher:
         with self._guard:
             if digest in self._read:
                 self._read.move_to_end(digest)
-                return self._read[digest]
-        tokenizer = self._tokenizer.result().tokenizer
+                return self._read[digest][0]
+        tokenizer = self._known().tokenizer
         limits = LLParserLimits(verbose_errors=False)
-        with panics_as_errors():
-            matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        try:
+            with panics_as_errors():
+                matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        except Exception as error:  # the library has no class of its own
+            raise InvalidRequest("INVALID_GRAMMAR", f"grammar: {error}", field="grammar") from error
         if matcher.is_error():
             raise InvalidRequest("INVALID_GRAMMAR", f"grammar: {_why(matcher)}", field="grammar")
-        with self._guard:
-            self._read[digest] = matcher
-            if len(self._read) > _KEPT:
-                self._read.popitem(last=False)
+        self._keep(digest, matcher, len(text.encode()))
         return matcher
+
+    def _keep(self, digest: bytes, matcher: "LLMatcher", size: int) -> None:
+        with self._guard:
+            if digest in self._read:  # read twice at once
+                return
+            self._read[digest] = matcher, size
+            self._read_bytes += size
+            while len(self._read) > _KEPT or (
+                self._read_bytes > _KEPT_BYTES and len(self._read) > 1
+            ):
+                _, (_, gone) = self._read.popitem(last=False)
+                self._read_bytes -= gone
 
 
 def _go_on(following: Following, tokens: Sequence[int]) -> None:
@@ -140,13 +171,31 @@ def _go_on(following: Following, tokens: Sequence[int]) -> None:
     end = next((n for n, token in enumerate(tokens) if token in following.ends), None)
     following.has_ended = end is not None
     matcher, wanted = following.matcher, list(tokens[:end])
-    taken = matcher.try_consume_tokens(wanted)
+    try:
+        with panics_as_errors():
+            taken = matcher.try_consume_tokens(wanted)
+    except Exception as error:  # the library has no class of its own
+        following.wrong = _internal(error)
+        return
     if matcher.is_error():
         following.wrong = _failure(matcher)
     elif taken < len(wanted):
         following.wrong = Internal(
             "GRAMMAR_LEFT", "grammar: what has been generated does not follow it"
         )
+
+
+def _mask(matcher: "LLMatcher") -> bytes:
+    """Bits of the tokens that may come next. Raises Internal."""
+    try:
+        with panics_as_errors():
+            return matcher.compute_bitmask()
+    except Exception as error:  # the library has no class of its own
+        raise _internal(error) from error
+
+
+def _internal(error: Exception) -> ServingError:
+    return Internal("GRAMMAR_FAILED", f"grammar: it could not be followed ({error})")
 
 
 def _failure(matcher: "LLMatcher") -> ServingError:

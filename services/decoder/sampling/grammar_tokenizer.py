@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_MOST_IDS = 1 << 24
-
 
 @dataclass(frozen=True)
 class GrammarTokenizer:
@@ -42,8 +40,8 @@ class GrammarTokenizer:
         watch = Stopwatch()
         try:
             file = read_tokenizer(checkpoint.folder / "tokenizer.json")
-            end_ids = _end_ids(checkpoint, file)
-            size = max(_num_ids(file), 1 + max(end_ids))
+            size = _num_ids(file)
+            end_ids = _end_ids(checkpoint, file, size)
             with panics_as_errors():
                 tokenizer = LLTokenizer(file.text, n_vocab=size, eos_token=end_ids)
         except Exception as error:  # the library has no class of its own
@@ -64,11 +62,11 @@ class GrammarTokenizer:
         return found
 
 
-def _end_ids(checkpoint: Checkpoint, file: TokenizerFile) -> list[int]:
-    """The ids that the checkpoint's files name, where they name none the tokenizer's `eos_token`."""
+def _end_ids(checkpoint: Checkpoint, file: TokenizerFile, size: int) -> list[int]:
+    """Those of the tokenizer's `size` ids that the checkpoint's files name, where they name none its `eos_token`."""
     eos = file.special_id("eos_token")
     named = checkpoint.eos_token_ids() or (() if eos is None else (eos,))
-    found = [index for index in named if 0 <= index < _MOST_IDS]
+    found = [index for index in named if 0 <= index < size]
     if not found:
         raise ValueError("neither it nor the model's files name a token that ends an answer")
     return found

@@ -136,12 +136,12 @@ class Sampler:
 
     def begin(self, slots: Ids) -> "list[Future[Any]]":
         """Prepares the choice of one token more for each of these slots, on other threads; what to wait for."""
-        return [] if self._masks is None else self._masks.begin(slots)
+        return self._masks.begin(slots) if self._masks else []
 
     def confirm(self, slots: Ids, output_lens: Ids, tokens: Tokens, values: LogVector) -> Flags:
         """Which tokens of guessed samples are those that `sample` would choose; values: the largest logits."""
         right = np.isfinite(values)
-        if self._masks is not None:
+        if self._masks:
             right[list(self._masks.settle(slots))] = False
         given = zip(slots.tolist(), output_lens.tolist(), tokens.tolist(), strict=True)
         for place, (slot, output_len, token) in enumerate(given):
@@ -155,11 +155,11 @@ class Sampler:
             must_end = self._must_end(slot, adjustments, output_len)
             if not adjustments.keeps(token, output_len, must_end=must_end):
                 return False
-        return self._masks is None or self._masks.allows(slot, token)
+        return not self._masks or self._masks.allows(slot, token)
 
     def _must_end(self, slot: int, adjustments: Adjustments, output_len: int) -> bool:
         """Whether min_tokens forbids all that the slot's grammar allows."""
-        if self._masks is None or not adjustments.is_too_short(output_len):
+        if not self._masks or not adjustments.is_too_short(output_len):
             return False
         return self._masks.allows_only(slot, adjustments.stops)
 
@@ -218,8 +218,8 @@ class Sampler:
             best = logits.argmax(axis=1)
             return self.take(best, logits[rows, best])
         raw = self._raw_logits(logits, index)
-        wrong = {} if self._masks is None else self._masks.settle(states)
-        if self._adjustments or self._masks is not None:
+        wrong = self._masks.settle(states) if self._masks else {}
+        if self._adjustments or self._masks:
             logits = self._adjust(logits, states, output_lens)
         best = logits.argmax(axis=1)
         largest = logits[rows, best]
@@ -229,7 +229,7 @@ class Sampler:
             draws = self.draws(index[warm], output_lens[warm])
             tokens[warm] = choose(logits, warm, draws.settings, draws.numbers)
         result = Choices(tokens.astype(np.int32))
-        result.fail_not_finite(largest, () if self._masks is None else self._masks.rows(states))
+        result.fail_not_finite(largest, self._masks.rows(states) if self._masks else ())
         for row, error in wrong.items():
             result.fail(row, error)
         for row, found in raw.items():
@@ -238,7 +238,7 @@ class Sampler:
 
     def commit(self, slots: Ids, tokens: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
         """Takes the chosen tokens into what later ones depend on: penalties, bad words, grammars."""
-        if not self._adjustments and self._masks is None:
+        if not self._adjustments and not self._masks:
             return
         for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
             if token < 0:
@@ -246,7 +246,7 @@ class Sampler:
             adjustments = self._adjustments.get(slot)
             if adjustments is not None:
                 adjustments.commit(token)
-            if self._masks is not None:
+            if self._masks:
                 self._masks.commit(slot, token)
 
     def _set_plain(self, slot: int) -> None:
@@ -267,7 +267,7 @@ class Sampler:
 
     def _dependent(self, index: Ids) -> list[int]:
         """Slots with several samples, of which later ones depend on the tokens of earlier ones."""
-        if not (self._adjustments or self._masks is not None) or not repeats(index):
+        if not (self._adjustments or self._masks) or not repeats(index):
             return []
         found, counts = np.unique(index, return_counts=True)
         return [slot for slot in found[counts > 1].tolist() if self._is_adjusted(slot)]
@@ -294,6 +294,6 @@ class Sampler:
                 output_len = int(output_lens[row])
                 must_end = self._must_end(slot, adjustments, output_len)
                 adjustments.apply(logits[row], output_len, must_end=must_end)
-            if self._masks is not None:
+            if self._masks:
                 self._masks.apply(logits[row], slot)
         return logits

@@ -127,6 +127,19 @@ def test_an_output_ends_by_all_ends_of_the_model_and_special_stop_ids(
     assert allowed(matcher, 2) == sorted((END, OTHER_END))
 
 
+def test_ends_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
+    beyond = WORDS.get_vocab_size() - 1  # of the tokenizer, not of the model
+    words = beyond // 32
+    assert words > END // 32
+    folder = checkpoint_of(tmp_path, WORDS, [beyond, END, VOCABULARY + 1])
+    matcher = GrammarMatcher(loaded(folder))
+    begin(matcher, 0, 'start: "a"', output=[token_id(WORDS, "a")])
+    bits = np.zeros((1, words), np.uint32)
+    assert not matcher.fill(bits, [0])
+    found = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+    assert found.tolist() == [END]
+
+
 def test_ids_that_the_tokenizer_lacks_never_come(matcher: GrammarMatcher) -> None:
     begin(matcher, 0, "start: /(.|\\n)*/")
     found = allowed(matcher, 0)

@@ -1,6 +1,7 @@
 """The hook for grammars, with a matcher that knows which tokens may follow which."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -156,3 +157,16 @@ def test_a_dead_end_and_a_bad_grammar_are_errors_of_their_own() -> None:
     sampler.introduce(1, 0, params("^>1"), NONE, NONE)
     chosen = sampler.sample(np.zeros((2, VOCABULARY), np.float32), [0, 1], np.zeros(2, np.int64))
     assert chosen.failed[0].reason == "NO_TOKEN_LEFT" and chosen.tokens[1] == 1
+
+
+def test_several_samples_of_a_slot_whose_grammar_is_late() -> None:
+    sampler = Sampler(4, VOCABULARY, matcher := Continuations())
+    prepared: Future[object] = Future()
+    prepared.set_result(matcher.prepare(Grammar(GRAMMAR)))
+    sampler.introduce(0, 0, params(GRAMMAR, temperature=0.0), NONE, NONE, prepared)
+    logits = np.zeros((2, VOCABULARY), np.float32)
+    found = sampler.sample(logits, [0, 0], np.array([0, 1]))
+    assert not found.failed
+    for token in found.tokens.tolist():
+        sampler.commit(np.array([0]), np.array([token], np.int32))
+    assert follows(found.tokens.tolist())

@@ -6,7 +6,7 @@ where a token is committed. Masks never leave this process.
 """
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,6 +92,9 @@ class TokenMasks:
     def __contains__(self, slot: int) -> bool:
         return slot in self._slots
 
+    def __len__(self) -> int:
+        return len(self._slots)
+
     def rows(self, slots: Ids) -> list[int]:
         """The places of those that have a grammar."""
         return [place for place, slot in enumerate(slots.tolist()) if slot in self._slots]
@@ -164,6 +167,8 @@ class TokenMasks:
         if slot in self._slots:
             self._join()
             self._masks.pop(slot, None)
+            if slot in self._late:  # its first token was chosen by a copy that went ahead
+                self._settle([slot])
             self._matcher.commit(slot, token)
 
     # Of slots whose masks are settled:
@@ -205,10 +210,11 @@ class TokenMasks:
         return wrong
 
     def _join(self) -> None:
-        """Until no mask is being computed: the matcher is called by one thread at a time."""
+        """Until no mask is being computed: the matcher is called by one thread at a time. What has failed is missing
+        then, and computed again by whoever needs it."""
         if self._computing is not None:
-            computing, self._computing = self._computing, None
-            computing.result()
+            wait([self._computing])
+            self._computing = None
 
     def _compute(self, slots: Sequence[int]) -> None:
         if not slots:
