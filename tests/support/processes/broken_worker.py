@@ -3,7 +3,6 @@
 import json
 import marshal
 import os
-import sys
 import time
 
 from shared.confinement.messages import LENGTHS
@@ -36,4 +35,4 @@ def send(head: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
