@@ -1,7 +1,7 @@
 """Whether everything that pyproject.toml names has a wheel for aarch64 Linux, for Python 3.11.
 
 `python .ci/wheels.py [requirement ...]` resolves what the project, its groups and all extras but `train` and `video`
-need, and further requirements if given, as pip would on such a machine (glibc 2.28 or newer). It installs nothing. Of
+need, and further requirements if given, as pip would on such a machine (glibc 2.31 or newer). It installs nothing. Of
 torch and torch_npu, which are large, it only asks whether there is a wheel that fits, of torch the one of
 constraints.txt. The exit status is 1 if something has none, and 0 also where no index answers: then it says so.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 PYTHON = "3.11"
-PLATFORMS = ["manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 29))]
+PLATFORMS = ["manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in range(17, 32))]
 LEFT_OUT = ("train", "video")
 ONLY_LOOKED_FOR = ("torch", "torch_npu")
 ROOT = Path(__file__).parents[1]

@@ -1,5 +1,6 @@
 """The ollama client with the whole system: its answers are those of OpenAI's API."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,3 +70,19 @@ def test_a_picture_that_is_none_is_a_400(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match=r"messages\[0\].images\[0\]") as caught:
         client.chat("tiny", [turn])
     assert caught.value.status_code == 400
+
+
+def test_a_schema_is_kept(client: ollama.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}, "round": {"type": "boolean"}},
+        "required": ["colour", "round"],
+    }
+    options = {"temperature": 0, "num_predict": 200}
+    chat = client.chat(
+        "tiny", [{"role": "user", "content": "hello"}], format=schema, options=options
+    )
+    *parts, _ = client.generate("tiny", "hello", format=schema, options=options, stream=True)
+    for text in (chat.message.content or "", "".join(part.response or "" for part in parts)):
+        found = json.loads(text)
+        assert found["colour"] in ("red", "blue") and isinstance(found["round"], bool)

@@ -10,7 +10,7 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
 from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
 from services.gateway.reading.options import GenerationOptions, StreamOptions
-from services.gateway.reading.sampling import read_sampling, scores_prompt_only
+from services.gateway.reading.sampling.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.structured.constraint import Constraint
 from services.gateway.reading.structured.spellings import read_constraint
@@ -79,8 +79,11 @@ def read_generation(
     kind: "ReplyKind.ValueType",
     output_logprobs: int | None,
     model: ServedModel,
+    form: Constraint | None = None,
 ) -> ValidRequest:
-    """Checks the options and fills in the defaults. Raises InvalidRequest naming the field, or NotFound."""
+    """Checks the options and fills in the defaults. `form`: of an API with fields of its own for it.
+    Raises InvalidRequest naming the field, or NotFound.
+    """
     refuse_unsupported(options)
     check_model(options.model, model)
     if options.stream_options is not None and not options.stream:
@@ -99,7 +102,7 @@ def read_generation(
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
         cache_salt=_read_cache_salt(options.cache_salt),
         has_short_prompt=is_short(prepare),
-        constraint=_read_form(options),
+        constraint=form or _read_form(options),
     )
 
 

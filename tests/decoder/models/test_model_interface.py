@@ -51,9 +51,9 @@ async def recorded(
         seen.append(step)
         return forward(model, hidden, step, caches)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(Llama, "needs", needs)
     async with running_decoder(folder, short_tmp / "s") as decoder:
         monkeypatch.setattr(Llama, "forward", keep)
-        monkeypatch.setattr(decoder.loaded.worker._model, "needs", needs)
         async with StepStream.open(decoder.address) as stream:
             await stream.run(make_plan(fetch=[ref]))
             while not stream.ready:

@@ -9,7 +9,9 @@ import ollama
 import pytest
 
 from services.gateway.gateway import Gateway
+from services.gateway.reading.structured.constraint import LONGEST
 from shared.errors import InvalidRequest
+from tests.support.gateway.forms import Acceptor
 from tests.support.gateway.stage import ANSWER, MAX_MODEL_LEN, MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS
@@ -21,6 +23,7 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": MODEL, "messages": MESSAGES},
     GENERATE: {"model": MODEL, "prompt": "What is there?"},
 }
+SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
 # Bodies, and what the error begins with.
@@ -37,8 +40,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": MESSAGES, "options": {"stop": ["", "a"]}}, "options.stop"),
     (CHAT, {"messages": MESSAGES, "options": [1]}, "options"),
     (CHAT, {"messages": MESSAGES, "temperature": 1}, "temperature"),
-    (CHAT, {"messages": MESSAGES, "format": "json"}, "format"),
-    (CHAT, {"messages": MESSAGES, "format": {"type": "object"}}, "format"),
+    (CHAT, {"messages": MESSAGES, "format": "yaml"}, "format"),
+    (CHAT, {"messages": MESSAGES, "format": True}, "format"),
+    (CHAT, {"messages": MESSAGES, "format": ["json"]}, "format"),
+    (GENERATE, {"prompt": "x", "format": {"a": "b" * (LONGEST + 1)}}, "format"),
+    (GENERATE, {"prompt": "x", "format": {"uniqueItems": True}}, "format:"),
+    (GENERATE, {"prompt": "x", "format": {"type": "bird"}}, "format:"),
     (CHAT, {"messages": MESSAGES, "think": True}, "think"),
     (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
     (CHAT, {"messages": MESSAGES, "logprobs": True}, "logprobs"),
@@ -49,7 +56,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content"),
     (CHAT, {"messages": [{"role": "user", "images": ["%"]}]}, "messages[0].images[0]"),
     (CHAT, {"messages": [{"role": "user", "images": [""]}]}, "messages[0].images[0]"),
-    (CHAT, {"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].role"),
     (GENERATE, {"prompt": "x", "suffix": "y"}, "suffix"),
     (GENERATE, {"prompt": "x", "template": "y"}, "template"),
     (GENERATE, {"prompt": "x", "context": [1, 2]}, "context"),
@@ -139,6 +145,27 @@ async def test_options_have_ollamas_names(stage: Stage, client: ollama.AsyncClie
     assert json.loads(template) == {"enable_thinking": False}
     reply = await client.generate(MODEL, "What is there?", options={"num_predict": -1})
     assert reply.response == ANSWER
+
+
+async def test_format_holds_the_answer_to_json(stage: Stage, client: ollama.AsyncClient) -> None:
+    accepts = Acceptor(stage.tokenizer, "<|im_end|>").accepts
+    await client.chat(MODEL, MESSAGES, format="json")
+    await client.generate(MODEL, "What is there?", format="json")
+    any_object = [played.spec.sampling.grammar for played in stage.scheduler.played.values()]
+    for grammar in any_object:
+        assert accepts(grammar, '{"b": []}') and not accepts(grammar, "[]")
+    stage.scheduler.played.clear()
+    await client.chat(MODEL, MESSAGES, format=SCHEMA)
+    assert [part async for part in await client.chat(MODEL, MESSAGES, format=SCHEMA, stream=True)]
+    await client.generate(MODEL, "What is there?", format=SCHEMA)
+    of_schema = [played.spec.sampling.grammar for played in stage.scheduler.played.values()]
+    assert (len(any_object), len(of_schema)) == (2, 3)
+    for grammar in of_schema:
+        assert accepts(grammar, '{"a": 1}')
+        assert not accepts(grammar, '{"a": "1"}') and not accepts(grammar, '{"a": 1, "b": 2}')
+    reply = await stage.http.post(CHAT, json=BODIES[CHAT] | {"format": ""})
+    assert reply.status_code == 200
+    assert [*stage.scheduler.played.values()][-1].spec.sampling.grammar == ""
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE])

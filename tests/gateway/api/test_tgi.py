@@ -7,12 +7,13 @@ import re
 from typing import Any
 
 import pytest
-from huggingface_hub import AsyncInferenceClient
+from huggingface_hub import AsyncInferenceClient, TextGenerationInputGrammarType
 from huggingface_hub.errors import ValidationError
 
 from services.gateway.api.tgi.markdown_images import split_at_images
 from services.gateway.gateway import Gateway
 from shared.errors import Unavailable
+from tests.support.gateway.forms import Acceptor
 from tests.support.gateway.stage import ANSWER, Stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, event_ids
@@ -102,6 +103,38 @@ async def test_what_is_asked_reaches_the_scheduler(stage: Stage) -> None:
     assert (spec.sampling.temperature, spec.sampling.max_tokens) == (0, 100)
 
 
+SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+# Grammars, what they accept, and what they do not.
+GRAMMARS: list[tuple[Any, str, str]] = [
+    ({"type": "json", "value": SCHEMA}, '{"a": 1}', '{"a": "1"}'),
+    ({"type": "json", "value": json.dumps(SCHEMA)}, '{"a": 1}', '{"b": 1}'),
+    ({"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, '{"a": 1}', "[]"),
+    ({"type": "regex", "value": "[0-9]+"}, "42", "4x"),
+]
+
+
+@pytest.mark.parametrize(("grammar", "good", "bad"), GRAMMARS, ids=str)
+async def test_a_grammar_holds_the_answer(stage: Stage, grammar: Any, good: str, bad: str) -> None:
+    accepts = Acceptor(stage.tokenizer, "<|im_end|>").accepts
+    for path in ("/", "/generate", "/generate_stream"):
+        reply = await stage.http.post(path, json=body(grammar=grammar))
+        assert reply.status_code == 200, reply.text
+        written = stage.scheduler.played[reply.headers["x-request-id"]].spec.sampling.grammar
+        assert accepts(written, good) and not accepts(written, bad)
+
+
+async def test_a_grammar_of_the_client_of_hugging_face(stage: Stage) -> None:
+    accepts = Acceptor(stage.tokenizer, "<|im_end|>").accepts
+    grammar = TextGenerationInputGrammarType("json", SCHEMA)
+    async with AsyncInferenceClient(model=stage.gateway.url) as client:
+        await client.text_generation(INPUTS, grammar=grammar)
+        assert [p async for p in await client.text_generation(INPUTS, grammar=grammar, stream=True)]
+    found = [played.spec.sampling.grammar for played in stage.scheduler.played.values()]
+    assert len(found) == 2
+    for written in found:
+        assert accepts(written, '{"a": 1}') and not accepts(written, "1")
+
+
 async def test_a_stop_string_stays_in_the_text(stage: Stage) -> None:
     reply = await stage.http.post("/generate", json=body(stop=["circle"], details=True))
     content = reply.json()
@@ -179,7 +212,17 @@ REFUSED: list[tuple[Any, str]] = [
     ({"inputs": "![](ftp://a/b.png)"}, "inputs"),
     (body(typical_p=0.5), "parameters.typical_p"),
     (body(watermark=True), "parameters.watermark"),
-    (body(grammar={"type": "json", "value": {}}), "parameters.grammar"),
+    (body(grammar={"type": "xml", "value": {}}), "parameters.grammar.type"),
+    (body(grammar={"value": {}}), "parameters.grammar.type"),
+    (body(grammar="json"), "parameters.grammar"),
+    (body(grammar={"type": "json"}), "parameters.grammar.value"),
+    (body(grammar={"type": "json", "value": 3}), "parameters.grammar.value:"),
+    (body(grammar={"type": "json", "value": {"type": "bird"}}), "parameters.grammar.value:"),
+    (body(grammar={"type": "json_schema", "value": []}), "parameters.grammar.value"),
+    (body(grammar={"type": "json_schema", "value": {}}), "parameters.grammar.value.schema"),
+    (body(grammar={"type": "regex", "value": 3}), "parameters.grammar.value"),
+    (body(grammar={"type": "regex", "value": ""}), "parameters.grammar.value"),
+    (body(grammar={"type": "regex", "value": "("}), "parameters.grammar.value:"),
     (body(adapter_id="a"), "parameters.adapter_id"),
     (body(temperature=0), "parameters.temperature"),
     (body(temperature=5), "parameters.temperature"),

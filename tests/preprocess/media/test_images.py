@@ -119,7 +119,7 @@ BAD = {
     "empty": ("MEDIA_URL", "data:image/png;base64,"),
     "bad base64": ("MEDIA_URL", "data:image/png;base64,@@@@"),
     "no comma": ("MEDIA_URL", "data:image/png"),
-    "file url": ("MEDIA_URL", "file:///etc/passwd"),
+    "file url": ("LOCAL_MEDIA_OFF", "file:///etc/passwd"),
     "nothing": ("MEDIA_EMPTY", ""),
 }
 

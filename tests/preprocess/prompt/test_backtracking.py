@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from services.gateway.reading.bad_words import read_bad_words
+from services.gateway.reading.sampling.bad_words import read_bad_words
 from shared.errors import InvalidRequest, from_failure
 from shared.net.rpc.errors import calling
 from tessera.preprocess.v1.preprocess_pb2 import (

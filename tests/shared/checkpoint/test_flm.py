@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from services.gateway.reading.bad_words import read_bad_words
+from services.gateway.reading.sampling.bad_words import read_bad_words
 from services.launcher import cli
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.checkpoint.conversion import written_file

@@ -6,6 +6,8 @@ from services.gateway.api.ollama.schema import GeneratingBody, Options
 from services.gateway.decoding.bounds import whole, wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.structured.constraint import Constraint
+from services.gateway.reading.structured.spellings import any_object, checked
 from services.gateway.reading.unsupported import is_off, unsupported
 from shared.errors import NotFound
 
@@ -50,12 +52,19 @@ def read_options(body: GeneratingBody, model: ServedModel) -> GenerationOptions:
     )
 
 
+def read_format(body: GeneratingBody) -> Constraint | None:
+    """The form that the answer is held to, if there is one. Raises InvalidRequest."""
+    if is_off(body.format, ""):
+        return None
+    if not is_off(body.format, "json"):
+        given = bytes(body.format)
+        if not given.startswith(b"{"):
+            raise wrong("format", 'must be "json" or a JSON schema, as an object')
+        return checked(Constraint("format", "json", given))
+    return any_object("format")
+
+
 def _check_body(body: GeneratingBody) -> None:
-    if not is_off(body.format, ""):
-        raise unsupported(
-            "format",
-            "asks for JSON, to which answers cannot be held here yet: leave it out, and ask for JSON in the prompt",
-        )
     if body.think not in (None, False):
         raise unsupported(
             "think",

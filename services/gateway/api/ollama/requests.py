@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.gateway.api.ollama.options import read_options
+from services.gateway.api.ollama.options import read_format, read_options
 from services.gateway.api.ollama.schema import ChatBody, GenerateBody, GeneratingBody, Turn
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.served_model import ServedModel
@@ -45,7 +45,7 @@ def read_chat(body: ChatBody, model: ServedModel) -> tuple[ValidRequest, Generat
         _read_turn(turn, f"messages[{index}]", prepare.conversation.messages.add())
     prompt = conversation_prompt(prepare, model)
     kind = ReplyKind.REPLY_KIND_OLLAMA_CHAT
-    return read_generation(options, prompt, kind, None, model), options
+    return read_generation(options, prompt, kind, None, model, read_format(body)), options
 
 
 def read_generate(body: GenerateBody, model: ServedModel) -> tuple[ValidRequest, GenerationOptions]:
@@ -56,7 +56,7 @@ def read_generate(body: GenerateBody, model: ServedModel) -> tuple[ValidRequest,
         raise OnlyLoads
     prompt = text_prompt(body.prompt) if body.raw else _templated(body, body.prompt, model)
     kind = ReplyKind.REPLY_KIND_OLLAMA_GENERATE
-    return read_generation(options, prompt, kind, None, model), options
+    return read_generation(options, prompt, kind, None, model, read_format(body)), options
 
 
 def _check_generate(body: GenerateBody) -> None:

@@ -21,7 +21,7 @@ from services.gateway.http.forms import ErrorReply
 from services.gateway.http.streams import write_stream
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import DecodedBody, decode_with_media
-from services.gateway.reading.sampling import MOST_STOPS
+from services.gateway.reading.sampling.sampling import MOST_STOPS
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.release import release
 from shared.errors import ServingError

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from services.gateway.api.tgi.grammar import read_grammar
 from services.gateway.api.tgi.markdown_images import split_at_images
 from services.gateway.api.tgi.schema import GenerateRequest, Parameters
 from services.gateway.decoding.bounds import wrong
@@ -43,12 +44,12 @@ def read_generate(body: GenerateRequest, stream: bool, model: ServedModel) -> Va
     if given.top_n_tokens and not with_details:
         raise wrong("parameters.top_n_tokens", "needs details to be true")
     logprobs = given.top_n_tokens or 0 if with_details else None
-    prompt = _prompt(body, model)
+    prompt, form = _prompt(body, model), read_grammar(given.grammar)
     with fields_named(_NAMES):
         if logprobs is not None and not 0 <= logprobs <= model.max_logprobs:
             raise wrong("logprobs", f"must be between 0 and {model.max_logprobs}")
         count = None if logprobs is None else int(logprobs)
-        request = read_generation(options, prompt, ReplyKind.REPLY_KIND_TGI, count, model)
+        request = read_generation(options, prompt, ReplyKind.REPLY_KIND_TGI, count, model, form)
     # Not `echo`, which would score the prompt.
     request.reply.prompt_text = prompt.text() if given.return_full_text else ""
     return request
@@ -89,7 +90,7 @@ def urls(body: GenerateRequest) -> Iterator[str]:
 
 def _refuse(given: Parameters, stream: bool) -> None:
     """Raises InvalidRequest for what is not offered, or not together."""
-    for name, off in (("watermark", (False,)), ("grammar", ()), ("adapter_id", ("",))):
+    for name, off in (("watermark", (False,)), ("adapter_id", ("",))):
         raw: msgspec.Raw = getattr(given, name)
         if not is_off(raw, *off):
             raise unsupported(f"parameters.{name}", "is not offered: leave it out")

@@ -8,6 +8,20 @@ from services.gateway.reading.prompt_parts import PromptText
 _NONE = msgspec.Raw()
 
 
+class Grammar(msgspec.Struct, kw_only=True):
+    """`parameters.grammar`: `type` says what `value` is."""
+
+    type: str | None = None
+    value: msgspec.Raw = _NONE
+
+
+class NamedSchema(msgspec.Struct, kw_only=True):
+    """The value of a grammar of the type "json_schema"."""
+
+    name: str | None = None
+    schema: msgspec.Raw = _NONE
+
+
 class Parameters(msgspec.Struct, kw_only=True):
     """How to generate, under TGI's names; None is the default."""
 
@@ -16,6 +30,7 @@ class Parameters(msgspec.Struct, kw_only=True):
     details: bool | None = None
     do_sample: bool | None = None
     frequency_penalty: float | None = None
+    grammar: Grammar | None = None
     max_new_tokens: Whole | None = None
     repetition_penalty: float | None = None
     return_full_text: bool | None = None
@@ -30,7 +45,6 @@ class Parameters(msgspec.Struct, kw_only=True):
     typical_p: float | None = None
     # Not taken, but for what means "off".
     watermark: msgspec.Raw = _NONE
-    grammar: msgspec.Raw = _NONE
     adapter_id: msgspec.Raw = _NONE
 
 

@@ -35,6 +35,16 @@ def read_constraint(fields: StructuredFields) -> Constraint | None:
     [constraint] = found
     if constraint.whitespace is None:
         _refuse_whitespace(fields)
+    return checked(constraint)
+
+
+def any_object(field: str) -> Constraint:
+    """Any JSON object, which `field` asks for."""
+    return Constraint(field, "json", _OBJECT, closed=False)
+
+
+def checked(constraint: Constraint) -> Constraint:
+    """The same. Raises InvalidRequest for one that is too long."""
     if len(constraint.json) > LONGEST:
         raise wrong(
             constraint.field,
@@ -57,7 +67,7 @@ def _of_response_format(fields: StructuredFields) -> Iterator[Constraint]:
         if schema is not None:
             yield Constraint(f"{name}.schema", "json", schema)
         else:
-            yield Constraint(name, "json", _OBJECT, closed=False)
+            yield any_object(name)
     elif form.type == "json_schema":
         yield _of_json_schema(form, f"{name}.json_schema")
     elif form.type == "structural_tag":

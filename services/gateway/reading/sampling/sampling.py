@@ -8,10 +8,10 @@ from services.gateway.decoding.bounds import at_most, number, texts, whole, whol
 from services.gateway.decoding.list_limits import MOST_IDS, MOST_STOP_IDS
 from services.gateway.model.generation_defaults import GenerationDefaults
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.bad_words import read_bad_words
-from services.gateway.reading.choices import read_choices
 from services.gateway.reading.logprob_fields import Logprobs
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.sampling.bad_words import read_bad_words
+from services.gateway.reading.sampling.choices import read_choices
 from shared.environment import random_bytes
 from shared.queue.beam_search import conflict_with_beams
 from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence

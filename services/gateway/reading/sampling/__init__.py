@@ -1,0 +1,1 @@
+"""How tokens are chosen: the fields of a request, checked, as `SamplingParams`."""
