@@ -110,6 +110,7 @@ async def item_of(media: MediaItem) -> Item:
     return pixel_item(pixels, height=media.height, width=media.width, scaling=scaling)
 
 
+@pytest.mark.full
 async def test_prompts_rows_and_tokens_are_those_of_the_class(
     tmp_path: Path, short_tmp: Path, make_preprocess: PreprocessMaker
 ) -> None:

@@ -209,7 +209,8 @@ def test_marks_and_separators_take_rows_of_zeros(folder: Path) -> None:
         assert rows.any(1).tolist() == (ids == load_config(folder)["image_patch_id"]).tolist()
 
 
-@pytest.mark.parametrize("text", [TEXTS[0], pytest.param(TEXTS[1], marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("text", TEXTS[:2])
 async def test_whole_pictures_are_taken_from_the_prefix_cache(
     text: dict[str, Any], tmp_path: Path, short_tmp: Path
 ) -> None:

@@ -131,8 +131,8 @@ async def test_blocks_move_and_are_shared(model: Model, stream: StepStream) -> N
         ),
         ("qwen3", {"text": {"tie_word_embeddings": True}}),
         ("mistral", {}),
-        ("llava", {}),
-        ("qwen2_vl", {}),
+        pytest.param("llava", {}, marks=pytest.mark.full),
+        pytest.param("qwen2_vl", {}, marks=pytest.mark.full),
     ],
 )
 async def test_the_code_of_transformers_gives_the_tokens_of_ours(
