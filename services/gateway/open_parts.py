@@ -134,7 +134,9 @@ async def open_parts(
             resumption=resumption,
             admission=admission,
             generating=Generating(model, admission, metrics, body_limits, answer_limits, timeouts),
-            grpc_generating=GrpcGenerating(model, admission, metrics, api_keys, timeouts),
+            grpc_generating=GrpcGenerating(
+                model, admission, metrics, api_keys, answer_limits, timeouts
+            ),
         )
 
 

@@ -51,6 +51,8 @@ def answer_bytes(request: ValidRequest, model: ServedModel) -> int:
     choice = 0 if reply.prompt_only else most * each
     if reply.echo:
         choice += prompt * each
+    else:
+        choice += len(reply.prompt_text.encode())
     return sampling.n * choice + _scores_bytes(request, prompt)
 
 
@@ -73,9 +75,12 @@ def _too_large(request: ValidRequest, size: int, limit: int) -> InvalidRequest:
         fields.append("top_logprobs" if is_chat else "logprobs")
     if reply.HasField("prompt_logprobs"):
         fields.append("prompt_logprobs")
+    repeated = (
+        " and the prompt, which each choice repeats" if reply.prompt_text and not reply.echo else ""
+    )
     return InvalidRequest(
         "ANSWER_TOO_LARGE",
-        f"the answer may become as large as {size} bytes, by {', '.join(fields)}; the limit is {limit}"
+        f"the answer may become as large as {size} bytes, by {', '.join(fields)}{repeated}; the limit is {limit}"
         " (--max-answer-bytes): lower them, or set stream to true",
         field=fields[-1],
     )

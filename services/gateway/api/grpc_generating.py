@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from services.gateway.admission.admission import Admission
+from services.gateway.admission.answer_limits import AnswerLimits
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.admission.caller import Caller, Header, tenant_of
 from services.gateway.admission.request_options import (
@@ -43,12 +44,15 @@ class GrpcGenerating:
         admission: Admission,
         metrics: Metrics,
         keys: ApiKeys,
+        answer_limits: AnswerLimits,
         timeouts: Timeouts,
     ) -> None:
         """`timeouts` are the server's own."""
+        self._model = model
         self._admission = admission
         self._metrics = metrics
         self._keys = keys
+        self._answer_limits = answer_limits
         self._timeouts = timeouts
         self._tag = model_tag(model.name)
 
@@ -57,9 +61,16 @@ class GrpcGenerating:
         return self._keys.caller("", _metadata(context))
 
     async def accept(
-        self, message: Message, read: Callable[[], Read], method: str, context: Any
+        self,
+        message: Message,
+        read: Callable[[], Read],
+        method: str,
+        context: Any,
+        held: ExitStack | None = None,
     ) -> Answer:
-        """Admits what `read` makes of the message. The answer must be closed. Raises ServingError."""
+        """Admits what `read` makes of the message. The answer must be closed. `held` gives back at its end what an
+        answer reserves that is sent whole. Raises ServingError.
+        """
         client_request_id = request_names.clients_name(_metadata(context)("x-request-id"))
         request_id = new_request_id(self._tag)
         request_names.bind(request_id, client_request_id)
@@ -71,9 +82,18 @@ class GrpcGenerating:
             large = is_large(message.ByteSize())
             request, options = await in_thread(work) if large else work()
             tenant = tenant_of(caller, request.user)
+            if held is not None and not request.stream:
+                held.callback(self._answer_limits.give_back, self._take(request))
             return await self._admission.accept(request, caller, options)
         except ServingError as error:
             log_refusal(error, monotonic() - began, tenant, path=f"grpc {method.capitalize()}")
+            raise
+
+    def _take(self, request: ValidRequest) -> int:
+        try:
+            return self._answer_limits.take([request], self._model)
+        except ServingError as error:
+            self._metrics.rejected(error.reason)
             raise
 
     def _read(
@@ -94,15 +114,22 @@ class GrpcGenerating:
 
 
 @contextlib.contextmanager
-def closing(answer: Answer, context: Any) -> Iterator[Answer]:
-    """Closes the answer at the end of the block, or of the call: gRPC may drop a generator between two responses
+def until_done(context: Any) -> Iterator[ExitStack]:
+    """What is to be done at the end of the block, or of the call: gRPC may drop a generator between two responses
     without closing it.
     """
-    # The call keeps the callback until garbage is collected: that refers to the answer only as long as it is open.
-    open_answer = ExitStack()
-    open_answer.callback(answer.close)
-    context.add_done_callback(lambda _: open_answer.close())
-    with open_answer:
+    # The call keeps the callback until garbage is collected: that refers to an answer only as long as it is open.
+    stack = ExitStack()
+    context.add_done_callback(lambda _: stack.close())
+    with stack:
+        yield stack
+
+
+@contextlib.contextmanager
+def closing(answer: Answer, context: Any) -> Iterator[Answer]:
+    """Closes the answer at the end of the block, or of the call."""
+    with until_done(context) as stack:
+        stack.callback(answer.close)
         yield answer
 
 

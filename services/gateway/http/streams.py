@@ -10,6 +10,9 @@ from services.gateway.http.endpoint import StreamWriter
 from services.gateway.http.exchange import Exchange
 from shared.net import tasks
 
+# Bytes of frames that are written before more are made.
+_LARGE = 256 << 10
+
 
 async def write_stream(
     exchange: Exchange, answers: Sequence[Answer], writers: Sequence[StreamWriter]
@@ -52,7 +55,16 @@ async def _write_frames(
         pieces = await answer.next()
         if not begun and answer.prompt_scores is not None:
             begun, chunk = True, await _write_first(exchange, answer, writer, lock, b"")
-        chunk += b"".join([writer.piece(piece) for piece in pieces])
+        frames, size = [chunk], len(chunk)
+        for piece in pieces:
+            frame = writer.piece(piece)
+            frames.append(frame)
+            size += len(frame)
+            if size > _LARGE:
+                async with lock:
+                    await exchange.write(b"".join(frames))
+                frames, size = [], 0
+        chunk = b"".join(frames)
         if not chunk and not pieces:
             async with lock:
                 await exchange.ping()

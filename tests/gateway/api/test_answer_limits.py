@@ -68,6 +68,32 @@ async def test_an_answer_that_may_become_too_large_is_refused_by_the_fields_that
         assert streamed.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"prompt": "x" * 400, "max_tokens": 1, "n": 128}),
+        ("/generate", {"inputs": "x" * 50_000, "parameters": {"return_full_text": True}}),
+        (
+            "/v2/models/tiny-vl/generate",
+            {"text_input": "x" * 50_000, "exclude_input_in_output": False},
+        ),
+    ],
+)
+async def test_a_prompt_that_answers_repeat_is_counted(
+    redis_url: str,
+    model_folder: Path,
+    tokenizer: Tokenizer,
+    limits: dict[str, int],
+    path: str,
+    body: dict[str, Any],
+) -> None:
+    async with open_stage(redis_url, model_folder, tokenizer, **limits) as stage:
+        reply = await stage.http.post(path, json=body)
+        assert reply.status_code == 400
+        assert "and the prompt, which each choice repeats; the limit is 50000" in reply.text
+        assert await stage.scheduler.queue.depth() == (0, 0)
+
+
 async def test_answers_under_way_share_a_budget_that_is_given_back(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer, limits: dict[str, int]
 ) -> None:

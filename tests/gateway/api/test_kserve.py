@@ -194,6 +194,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("infer", tensor(name="seed", datatype="INT32", data=[4]), "inputs.text_input "),
     ("infer", tensor(name="input0", datatype="INT32", data=[-1]), "inputs.input0[0] "),
     ("infer", {**tensor(), "outputs": [{"name": "logits"}]}, "outputs[0].name "),
+    ("infer", {**tensor(), "outputs": [{"name": "text_output"}] * 2}, "outputs[1].name "),
     ("infer", {**tensor(), "parameters": {"sequence_id": 4}}, "parameters.sequence_id "),
     ("infer", {**tensor(), "parameters": {"stream": True}}, "parameters.stream "),
     ("infer", {"inputs": tensor()["inputs"] * 2}, "inputs "),

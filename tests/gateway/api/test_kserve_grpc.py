@@ -108,7 +108,7 @@ async def test_a_stream_answers_prompts_in_turn_in_parts_or_whole(stage: Stage, 
     found: dict[str, list[pb.ModelStreamInferResponse]] = {}
     async for response in stub.ModelStreamInfer(iter_of(asked)):
         found.setdefault(response.infer_response.id, []).append(response)
-    assert list(found) == ["a", "b", "c", "d"] and len(found["a"]) > 5 and len(found["b"]) == 1
+    assert list(found) == ["a", "b", "c", "d"] and len(found["a"]) > 1 and len(found["b"]) == 1
     for name in "ab":
         parts = [outputs(response.infer_response) for response in found[name]]
         assert "".join(part["text_output"] for part in parts) == ANSWER
@@ -158,6 +158,7 @@ def refusals() -> Iterator[tuple[pb.ModelInferRequest, str]]:
     yield question(parameters={"top_p": pb.InferParameter(string_param="x")}), "parameters.top_p "
     yield question(parameters={"seed": pb.InferParameter(double_param=0.5)}), "parameters.seed "
     yield question(outputs=wanted("logits")), "outputs[0].name "
+    yield question(outputs=wanted("output_ids", "output_ids")), "outputs[1].name "
     yield question(raw_input_contents=[b"a", b"b"]), "raw_input_contents "
     yield question(raw_input_contents=[b"\xff\xff\xff\xff"]), f"inputs.{text} "
     yield question(raw_input_contents=[b"\x01\x00\x00\x00\xff"]), f"inputs.{text} "
@@ -198,10 +199,48 @@ async def test_it_is_behind_the_keys(
         stub: Any = GRPCInferenceServiceStub(channel)
         key = (("authorization", "Bearer sesame"),)
         assert outputs(await stub.ModelInfer(question(), metadata=key)) == {"text_output": ANSWER}
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.ModelInfer(question())
-        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        about = pb.ModelReadyRequest(name=MODEL), pb.ModelMetadataRequest(name=MODEL)
+        calls = (
+            (stub.ModelInfer, question()),
+            (stub.ModelReady, about[0]),
+            (stub.ModelMetadata, about[1]),
+            (stub.ServerMetadata, pb.ServerMetadataRequest()),
+        )
+        for call, message in calls:
+            await call(message, metadata=key)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(message)
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in stub.ModelStreamInfer(iter_of([question()])):
                 pass
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_whole_answers_have_the_limits_of_http(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    limits = {"max_answer_bytes": 5_000, "max_answer_bytes_in_flight": 6_000}
+    stream = tensor("stream", "BOOL", bool_contents=[True])
+    large, small = (tensor("max_tokens", "INT32", int_contents=[count]) for count in (400, 300))
+    async with (
+        open_stage(redis_url, model_folder, tokenizer, **limits) as stage,
+        open_channel(stage.gateway.grpc_address) as channel,
+    ):
+        stub: Any = GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ModelInfer(question(large))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "--max-answer-bytes" in (caught.value.details() or "")
+        assert not stage.scheduler.played
+        asked = [question(large, id="a"), question(stream, large, id="b")]
+        asked += [question(small, id=name) for name in "cd"]
+        errors = {
+            response.infer_response.id: response.error_message
+            async for response in stub.ModelStreamInfer(iter_of(asked))
+        }
+        assert "--max-answer-bytes" in errors["a"]
+        # What an answer reserved is given back before the next prompt of the stream.
+        assert [errors[name] for name in "bcd"] == [""] * 3
+        for _ in range(2):
+            assert outputs(await stub.ModelInfer(question(small))) == {"text_output": ANSWER}

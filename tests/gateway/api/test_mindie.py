@@ -3,12 +3,15 @@
 import asyncio
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway
-from tests.support.gateway.stage import ANSWER, MODEL, Stage
+from shared.queue import connect
+from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, event_ids
 
@@ -78,6 +81,32 @@ async def test_tokenizer(stage: Stage) -> None:
     assert reply.json() == {"token_number": len(ids), "tokens": ids}
     reply = await stage.http.post("/v1/tokenizer", json={"inputs": INPUTS})
     assert "".join(reply.json()["tokens"]) == INPUTS
+    long = INPUTS * 6000
+    for do_decode in (False, True):
+        reply = await stage.http.post(
+            "/v1/tokenizer", json={"inputs": long, "do_decode": do_decode}
+        )
+        assert "content-length" not in reply.headers, "in pieces"
+        tokens = reply.json()["tokens"]
+        assert reply.json()["token_number"] == len(tokens)
+        assert "".join(tokens) == long if do_decode else tokens == stage.tokenizer.encode(long).ids
+
+
+async def test_a_text_is_counted_as_a_body_until_it_is_tokenized(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    limits = {"max_body_bytes": 2_000_000, "max_body_bytes_in_flight": 4_000_000}
+    async with open_stage(redis_url, model_folder, tokenizer, **limits) as stage:
+        stage.preprocess.gate.clear()
+        body = b'{"inputs": "a"}' + b" " * 1_900_000
+        calls = [
+            asyncio.create_task(stage.http.post("/v1/tokenizer", content=body)) for _ in range(4)
+        ]
+        done, _ = await asyncio.wait(calls, timeout=15, return_when=asyncio.FIRST_COMPLETED)
+        stage.preprocess.gate.set()
+        assert {task.result().status_code for task in done} == {503}
+        assert 200 in [(await call).status_code for call in calls]
+        assert (await stage.http.post("/v1/tokenizer", content=body)).status_code == 200
 
 
 async def test_stop_ends_a_request_by_the_id_in_its_body(stage: Stage, other: Gateway) -> None:
@@ -105,6 +134,28 @@ async def test_stop_ends_a_request_by_the_id_in_its_body(stage: Stage, other: Ga
                 assert stopped.json() == {"id": name or rid}
                 text = (await reply.aread()).decode()
             assert "was cancelled" in events(text)[-1]["error"]
+
+
+async def test_stop_ends_all_requests_of_an_id_that_can_be_ended(stage: Stage) -> None:
+    async def step(rid: str, index: int) -> None:
+        await asyncio.sleep(0.1)
+
+    stage.scheduler.step = step
+    stage.says(ANSWER * 20)
+    body = {"id": "mine", "text_input": INPUTS, "max_tokens": 400}
+    path = f"/v2/models/{MODEL}/generate_stream"
+    async with (
+        stage.http.stream("POST", path, json=body) as lost,
+        stage.http.stream("POST", path, json=body) as reply,
+        connect(stage.settings.redis_url) as redis,
+    ):
+        await stage.scheduler.taken(lost.headers["x-request-id"])
+        for key in await redis.keys(f"*{lost.headers['x-request-id']}*"):
+            await redis.delete(key)
+        stopped = await stage.http.post(STOP, json={"id": "mine"})
+        assert stopped.json() == {"id": "mine"}
+        text = (await reply.aread()).decode()
+        assert "was cancelled" in events(text)[-1]["error"]
 
 
 REFUSED: list[tuple[str, Any, str]] = [

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import random
+import re
 from typing import Any
 
 import pytest
 from huggingface_hub import AsyncInferenceClient, TextGenerationInputGrammarType
 from huggingface_hub.errors import ValidationError
 
+from services.gateway.api.tgi.markdown_images import split_at_images
 from services.gateway.gateway import Gateway
 from shared.errors import Unavailable
 from tests.support.gateway.forms import Acceptor
@@ -161,6 +164,38 @@ async def test_images_stand_in_the_text_or_are_parts(stage: Stage) -> None:
     assert (await stage.http.post("/generate", json={"inputs": inputs})).status_code == 200
     (message,) = stage.preprocess.seen[-1].conversation.messages
     assert message.content[0].media.url == "file:///pictures/a%20b.png"
+
+
+async def test_images_are_found_where_markdown_has_them(stage: Stage) -> None:
+    url = "https://a.test/b.png"
+    for inputs, texts in (
+        (f"![x]({url})![ ![y]( {url} )", ["", "", ""]),
+        (f"[x]({url}) ![a] b]({url}) ![c]({url}).", [f"[x]({url}) ![a] b]({url}) ", "."]),
+        (f"![a ![b]({url}) ](]( ![c]({url}", ["", f" ](]( ![c]({url}"]),
+    ):
+        reply = await stage.http.post("/generate", json={"inputs": inputs})
+        assert reply.status_code == 200, reply.text
+        (message,) = stage.preprocess.seen[-1].conversation.messages
+        parts = [part.text or part.media.url for part in message.content]
+        expected = [part for text in texts for part in (text, url) if part][:-1]
+        assert parts == expected
+    many = await stage.http.post("/generate", json={"inputs": f"![]({url})" * 257})
+    assert many.status_code == 400 and "256 images" in many.json()["error"]
+
+
+def test_time_to_look_for_images_grows_with_the_text_alone() -> None:
+    for text in ("![](" * 400_000, "![" * 400_000 + "](", "](" * 400_000, "![](x" * 400_000):
+        # With the square of the length this would take an hour.
+        assert [*split_at_images(text, "inputs")] == [(text, None)]
+
+
+def test_images_are_those_of_the_pattern_of_tgi() -> None:
+    draw = random.Random(5)
+    pattern = re.compile(r"!\[[^\]]*\]\(([^)]*)\)")
+    for _ in range(5000):
+        text = "".join(draw.choices("![]()a", k=draw.randrange(24)))
+        found = [one for pair in split_at_images(text, "inputs") for one in pair][:-1]
+        assert found == pattern.split(text), text
 
 
 async def test_info_names_the_model(stage: Stage) -> None:

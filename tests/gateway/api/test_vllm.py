@@ -41,6 +41,23 @@ async def test_each_line_of_a_stream_has_all_until_then(stage: Stage) -> None:
         assert all(new.startswith(old) for old, new in zip(before, after, strict=True))
 
 
+async def test_lines_that_repeat_too_much_are_refused(stage: Stage) -> None:
+    body = {"prompt": "x" * 9000, "n": 128, "max_tokens": 1}
+    reply = await stage.http.post("/generate", json={**body, "stream": True})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "prompt")
+    assert "n choices" in error["message"] and "stream" in error["message"]
+    assert not stage.scheduler.played
+
+
+async def test_a_large_reply_comes_in_pieces(stage: Stage) -> None:
+    stage.says("x")
+    prompt = 'é"\n' * 100
+    reply = await stage.http.post("/generate", json={"prompt": prompt, "n": 128, "max_tokens": 1})
+    assert reply.json() == {"text": [f"{prompt}x"] * 128}, reply.text[:200]
+    assert "content-length" not in reply.headers
+
+
 async def test_the_rest_after_every_line_at_another_gateway(stage: Stage, other: Gateway) -> None:
     asked = {"prompt": PROMPT, "stream": True, "stop": ["nothing"]}
     reply = await stage.http.post("/generate", json=asked, headers=ASK_FOR_IDS)

@@ -1,6 +1,7 @@
 """inference.GRPCInferenceService: what is served, and answers by tensors."""
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -22,7 +23,7 @@ from inference.inference_pb2 import (
     ServerReadyRequest,
     ServerReadyResponse,
 )
-from services.gateway.api.grpc_generating import GrpcGenerating, Read, closing
+from services.gateway.api.grpc_generating import GrpcGenerating, Read, until_done
 from services.gateway.api.kserve.grpc_requests import Call, check_version, read_message
 from services.gateway.api.kserve.infer import Wanted, output_tensor
 from services.gateway.api.kserve.information import EXTENSIONS, INPUTS, OUTPUTS, PLATFORM, dims
@@ -93,11 +94,9 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, request: ModelInferRequest, context: Context) -> ModelInferResponse:
         """One prompt, one response."""
-        answer, call = await self._accept(request, "ModelInfer", context)
-        with closing(answer, context):
-            [outcome] = await answer.whole()
-            text = answer.head.reply.prompt_text + outcome.text
-            return _response(answer, call.wanted, text, answer.token_ids(0), outcome.ending)
+        with until_done(context) as held:
+            answer, call = await self._accept(request, "ModelInfer", context, held)
+            return await _whole(answer, call.wanted)
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[ModelInferRequest], context: Context
@@ -115,24 +114,18 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def _stream(
         self, request: ModelInferRequest, context: Context
     ) -> AsyncIterator[ModelInferResponse]:
-        answer, call = await self._accept(request, "ModelStreamInfer", context)
-        with closing(answer, context):
-            before = answer.head.reply.prompt_text
-            is_stream, text, ids = call.request.stream, "", list[int]()
-            while not answer.ended:
-                for piece in await answer.next():
-                    text, ids = text + piece.text, ids + piece.token_ids
-                    if piece.ending is None and not (is_stream and text):
-                        continue
-                    response = _response(answer, call.wanted, before + text, ids, piece.ending)
-                    is_last = piece.ending is not None
-                    response.parameters[_FINAL].CopyFrom(InferParameter(bool_param=is_last))
-                    yield response
-                    before, text, ids = "", "", []
+        with until_done(context) as held:
+            answer, call = await self._accept(request, "ModelStreamInfer", context, held)
+            if call.request.stream:
+                async for response, is_last in _parts(answer, call.wanted):
+                    yield _marked(response, is_last)
+            else:
+                yield _marked(await _whole(answer, call.wanted), True)
 
     async def _accept(
-        self, request: ModelInferRequest, method: str, context: Context
+        self, request: ModelInferRequest, method: str, context: Context, held: ExitStack
     ) -> tuple[Answer, Call]:
+        """An answer that `held` closes."""
         found: list[Call] = []
 
         def read() -> Read:
@@ -142,12 +135,39 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             found.append(call)
             return call.request, call.options
 
-        answer = await self._generating.accept(request, read, method, context)
+        answer = await self._generating.accept(request, read, method, context, held)
+        held.callback(answer.close)
         return answer, found[0]
 
     def _check(self, name: str, version: str) -> None:
         self._model.check_name(name)
         check_version(version)
+
+
+async def _whole(answer: Answer, wanted: Sequence[Wanted]) -> ModelInferResponse:
+    [outcome] = await answer.whole()
+    text = answer.head.reply.prompt_text + outcome.text
+    return _response(answer, wanted, text, answer.token_ids(0), outcome.ending)
+
+
+async def _parts(
+    answer: Answer, wanted: Sequence[Wanted]
+) -> AsyncIterator[tuple[ModelInferResponse, bool]]:
+    """A response for each part of the text with its tokens, and whether it is the last."""
+    before, ids = answer.head.reply.prompt_text, list[int]()
+    while not answer.ended:
+        for piece in await answer.next():
+            ids += piece.token_ids
+            is_last = piece.ending is not None
+            if piece.text or is_last:
+                text = before + piece.text
+                yield _response(answer, wanted, text, ids, piece.ending), is_last
+                before, ids = "", []
+
+
+def _marked(response: ModelInferResponse, is_last: bool) -> ModelInferResponse:
+    response.parameters[_FINAL].CopyFrom(InferParameter(bool_param=is_last))
+    return response
 
 
 def _response(

@@ -72,14 +72,18 @@ def wanted_outputs(
     outputs: Sequence[OutputTensor] | None, by_ids: bool, binary: bool
 ) -> list[Wanted]:
     """The outputs that are asked for, by default what the prompt was: text or ids. `binary`: whether as bytes, unless
-    they say so themselves. Raises InvalidRequest for one that there is not.
+    they say so themselves. Raises InvalidRequest for one that there is not, or that is asked for twice.
     """
     if not outputs:
         return [Wanted(_OF_IDS, IDS, binary) if by_ids else Wanted(TEXT, TEXT, binary)]
     at_most("outputs", len(outputs), MOST_TENSORS)
-    return [
-        _wanted(output, f"outputs[{index}]", by_ids, binary) for index, output in enumerate(outputs)
-    ]
+    found: dict[str, Wanted] = {}
+    for index, output in enumerate(outputs):
+        one = _wanted(output, f"outputs[{index}]", by_ids, binary)
+        if one.name in found:
+            raise wrong(f"outputs[{index}].name", f"is {one.name!r} again: ask for it once")
+        found[one.name] = one
+    return [*found.values()]
 
 
 def output_tensor(wanted: Wanted, text: str, ids: Sequence[int], reason: str) -> Tensor:

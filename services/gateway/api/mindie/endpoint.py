@@ -1,13 +1,14 @@
 """MindIE's routes."""
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from json.encoder import encode_basestring
 from typing import TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller, tenant_of
@@ -22,6 +23,7 @@ from services.gateway.api.mindie.schema import (
     TokenizeRequest,
 )
 from services.gateway.api.parts import Api, Parts
+from services.gateway.api.token_lists import listed
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.following.answer import Answer
@@ -75,25 +77,28 @@ class MindieEndpoint:
     async def _tokenize(self, exchange: Exchange, caller: Caller) -> None:
         """POST /v1/tokenizer."""
         body = await self._body(exchange, TokenizeRequest)
+        with_texts = body.do_decode is not False
         if body.inputs is None:
             raise wrong("inputs", "is missing: send a text")
         prepare = PrepareRequest(
             request_id=caller.request_id, tenant=tenant_of(caller, ""), text=body.inputs
         )
+        del body
         async with exchange.while_connected():
             prompt = prepare if is_short(prepare) else await serialized(prepare)
             prepared = await self._parts.pool.prepare(prompt)
-        ids: list[int] = np.frombuffer(prepared.token_ids, "<i4").tolist()
-        tokens: list[str] | list[int] = ids
-        if body.do_decode is not False:
-            tokens = await asyncio.to_thread(self._texts, ids)
-        await exchange.reply(TokenizeReply(token_number=len(ids), tokens=tokens))
+            del prepare, prompt
+            exchange.release_body()
+            ids = np.frombuffer(prepared.token_ids, "<i4")
+            pieces = _tokenized(ids, self._parts.model.table.pieces if with_texts else None)
+            await exchange.respond_in_pieces(self._parts.slices.joined(pieces))
 
     async def _stop(self, exchange: Exchange, caller: Caller) -> None:
         """POST /v2/models/{model}/stopInfer: by the id that the client gave, at the gateway that it asked, or by
-        that of the server, at any. Raises NotFound.
+        that of the server, at any. Of several that have the id all are ended that can be. Raises NotFound.
         """
         body = await self._body(exchange, StopRequest)
+        exchange.release_body()
         name = exchange.path.removeprefix("/v2/models/").removesuffix(_STOP)
         self._parts.model.check_name(name)
         own_id = text("id", body.id, _LONGEST_ID)
@@ -101,19 +106,32 @@ class MindieEndpoint:
             raise wrong("id", "is missing: send the id of the request")
         tenant = tenant_of(caller, "")
         found = self._parts.held_requests.named(own_id, tenant) or [own_id]
+        failures = []
         for request_id in found:
-            await self._parts.resumption.cancel(request_id, tenant)
+            try:
+                await self._parts.resumption.cancel(request_id, tenant)
+            except ServingError as error:
+                failures.append(error)
+        if len(failures) == len(found):
+            raise failures[0]
         await exchange.reply(StopReply(id=own_id))
-
-    def _texts(self, ids: Sequence[int]) -> list[str]:
-        pieces = self._parts.model.table.pieces
-        return [pieces[token].decode("utf-8", "replace") for token in ids]
 
     async def _body(self, exchange: Exchange, kind: type[_B]) -> _B:
         body = await exchange.json_body(self._parts.body_limits)
         found: _B = await off_loop(partial(decode, kind=kind), body)
-        exchange.release_body()
         return found
+
+
+def _tokenized(ids: npt.NDArray[np.int32], texts: Sequence[bytes] | None) -> Iterator[str]:
+    """A `TokenizeReply` of `ids` (`[n]`) as JSON, piece by piece: with the texts of the tokens, or the ids."""
+
+    def text_of(token: int) -> str:
+        assert texts is not None
+        return encode_basestring(texts[token].decode("utf-8", "replace"))
+
+    yield f'{{"token_number":{len(ids)},"tokens":['
+    yield from listed(ids, str if texts is None else text_of)
+    yield "]}"
 
 
 async def _write(

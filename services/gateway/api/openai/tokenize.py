@@ -16,6 +16,7 @@ from services.gateway.api.openai.schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from services.gateway.api.token_lists import listed
 from services.gateway.decoding.bounds import text, wholes, wrong
 from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
@@ -32,7 +33,6 @@ from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 # May be turned into text at once, whatever the model's length.
 _LEAST_TOKENS = 65_536
 _LONGEST_PATH = 4096
-_SLICE_TOKENS = 2048
 
 _T = TypeVar("_T")
 
@@ -112,17 +112,11 @@ def _reply(
 ) -> Iterator[str]:
     """A `TokenizeReply` as JSON, piece by piece."""
     yield f'{{"count":{len(ids)},"max_model_len":{model.max_model_len},"tokens":['
-    yield from _listed(ids, str)
+    yield from listed(ids, str)
     if with_texts:
         yield '],"token_strs":['
-        yield from _listed(ids, lambda token: json.dumps(_spelled(model, token)))
+        yield from listed(ids, lambda token: json.dumps(_spelled(model, token)))
     yield "]}"
-
-
-def _listed(ids: npt.NDArray[np.integer[Any]], written: Callable[[int], str]) -> Iterator[str]:
-    for start in range(0, len(ids), _SLICE_TOKENS):
-        some = ids[start : start + _SLICE_TOKENS].tolist()
-        yield ("," if start else "") + ",".join(map(written, some))
 
 
 def _spelled(model: ServedModel, token: int) -> str | None:

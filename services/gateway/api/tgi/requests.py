@@ -1,11 +1,11 @@
 """TGI's request bodies, checked and turned into our own types."""
 
-import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from services.gateway.api.tgi.grammar import read_grammar
+from services.gateway.api.tgi.markdown_images import split_at_images
 from services.gateway.api.tgi.schema import GenerateRequest, Parameters
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.served_model import ServedModel
@@ -19,9 +19,6 @@ from tessera.preprocess.v1.preprocess_pb2 import Part
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 _DEFAULT_NEW_TOKENS = 100
-_MOST_IMAGES = 256
-# An image in Markdown, as TGI writes them into texts.
-_IMAGE = re.compile(r"!\[[^\]]*\]\(([^)]*)\)")
 _NAMES: Mapping[str, str] = {
     ours: f"parameters.{theirs}"
     for ours, theirs in {
@@ -123,13 +120,10 @@ def _prompt(body: GenerateRequest, model: ServedModel) -> Prompt:
         return read_prompt(inputs, "inputs", model)
     if "](" not in inputs:
         return read_prompt(inputs, "inputs", model)
-    pieces = _IMAGE.split(inputs)
-    if len(pieces) // 2 > _MOST_IMAGES:
-        raise wrong("inputs", f"must not hold more than {_MOST_IMAGES} images")
     parts = []
-    for index, piece in enumerate(pieces):
-        if index % 2:
-            parts.append(image_part(piece.strip(), "inputs"))
-        elif piece:
-            parts.append(Part(text=piece))
+    for before, url in split_at_images(inputs, "inputs"):
+        if before:
+            parts.append(Part(text=before))
+        if url is not None:
+            parts.append(image_part(url.strip(), "inputs"))
     return parts_prompt(parts, model)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from json.encoder import encode_basestring
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ from services.gateway.api.error_object import error_body, error_reply
 from services.gateway.api.generating import Generating
 from services.gateway.api.parts import Api, Parts
 from services.gateway.api.vllm.schema import GenerateReply, GenerateRequest
-from services.gateway.following.answer import Answer, Piece
+from services.gateway.decoding.bounds import wrong
+from services.gateway.following.answer import Answer, Outcome, Piece
 from services.gateway.following.event_id import FINISH_SENT, OPEN, EventIds
 from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
@@ -30,6 +32,8 @@ from shared.errors import ServingError
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 _DEFAULT_TOKENS = 16
+# Bytes that the prompt may take in each line of a stream.
+_MOST_REPEATED = 1 << 20
 # What the reply has no place for.
 _NOT_SHOWN = (
     "stream_options", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids",
@@ -129,9 +133,22 @@ class VllmEndpoint:
             options = msgspec.structs.replace(options, max_tokens=_DEFAULT_TOKENS)
         request = read_generation(options, prompt, ReplyKind.REPLY_KIND_VLLM, None, model)
         request.reply.prompt_text = prompt.text()
+        if request.stream:
+            _check_lines(request)
         found = DecodedBody(options, decoded.json, decoded.media)
         request = replace(request, inline_media=decoded.media)
         return [request], self._generating.read_options(exchange, found)
+
+
+def _check_lines(request: ValidRequest) -> None:
+    """Raises InvalidRequest where each line would repeat too much."""
+    repeated = request.sampling.n * len(request.reply.prompt_text.encode())
+    if repeated > _MOST_REPEATED:
+        raise wrong(
+            "prompt",
+            f"is repeated for each of n choices in every line of a stream, {repeated} bytes of at most"
+            f" {_MOST_REPEATED}: shorten prompt, lower n, or set stream to false",
+        )
 
 
 async def _write(
@@ -141,9 +158,18 @@ async def _write(
     if stream:
         await write_stream(exchange, answers, [LineWriter(answer, with_ids)])
         return
-    outcomes = await answer.whole()
-    prompt = answer.head.reply.prompt_text
-    await exchange.reply(GenerateReply(text=[prompt + outcome.text for outcome in outcomes]))
+    written = _whole(answer.head.reply.prompt_text, await answer.whole())
+    await exchange.respond_in_pieces(answer.slices.joined(written))
+
+
+def _whole(prompt: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """A `GenerateReply` as JSON, piece by piece."""
+    begin = encode_basestring(prompt)[:-1]
+    yield '{"text":['
+    for index, outcome in enumerate(outcomes):
+        yield f"{',' if index else ''}{begin}"
+        yield encode_basestring(outcome.text)[1:]
+    yield "]}"
 
 
 def _endpoint(parts: Parts) -> VllmEndpoint:
