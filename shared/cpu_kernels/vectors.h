@@ -145,10 +145,31 @@ struct Float32 {
     static inline void put(int32_t* words, int64_t i, floats v) { store(words + i, v); }
 };
 
-struct BFloat16 {
+// Each bfloat16 of a pair by itself, widened to float32.
+struct WidenedBFloat16 {
     typedef uint16_t Element;
-    static constexpr int PER_UNIT = 2;
+    static constexpr int PER_UNIT = 2, PARTS = 2;
+    static constexpr bool WIDENS = true;
+
+    static inline ints column(ints units, int part) {
+        return part ? units & broadcast_int((int32_t)0xffff0000) : units << 16;
+    }
+    static inline floats dot(floats acc, ints columns, int32_t word) {
+        return Float32::dot(acc, columns, word);
+    }
+    static inline void put(int32_t* words, int64_t i, floats v) { store(words + i, v); }
+    static inline floats read(const Element* from) { return from_bfloat16(load<halves>(from)); }
+    static inline void write(Element* to, floats v) { store(to, to_bfloat16(v)); }
+    static inline float widen(Element x) {
+        const uint32_t bits = (uint32_t)x << 16;
+        float v;
+        std::memcpy(&v, &bits, 4);
+        return v;
+    }
+};
+
 #if defined(__AVX512BF16__)
+struct BFloat16 : WidenedBFloat16 {
     static constexpr int PARTS = 1;
     static constexpr bool WIDENS = false;
 
@@ -160,27 +181,10 @@ struct BFloat16 {
     static inline void put(int32_t* words, int64_t i, floats v) {
         write((Element*)words + i, v);
     }
-#else
-    static constexpr int PARTS = 2;
-    static constexpr bool WIDENS = true;
-
-    static inline ints column(ints units, int part) {
-        return part ? units & broadcast_int((int32_t)0xffff0000) : units << 16;
-    }
-    static inline floats dot(floats acc, ints columns, int32_t word) {
-        return Float32::dot(acc, columns, word);
-    }
-    static inline void put(int32_t* words, int64_t i, floats v) { store(words + i, v); }
-#endif
-    static inline floats read(const Element* from) { return from_bfloat16(load<halves>(from)); }
-    static inline void write(Element* to, floats v) { store(to, to_bfloat16(v)); }
-    static inline float widen(Element x) {
-        const uint32_t bits = (uint32_t)x << 16;
-        float v;
-        std::memcpy(&v, &bits, 4);
-        return v;
-    }
 };
+#else
+typedef WidenedBFloat16 BFloat16;
+#endif
 
 // The first `count` lanes; the others read as zero and are not written.
 template <class T>
