@@ -1,16 +1,17 @@
 // Activations of a vector of sums, in float32.
 #pragma once
 
-#include "vectors.h"
+#include "exponential.h"
 
 namespace tessera {
 
-static inline floats sigmoid(floats x) { return 1.0f / (exp(-x) + 1.0f); }
+static inline floats sigmoid(floats x) { return reciprocal(exp(-x) + 1.0f); }
 
 // x Phi(x) (Hendrycks and Gimpel, 2016). The error function to 1.5e-7: Abramowitz and Stegun, 7.1.26.
 static inline floats gelu(floats x) {
-    const floats z = max(x, -x) * 0.70710678118654752f;
-    const floats t = 1.0f / (z * 0.3275911f + 1.0f);
+    const floats distance = max(x, -x) * 0.70710678118654752f;
+    const floats z = distance > 1e4f ? broadcast(1e4f) : distance;  // what a reciprocal is taken of is finite
+    const floats t = reciprocal(z * 0.3275911f + 1.0f);
     floats p = t * 1.061405429f - 1.453152027f;
     p = p * t + 1.421413741f;
     p = p * t - 0.284496736f;

@@ -45,12 +45,12 @@ inline Matrix attended(const plain::Attention& how, const Matrix& q, const Matri
 
 template <class T>
 void check_attention_of(Check& check, const plain::Attention& how, int64_t pages) {
-    const int64_t length = 2 * tessera::TILE + 2 * PAGE + 3, width = how.heads * how.size;
+    const int64_t length = 2 * tessera::STRIP + 2 * PAGE + 3, width = how.heads * how.size;
     Paged<T> paged(length, pages, how.heads, how.size);
     const Matrix keys = drawn<T>(length, width), values = drawn<T>(length, width);
     paged.write(keys, values, 0);
     const Task tasks[] = {{0, 1, 0}, {0, PAGE + 1, 0}, {PAGE - 1, 1, 0}, {PAGE, 5, 0},
-                          {tessera::TILE - 2, 19, 0}, {length - 1, 1, 0}, {length - 7, 7, 0},
+                          {tessera::STRIP - 2, 19, 0}, {length - 1, 1, 0}, {length - 7, 7, 0},
                           {0, 3, length}, {0, PAGE, PAGE + 1}};
     for (const Task& task : tasks) {
         if (task.all && how.window) continue;
