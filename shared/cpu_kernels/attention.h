@@ -73,10 +73,13 @@ public:
     void run() {
         const int64_t keys = all_ ? all_ : position_ + tokens_;
         const int64_t oldest = call_.window ? std::max<int64_t>(0, position_ - call_.window + 1) : 0;
+        find_pages(oldest / STRIP, keys, next_);
         for (int64_t strip = oldest / STRIP * STRIP; strip < keys; strip += STRIP) {
+            std::copy_n(next_, STRIP_PAGES, pages_);
+            find_pages(strip / STRIP + 1, keys, next_);
             count_ = (int)std::min<int64_t>(STRIP_PAGES, (keys - strip + PAGE - 1) / PAGE);
-            const bool finite = find_pages(strip);
-            products_.prepare(pages_, count_);
+            const bool finite = is_safe(strip);
+            products_.prepare(pages_, count_, next_);
             for (int64_t group = 0; group < groups_; group++) add(strip, group, finite);
         }
         write();
@@ -109,18 +112,21 @@ private:
 
     int rows_of(int64_t group) const { return (int)std::min(each_, rows_ - group * each_); }
 
-    // A strip's pages. False where one that some row sees in part only has values that are no finite numbers: a weight
-    // of zero does not take those away.
-    bool find_pages(int64_t strip) {
+    // The pages of strip `number`, null where there are none.
+    void find_pages(int64_t number, int64_t keys, const void** pages) const {
+        for (int64_t p = number * STRIP_PAGES; p < (number + 1) * STRIP_PAGES; p++)
+            *pages++ = p * PAGE < keys ? page_of<T>(cache_, table_[p / cache_.pages], p % cache_.pages, head_) : nullptr;
+    }
+
+    // False where a page that some row sees in part only has values that are no finite numbers: a weight of zero does
+    // not take those away.
+    bool is_safe(int64_t strip) const {
         const Seen last(call_, position_ + tokens_ - 1, all_, strip), first(call_, position_, all_, strip);
-        bool finite = true;
         for (int p = 0; p < count_; p++) {
-            const int64_t number = strip / PAGE + p;
-            pages_[p] = page_of<T>(cache_, table_[number / cache_.pages], number % cache_.pages, head_);
             const bool seen_by_all = p * PAGE >= last.from && (p + 1) * PAGE <= first.to;
-            if (!seen_by_all && !is_finite<T>(pages_[p], size_)) finite = false;
+            if (!seen_by_all && !is_finite<T>(pages_[p], size_)) return false;
         }
-        return finite;
+        return true;
     }
 
     // Adds a strip's values to the sums of a group.
@@ -131,7 +137,7 @@ private:
         float* sums = sums_ + first * size_;
         Seen seen[P::MOST_ROWS];
         for (int r = 0; r < rows; r++) seen[r] = Seen(call_, space_.rows[first + r].position, all_, strip);
-        products_.score(queries_ + first * P::words(size_), rows, scores_);
+        products_.score(queries_ + first * P::words(size_), rows, scores_, group == 0);
         alignas(64) float factors[GROUP_ROWS];
         const Softmax softmax{softmax_.highest + group * GROUP_ROWS, softmax_.totals + first * PAGE};
         soften<P>(call_, rows, seen, weighed, scores_, softmax, factors, weights_);
@@ -139,9 +145,9 @@ private:
             if (factors[r] != 1.0f)
                 for (float *sum = sums + r * size_, *end = sum + size_; sum < end; sum += LANES)
                     store(sum, load<floats>(sum) * factors[r]);
-        if (finite) return products_.mix(weights_, rows, sums);
+        if (finite) return products_.mix(weights_, rows, sums, group == 0);
         for (int r = 0; r < rows; r++) mix_alone(seen[r], weights_ + r * P::words(STRIP), sums + r * size_);
-        products_.prepare(pages_, count_);
+        products_.prepare(pages_, count_, next_);
     }
 
     // Of one row, over copies of the strip's pages in which the values of keys that it does not see are zero.
@@ -161,8 +167,8 @@ private:
         float* lone_sums = space_.lone_sums.fit(each_ * size_);
         std::copy_n(weights, P::words(STRIP), lone_weights);
         std::copy_n(to, size_, lone_sums);
-        products_.prepare(pages, count_);
-        products_.mix(lone_weights, 1, lone_sums);
+        products_.prepare(pages, count_, nullptr);
+        products_.mix(lone_weights, 1, lone_sums, false);
         std::copy_n(lone_sums, size_, to);
     }
 
@@ -187,8 +193,8 @@ private:
     Word *queries_, *weights_;  // of all groups; of a group and strip
     float *scores_, *sums_;     // of a group and strip; of all groups
     Softmax softmax_;           // of all groups, maxima GROUP_ROWS apart
-    const void* pages_[STRIP_PAGES];
-    int count_ = 0;  // of them
+    const void *pages_[STRIP_PAGES], *next_[STRIP_PAGES];  // of a strip, of the one after it
+    int count_ = 0;  // of pages
 };
 
 template <class T, class P>

@@ -62,8 +62,8 @@ public:
     // product that nobody wants, now and then, is cheaper.
     static void stay_awake() { multiply_tiles<0, 4, 6>(); }
 
-    void prepare(const void* const* pages, int count) {
-        pages_ = pages, count_ = count;
+    void prepare(const void* const* pages, int count, const void* const* next) {
+        pages_ = pages, count_ = count, next_ = next;
         const int64_t elements = PAGE * size_;
         for (int p = 0; p < count; p++) {
             stay_awake();
@@ -75,13 +75,17 @@ public:
     }
 
     // scores: [rows, STRIP], of the strip's keys and, where its pages are odd, of a page that is not there.
-    void score(const Word* queries, int, float* scores) const {
-        for (int p = 0; p < count_; p += 2)
+    // asks: whether memory is asked for the next strip's keys meanwhile.
+    void score(const Word* queries, int, float* scores, bool asks) const {
+        for (int p = 0; p < count_; p += 2) {
+            if (asks) ask(p, 0);
             both_ ? score_pages<true>(queries, p, scores + p * PAGE) : score_pages<false>(queries, p, scores + p * PAGE);
+        }
     }
 
-    // sums: [rows, size] += weights [rows, STRIP] times the strip's values.
-    void mix(const Word* weights, int, float* sums) const {
+    // sums: [rows, size] += weights [rows, STRIP] times the strip's values. asks: for the next strip's.
+    void mix(const Word* weights, int, float* sums, bool asks) const {
+        for (int p = 0; p < count_ && asks; p += 2) ask(p, PAGE * size_);
         int64_t d = 0;
         for (; d + 2 * TILE_SIDE <= size_; d += 2 * TILE_SIDE)
             both_ ? mix_columns<true, true>(weights, d, sums) : mix_columns<false, true>(weights, d, sums);
@@ -89,6 +93,13 @@ public:
     }
 
 private:
+    // Half of a page and of its neighbour, of the next strip.
+    void ask(int page, int64_t first) const {
+        for (int p = page; p < page + 2 && next_; p++)
+            for (int64_t i = 0; i < PAGE * size_ && next_[p]; i += TILE_STRIDE / (int64_t)sizeof(Word))
+                __builtin_prefetch((const Word*)next_[p] + first + i, 0, 2);
+    }
+
     static constexpr int64_t REST = PAGE * STEP;  // elements of a page's keys in a step, and bytes of half as many
     static constexpr int64_t ROW_SCORES = STRIP * sizeof(float), ROW_WEIGHTS = STRIP * sizeof(Word);  // bytes
 
@@ -164,7 +175,7 @@ private:
     bool both_;
     int64_t rows_;  // of a tile
     Word *values_ = nullptr, *rests_ = nullptr;  // copies: of a strip's values; of keys' last half steps
-    const void* const* pages_ = nullptr;
+    const void *const *pages_ = nullptr, *const *next_ = nullptr;
     int count_ = 0;
 };
 

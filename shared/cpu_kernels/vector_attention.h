@@ -41,11 +41,14 @@ public:
 
     static void stay_awake() {}
 
-    // A strip's pages, from now on those of the products.
-    void prepare(const void* const* pages, int count) { pages_ = pages, count_ = count; }
+    // A strip's pages, from now on those of the products. next: those of the strip after it, where there is one, null
+    // where there is none.
+    void prepare(const void* const* pages, int count, const void* const* next) {
+        pages_ = pages, count_ = count, next_ = next;
+    }
 
-    // scores: [rows, STRIP], of the strip's keys.
-    void score(const Word* queries, int rows, float* scores) const {
+    // scores: [rows, STRIP], of the strip's keys. asks: whether memory is asked for the strip's values meanwhile.
+    void score(const Word* queries, int rows, float* scores, bool asks) const {
         const int vectors = count_ * PAGE_VECTORS;
         const auto keys = [&](int i) {
             return (const int32_t*)pages_[i / PAGE_VECTORS] + i % PAGE_VECTORS * LANES;
@@ -53,22 +56,23 @@ public:
         for_groups(rows, SCORE_ROWS, [&](int r, int some) {
             for (int i = 0; i < vectors; i += 2)
                 score_some<SCORE_ROWS>(some, queries + r * words(size_), keys(i), keys(std::min(i + 1, vectors - 1)),
-                                       scores + r * STRIP + i * LANES);
+                                       scores + r * STRIP + i * LANES, asks && r == 0);
         });
     }
 
-    // sums: [rows, size] += weights [rows, STRIP] times the strip's values.
-    void mix(const Word* weights, int rows, float* sums) const {
+    // sums: [rows, size] += weights [rows, STRIP] times the strip's values. asks: for the next strip's keys.
+    void mix(const Word* weights, int rows, float* sums, bool asks) const {
         const int32_t* values[STRIP_PAGES];
         for (int p = 0; p < count_; p++)
             values[p] = (const int32_t*)((const typename T::Element*)pages_[p] + PAGE * size_);
         for_groups(rows, VALUE_ROWS, [&](int r, int some) {
             constexpr int WIDTH = VALUE_VECTORS * LANES;
             const Word* w = weights + r * words(STRIP);
+            const bool ask = asks && r == 0;
             int64_t d = 0;
             for (; d + WIDTH <= size_; d += WIDTH)
-                mix_some<VALUE_ROWS, VALUE_VECTORS>(some, w, values, count_, d, sums + r * size_ + d);
-            for (; d < size_; d += LANES) mix_some<VALUE_ROWS, 1>(some, w, values, count_, d, sums + r * size_ + d);
+                mix_some<VALUE_ROWS, VALUE_VECTORS>(some, w, values, d, sums + r * size_ + d, ask);
+            for (; d < size_; d += LANES) mix_some<VALUE_ROWS, 1>(some, w, values, d, sums + r * size_ + d, ask);
         });
     }
 
@@ -84,12 +88,17 @@ private:
 
     // scores[R][2 vectors] of two neighbouring vectors of keys (or one twice).
     template <int R>
-    void score_rows(const Word* queries, const int32_t* first, const int32_t* second, float* scores) const {
+    void score_rows(const Word* queries, const int32_t* first, const int32_t* second, float* scores,
+                    bool asks) const {
         const int64_t units = size_ / V::PER_UNIT, stride = words(size_), each = STEPS ? STEP / V::PER_UNIT : units;
         floats left[R] = {}, right[R] = {};
         for (int64_t done = 0; done < units; done += each) {
             floats sums[CHAINS][R][2] = {};
             for (int64_t u = done, end = std::min(units, done + each); u < end; u++) {
+                if (asks) {  // values lie as far behind keys
+                    __builtin_prefetch(first + (units + u) * PAGE);
+                    __builtin_prefetch(second + (units + u) * PAGE);
+                }
 #pragma GCC unroll 2
                 for (int part = 0; part < V::PARTS; part++) {
                     const ints a = V::column(load<ints>(first + u * PAGE), part);
@@ -124,27 +133,31 @@ private:
     }
 
     template <int R>
-    void score_some(int rows, const Word* queries, const int32_t* first, const int32_t* second, float* scores) const {
+    void score_some(int rows, const Word* queries, const int32_t* first, const int32_t* second, float* scores,
+                    bool asks) const {
         if constexpr (R > 0) {
-            if (rows == R) return score_rows<R>(queries, first, second, scores);
-            score_some<R - 1>(rows, queries, first, second, scores);
+            if (rows == R) return score_rows<R>(queries, first, second, scores, asks);
+            score_some<R - 1>(rows, queries, first, second, scores, asks);
         }
     }
 
     // sums[R][C vectors] += weights[R][keys] times values[keys][C vectors] from `column` on.
     template <int R, int C>
-    void mix_rows(const Word* weights, const int32_t* const* values, int pages, int64_t column, float* sums) const {
+    void mix_rows(const Word* weights, const int32_t* const* values, int64_t column, float* sums, bool asks) const {
         constexpr int64_t UNITS = PAGE / V::PER_UNIT, WORDS = UNITS * V::PARTS;
         floats acc[R][C];
         for (int r = 0; r < R; r++)
             for (int c = 0; c < C; c++) acc[r][c] = load<floats>(sums + r * size_ + c * LANES);
         constexpr int STEP_PAGES = STEPS ? STEP / PAGE : 1;
-        for (int step = 0; step < pages; step += STEP_PAGES) {
+        for (int step = 0; step < count_; step += STEP_PAGES) {
             floats even[STEPS ? R : 1][C] = {}, odd[STEPS ? R : 1][C] = {};
-            for (int page = step; page < std::min(step + STEP_PAGES, pages); page++) {
+            for (int page = step; page < std::min(step + STEP_PAGES, count_); page++) {
                 const int32_t* v = values[page] + column;
                 const Word* w = weights + page * WORDS;
+                const int32_t* next = asks && next_ ? (const int32_t*)next_[page] : nullptr;
                 for (int64_t u = 0; u < UNITS; u++) {
+                    if (next)
+                        for (int c = 0; c < C; c++) __builtin_prefetch(next + column + u * size_ + c * LANES);
 #pragma GCC unroll 2
                     for (int part = 0; part < V::PARTS; part++) {
                         ints columns[C];
@@ -174,16 +187,16 @@ private:
     }
 
     template <int R, int C>
-    void mix_some(int rows, const Word* weights, const int32_t* const* values, int pages, int64_t column,
-                  float* sums) const {
+    void mix_some(int rows, const Word* weights, const int32_t* const* values, int64_t column, float* sums,
+                  bool asks) const {
         if constexpr (R > 0) {
-            if (rows == R) return mix_rows<R, C>(weights, values, pages, column, sums);
-            mix_some<R - 1, C>(rows, weights, values, pages, column, sums);
+            if (rows == R) return mix_rows<R, C>(weights, values, column, sums, asks);
+            mix_some<R - 1, C>(rows, weights, values, column, sums, asks);
         }
     }
 
     int64_t size_;
-    const void* const* pages_ = nullptr;
+    const void *const *pages_ = nullptr, *const *next_ = nullptr;
     int count_ = 0;
 };
 
