@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-constexpr int64_t ATTENTION_TILES_FROM = 3;  // rows of a task: of fewer the same sums come as fast by vectors
+constexpr int64_t ATTENTION_TILES_FROM = 6;  // rows of a task: of fewer the same sums come as fast by vectors
 
 // A token's query of one head.
 template <class T>

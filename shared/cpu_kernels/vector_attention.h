@@ -96,8 +96,8 @@ private:
             floats sums[CHAINS][R][2] = {};
             for (int64_t u = done, end = std::min(units, done + each); u < end; u++) {
                 if (asks) {  // values lie as far behind keys
-                    __builtin_prefetch(first + (units + u) * PAGE);
-                    __builtin_prefetch(second + (units + u) * PAGE);
+                    __builtin_prefetch(first + (units + u) * PAGE, 0, 2);
+                    __builtin_prefetch(second + (units + u) * PAGE, 0, 2);
                 }
 #pragma GCC unroll 2
                 for (int part = 0; part < V::PARTS; part++) {
@@ -157,7 +157,7 @@ private:
                 const int32_t* next = asks && next_ ? (const int32_t*)next_[page] : nullptr;
                 for (int64_t u = 0; u < UNITS; u++) {
                     if (next)
-                        for (int c = 0; c < C; c++) __builtin_prefetch(next + column + u * size_ + c * LANES);
+                        for (int c = 0; c < C; c++) __builtin_prefetch(next + column + u * size_ + c * LANES, 0, 2);
 #pragma GCC unroll 2
                     for (int part = 0; part < V::PARTS; part++) {
                         ints columns[C];
