@@ -72,7 +72,7 @@ static inline void multiply(const LinearCall& call, const Block& block, int64_t 
         }
     const int32_t* x = call.x + row * call.x_stride + block.first;
     if constexpr (IN_STEPS<T>)
-        add_steps<P, R>(block.units, x, call.x_stride, block.count, AHEAD_WORDS, left, right);
+        add_steps<P, R>(block.units, x, call.x_stride, block.count, left, right);
     else
         add_products<P, R>(block.units, x, call.x_stride, block.count, left, right);
     for (int r = 0; r < R; r++) {
