@@ -20,7 +20,7 @@ from pathlib import Path
 
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
-from shared.cpu_kernels.build import runnable_instruction_sets
+from shared.cpu_kernels.choice import runnable_instruction_sets
 from shared.settings import cache_home, cpu_instructions
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")

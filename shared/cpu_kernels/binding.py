@@ -9,7 +9,8 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_
 
 import structlog
 
-from shared.cpu_kernels import build
+from shared.cpu_kernels import choice, compiling
+from shared.cpu_kernels.instruction_sets import InstructionSet
 from shared.errors import InvalidRequest
 from shared.settings import cpu_instructions
 
@@ -205,7 +206,7 @@ def load_kernels(threads: int) -> Kernels | None:
     """
     asked = cpu_instructions()
     try:
-        known = build.choose(asked)
+        known = choice.choose(asked)
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
     if known is None:
@@ -221,15 +222,15 @@ def load_kernels(threads: int) -> Kernels | None:
     return None
 
 
-def open_kernels(known: build.InstructionSet, threads: int) -> Kernels:
+def open_kernels(known: InstructionSet, threads: int) -> Kernels:
     """Those of one instruction set, compiled if need be; the library's pool has `threads` from now on.
 
     Raises OSError or CalledProcessError where they cannot be compiled or loaded.
     """
-    path = build.find(known)
+    path = compiling.find(known)
     if path is None:
         log.info("compiling CPU kernels, once", instructions=known.name)
-        path = build.compile_library(known)
+        path = compiling.compile_library(known)
     return Kernels(ctypes.CDLL(str(path)), known.name, threads)
 
 

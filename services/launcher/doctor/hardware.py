@@ -12,7 +12,7 @@ from pathlib import Path
 from services.launcher.ascend.host import AscendHost
 from services.launcher.doctor import ascend_diagnosis
 from shared import processors
-from shared.cpu_kernels import build
+from shared.cpu_kernels import choice
 from shared.devices import resolve_device
 from shared.errors import InvalidRequest
 from shared.settings import cpu_instructions
@@ -35,7 +35,7 @@ def describe() -> Iterator[tuple[str, str]]:
 def require_instructions() -> None:
     """Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have."""
     try:
-        build.choose(cpu_instructions())
+        choice.choose(cpu_instructions())
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
 
@@ -54,7 +54,7 @@ def processor() -> str:
     """Model, and the instruction set that CPU kernels use here, for reports of measurements."""
     model = _cpu_info(Path("/proc/cpuinfo")).get("model name") or platform.machine()
     try:
-        known = build.choose(cpu_instructions())
+        known = choice.choose(cpu_instructions())
     except ValueError as error:
         return f"{model}, {error}"
     return f"{model}, {'torch alone' if known is None else known.name}"

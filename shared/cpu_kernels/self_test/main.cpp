@@ -4,7 +4,7 @@
 // Sizes lie at the edges of vectors, register tiles, panels and pages. Of every kernel a row's bits
 // must be the same whatever rows are beside it.
 
-#include "check_attention.h"
+#include "check_attention_order.h"
 
 namespace {
 
@@ -17,6 +17,7 @@ void check_all() {
     self_test::check_cache<T>();
     self_test::check_rope<T>();
     self_test::check_attention<T>();
+    self_test::check_attention_order<T>();
     self_test::check_layer<T>();
 }
 

@@ -17,7 +17,8 @@ from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.steps.attention_meta import Heads
 from services.decoder.weights.linear_weight import in_memory
-from shared.cpu_kernels import binding, build
+from shared.cpu_kernels import binding, choice, compiling
+from shared.cpu_kernels.instruction_sets import InstructionSet
 from shared.errors import InvalidRequest
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
@@ -75,7 +76,7 @@ def test_a_block_size_that_the_kernels_do_not_know_is_left_to_torch() -> None:
 
 
 def test_without_a_compiler_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find", lambda known: None)
+    monkeypatch.setattr(compiling, "find", lambda known: None)
     monkeypatch.setenv("PATH", "/nowhere")
     binding.load_kernels.cache_clear()
     try:
@@ -90,7 +91,7 @@ def test_a_compiler_that_fails_is_no_reason_to_fail(
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho out of luck >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(build, "find", lambda known: None)
+    monkeypatch.setattr(compiling, "find", lambda known: None)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     binding.load_kernels.cache_clear()
     try:
@@ -101,7 +102,7 @@ def test_a_compiler_that_fails_is_no_reason_to_fail(
 
 def test_the_script_says_what_there_is() -> None:
     open_kernels(RUNNABLE[0])
-    command = [sys.executable, str(build.SOURCES / "build.py"), "--status"]
+    command = [sys.executable, str(compiling.SOURCES / "build.py"), "--status"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == f"{RUNNABLE[0].name}, compiled\n"
 
@@ -115,19 +116,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.parametrize("known", each())
-def test_a_set_can_be_forced(asked: Callable[[str], None], known: build.InstructionSet) -> None:
+def test_a_set_can_be_forced(asked: Callable[[str], None], known: InstructionSet) -> None:
     open_kernels(known)
     asked(known.name)
     kernels = binding.load_kernels(1)
     assert kernels is not None
     assert kernels.name == known.name
-    assert build.status(known.name) == f"{known.name}, compiled, as asked"
+    assert choice.status(known.name) == f"{known.name}, compiled, as asked"
 
 
 def test_none_leaves_the_work_to_torch(asked: Callable[[str], None]) -> None:
     asked("none")
     assert isinstance(CpuDevice(torch.bfloat16).ops, TorchCpuOps)
-    assert build.status("none") == "torch alone, as asked"
+    assert choice.status("none") == "torch alone, as asked"
 
 
 FOREIGN = {"x86_64": "neon", "aarch64": "avx2"}[RUNNABLE[0].machine]
