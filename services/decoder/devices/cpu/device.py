@@ -49,7 +49,13 @@ class CpuDevice(Device):
             torch.set_num_threads(threads)
             return TorchCpuOps(torch.device("cpu"), dtype, self.block_size)
         torch.set_num_threads(1)  # two pools would take the cores from each other
-        log.info("CPU kernels", instructions=kernels.name, threads=threads, processors=str(found))
+        log.info(
+            "CPU kernels",
+            instructions=kernels.name,
+            why=kernels.why,
+            threads=threads,
+            processors=str(found),
+        )
         return CpuOps(dtype, kernels, self.block_size)
 
     def memory(self) -> Memory:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -10,6 +11,8 @@ from services.vision_encoder.devices.base.ops import TowerOps
 from services.vision_encoder.devices.cpu.ops import KernelOps
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
+
+log = structlog.get_logger(__name__)
 
 
 class CpuDevice(Device):
@@ -22,6 +25,7 @@ class CpuDevice(Device):
         kernels = load_kernels(self.threads) if self.dtype in TYPES else None
         if kernels is None:
             return super()._make_ops()
+        log.info("CPU kernels", instructions=kernels.name, why=kernels.why, threads=self.threads)
         return KernelOps(self.where, self.dtype, kernels)
 
     def enter_thread(self, uses_ops: bool) -> None:
