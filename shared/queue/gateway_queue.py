@@ -24,7 +24,9 @@ _STATE_FIELDS = (
     "prompt_tokens",
     "attempts",
     "content",
+    "inexact",
 )
+_ORIGIN_FIELDS = ("content", "numerics", "inexact")
 
 
 class GatewayVerbs(Verbs):
@@ -206,15 +208,21 @@ class GatewayVerbs(Verbs):
         commands: list[tuple[Word, ...]] = []
         for request_id, choice, after in wanted:
             commands += (
-                ("HMGET", self._keys.request(request_id), "state", f"e{choice}", "content"),
+                ("HMGET", self._keys.request(request_id), "state", f"e{choice}", *_ORIGIN_FIELDS),
                 ("GETRANGE", self._keys.log(request_id, choice), stride * after, -1),
             )
         found = await self._ask(commands)
         return [
-            LogDelta(records, ending_or_none(ending), str(content or b"", "ascii"))
+            LogDelta(
+                records,
+                ending_or_none(ending),
+                str(content or b"", "ascii"),
+                str(numerics or b"", "ascii"),
+                inexact != b"1",
+            )
             if state
             else None
-            for (state, ending, content), records in pairs(found)
+            for (state, ending, content, numerics, inexact), records in pairs(found)
         ]
 
     async def spec(self, request_id: str) -> RequestSpec | None:
@@ -252,6 +260,7 @@ class GatewayVerbs(Verbs):
             cancel=fields["cancel"] == b"1",
             attempts=int(fields["attempts"]),
             content=str(fields["content"] or b"", "ascii"),
+            is_exact=fields["inexact"] != b"1",
         )
 
     async def loads(self) -> list[GetLoadResponse]:

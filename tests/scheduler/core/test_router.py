@@ -33,6 +33,7 @@ class Link:
     draining: bool = False
     token_s: float = 0.001
     step_s: float = 0.001
+    numerics: str = ""
 
     def predict(self, tokens: int) -> float:
         return (self.step_s + self.token_s * tokens) if self.token_s else 0.0

@@ -7,6 +7,7 @@ import pytest
 
 from shared.errors import Conflict, Overloaded
 from shared.queue import Append, AppendCode, ControlChannel, Places, token_log
+from shared.queue.log_event import Origin
 from shared.queue.registry import Announcement, Directory
 from tessera.common.v1 import ending_pb2
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
@@ -247,7 +248,7 @@ async def test_a_request_is_taken_for_the_weights_that_it_has_begun_with(
     # The first hundred have begun with the old weights; their scheduler gives them back.
     assert len(await client.take("a", 100, 10**6, content="01d")) == 100
     for rid in sorted(taken := await client.queue.owned("a")):
-        record = Append(rid, 0, 0, 4, token_log.encode_tokens([7]), content="01d")
+        record = Append(rid, 0, 0, 4, token_log.encode_tokens([7]), origin=Origin("01d"))
         await client.queue.append("a", [record])
     await client.queue.give_back("a", taken)
     # Whoever has the new ones finds what is new behind all of them, or nothing; nothing is taken twice.

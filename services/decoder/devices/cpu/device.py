@@ -17,7 +17,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
-from shared import processors
+from shared import numerics, processors
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.packed_linear import TYPES
 
@@ -51,6 +51,11 @@ class CpuDevice(Device):
         torch.set_num_threads(1)  # two pools would take the cores from each other
         log.info("CPU kernels", instructions=kernels.name, threads=threads, processors=str(found))
         return CpuOps(dtype, kernels, self.block_size)
+
+    def numerics(self, *, by_torch: bool = False) -> str:
+        """The kernels' instruction set and version of arithmetic; torch's own where it computes."""
+        instructions = self.ops.instructions if isinstance(self.ops, CpuOps) else ""
+        return numerics.of_cpu(instructions, by_torch)
 
     def memory(self) -> Memory:
         """The host's, as far as our control group allows."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.devices.base.ops import TowerOps
 from services.vision_encoder.devices.cpu.ops import KernelOps
+from shared import numerics
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
 
@@ -23,6 +24,12 @@ class CpuDevice(Device):
         if kernels is None:
             return super()._make_ops()
         return KernelOps(self.where, self.dtype, kernels)
+
+    def numerics(self, uses_ops: bool) -> str:
+        """The kernels' instruction set and version of arithmetic, or torch's where it computes."""
+        if uses_ops and isinstance(self.ops, KernelOps):
+            return numerics.of_cpu(self.ops.instructions, by_torch=False)
+        return numerics.of_cpu("", by_torch=True)
 
     def enter_thread(self, uses_ops: bool) -> None:
         """Two thread pools would compete for the cores: where the kernels compute, torch has one thread."""
