@@ -85,6 +85,7 @@ class Request:
         self._taken = taken
         self._table = table
         self._encoder_numerics = encoder_numerics
+        self._is_logged = any(taken.logs) or bool(taken.prompt_log)
         self._begun_in = taken.numerics  # what its first record was computed in; empty before
         self._runs_in = ""  # what the next ones are
         self._is_exact = taken.is_exact  # what is logged
@@ -146,10 +147,6 @@ class Request:
         """Those of the decoder that its first record is from; None where there is none."""
         return of_decoder(self._begun_in) if self._is_logged else None
 
-    @property
-    def _is_logged(self) -> bool:
-        return any(self._taken.logs) or bool(self._taken.prompt_log)
-
     def place(self, hello: Hello) -> None:
         """A decoder is to run it. What has been logged goes on exactly where the arithmetic is the one that it was
         begun in and no row depends on its neighbours."""
@@ -166,6 +163,7 @@ class Request:
     def origin_of(self, records: bytes) -> Origin:
         """Where records come from that are about to be logged. Without any, where those before them do."""
         if records:
+            self._is_logged = True
             self._begun_in = self._begun_in or self._runs_in
             self._is_exact = self._is_exact and self._stays_exact
         return Origin(self.content, self._begun_in, self._is_exact)
