@@ -60,9 +60,9 @@ def digest_of(picture: bytes) -> bytes:
     return hashlib.blake2b(picture, digest_size=16).digest()
 
 
-def picture_values(picture: bytes, content: bytes) -> list[int]:
-    """What stands in the places of a picture, encoded with these weights."""
-    name = embedding_name(content, digest_of(picture), NUMERICS)
+def picture_values(picture: bytes, content: bytes, numerics: str = NUMERICS) -> list[int]:
+    """What stands in the places of a picture, encoded with these weights and numerics."""
+    name = embedding_name(content, digest_of(picture), numerics)
     return [picture_value(name, row) for row in range(ROWS)]
 
 
@@ -174,7 +174,7 @@ async def serve_encoder(world: "World", address: str, model: str, stop: asyncio.
             artifact_pb2_grpc.add_ArtifactServiceServicer_to_server,
             encoder,
         )
-        await _announced(server, "vision_encoder", model, stop, NUMERICS)
+        await _announced(server, "vision_encoder", model, stop, world.encoder_numerics(address))
 
 
 async def _announced(
