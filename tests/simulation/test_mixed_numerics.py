@@ -28,6 +28,13 @@ COUNT = 70
 TRIES = 40
 
 
+def numerics_of(service: str) -> str:
+    """Of "decoder-3", or what else has such a name; "" of a service that has none."""
+    kind, _, number = service.partition("-")
+    kinds = {"decoder": DECODERS, "encoder": ENCODERS}.get(kind, ("",))
+    return kinds[int(number) % len(kinds)]
+
+
 class MixedReader(Reader):
     """Each token is one that follows by some of the numerics; `is_exact` is what the status says at the end."""
 
@@ -111,7 +118,7 @@ class MixedWorld(World):
         for numerics in (*dict.fromkeys(DECODERS), *ENCODERS):
             at = rng.uniform(1.0, 5.0)
             for service in self.services:
-                if service.name in self._of(numerics):
+                if numerics_of(service.name) == numerics:
                     self.outside(at, service.kill)
         clients = []
         for number in range(12):
@@ -130,7 +137,7 @@ class MixedWorld(World):
     def load_decoder(self) -> Any:
         process = self.process()
         assert process is not None
-        numerics = self._numerics[process.name]
+        numerics = numerics_of(process.name)
         worker = VirtualWorker(
             services.limits(self.needs, 48),
             self.executors[process],
@@ -141,16 +148,7 @@ class MixedWorld(World):
         return loaded(worker, 20_000, 200, numerics=numerics)
 
     def encoder_numerics(self, address: str) -> str:
-        return self._numerics[address.partition(":")[0]]
-
-    def _of(self, numerics: str) -> list[str]:
-        return [name for name, its in self._numerics.items() if its == numerics]
-
-    @property
-    def _numerics(self) -> dict[str, str]:
-        names = [s.name for s in self.services if s.name.startswith(("decoder", "encoder"))]
-        return dict(zip(names, (*DECODERS, *ENCODERS), strict=True))
-
+        return numerics_of(address.partition(":")[0])
 
 def outcomes(seeds: range) -> Counter[str]:
     """What became of the answers, in all of these worlds."""
