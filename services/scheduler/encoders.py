@@ -75,8 +75,8 @@ class Encoders:
         self._background: dict[asyncio.Task[None], None] = {}
 
     def numerics_for(self, taken: TakenRequest) -> str:
-        """Of the encoders that a request's media are to be encoded by: those that it has begun with, as long as there are
-        any, else those that its first item prefers. Empty where nothing is known."""
+        """Of the encoders that a request's media are to be encoded by: those that it has begun with, as long as there
+        are any, else those that its first item prefers. Empty where nothing is known."""
         media = taken.spec.media
         if not media:
             return ""
@@ -94,8 +94,8 @@ class Encoders:
         """The item's embeddings, by an encoder with this content and these numerics.
 
         A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for,
-        for a while. Raises NumericsGone where there are only encoders of other numerics, Unavailable when no encoder can
-        be had, or what the encoder said is wrong with the item.
+        for a while. Raises NumericsGone where there are only encoders of other numerics, Unavailable when no encoder
+        can be had, or what the encoder said is wrong with the item.
         """
         name = embedding_name(content, item.digest, numerics)
         users = self._users.setdefault(name, set())

@@ -1,4 +1,4 @@
-"""The numerics of a request: those of the decoder that runs it and, with media, of the encoders (`shared/numerics.py`)."""
+"""The numerics of a request: of the decoder that runs it and, with media, of the encoders (`shared/numerics.py`)."""
 
 _JOINT = "+"  # in neither of them
 

@@ -66,7 +66,9 @@ async def serve(
         producer.server.add(
             _SERVICE_NAME,
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
-            VisionEncoderServicer(encoder, family.modalities, settings.model_name, content, numerics),
+            VisionEncoderServicer(
+                encoder, family.modalities, settings.model_name, content, numerics
+            ),
         )
         part = ServedPart(code_of(family.encoder))
         settle()

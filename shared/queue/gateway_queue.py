@@ -203,8 +203,8 @@ class GatewayVerbs(Verbs):
     ) -> list[LogDelta | None]:
         """Reads many choices in one round trip, each given as (request id, choice, index to read from).
 
-        None where there is no such request. The ending is read before the log, so a log with an ending is whole; what is
-        said of where records come from is read after them, so it holds for all of them.
+        None where there is no such request. The ending is read before the log, so a log with an ending is whole; what
+        is said of where records come from is read after them, so it holds for all of them.
         """
         commands: list[tuple[Word, ...]] = []
         for request_id, choice, after in wanted:

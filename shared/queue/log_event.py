@@ -31,7 +31,7 @@ class Origin:
     is_exact: bool = True
 
 
-_UNKNOWN = Origin()
+UNKNOWN = Origin()
 
 
 class LogEventWriter:
@@ -51,7 +51,7 @@ class LogEventWriter:
         start: int,
         records: bytes,
         ending: Ending | None = None,
-        origin: Origin = _UNKNOWN,
+        origin: Origin = UNKNOWN,
     ) -> bytes:
         """An entry of a LogBatch: records from index `start` on, the ending if it has one; the first records of a log
         say what computes them, all say it where they are not exact.

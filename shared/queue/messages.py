@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shared.errors import Expired, ServingError, Superseded
-from shared.queue.log_event import Origin
+from shared.queue.log_event import UNKNOWN, Origin
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
@@ -97,7 +97,7 @@ class Append:
     stride: int
     records: bytes
     ending: Ending | None = None
-    origin: Origin = Origin()
+    origin: Origin = UNKNOWN
 
 
 class AppendCode(IntEnum):
@@ -187,7 +187,9 @@ class RequestSnapshot:
     lost_decoders: int = 0  # as an owner knows them; the larger number counts
     content: str = ""  # the weights that the logs were computed with, where that is known
     numerics: str = ""  # the numerics that the logs were begun in, where they are known
-    is_exact: bool = True  # False where it is known that the logs need not be those of an undisturbed run
+    is_exact: bool = (
+        True  # False where it is known that the logs need not be those of an undisturbed run
+    )
     idempotency_key: str = ""  # where the spec has not been through `admit`
     follow_ms: int = 30_000  # that it lives on without a follower; at least the spec's keep_ms
 

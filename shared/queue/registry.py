@@ -36,7 +36,9 @@ class Member:
 
     instance_id: str
     address: str
-    numerics: str = ""  # of a vision encoder: what the bits of its rows depend on (`shared/numerics.py`)
+    numerics: str = (
+        ""  # of a vision encoder: what the bits of its rows depend on (`shared/numerics.py`)
+    )
 
 
 class _Loop(ABC):

@@ -49,7 +49,9 @@ def instructions_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def decoder_process(folder: Path, redis_url: str, listen: Path) -> Iterator[subprocess.Popen[bytes]]:
+def decoder_process(
+    folder: Path, redis_url: str, listen: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """A decoder that uses the first set."""
     flags = ["--model", str(folder), "--redis-url", redis_url, "--listen", f"unix:{listen}"]
     environment = {

@@ -150,6 +150,7 @@ class MixedWorld(World):
     def encoder_numerics(self, address: str) -> str:
         return numerics_of(address.partition(":")[0])
 
+
 def outcomes(seeds: range) -> Counter[str]:
     """What became of the answers, in all of these worlds."""
     found: Counter[str] = Counter()

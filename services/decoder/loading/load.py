@@ -61,7 +61,9 @@ class Loaded:
     device: Device
     fingerprint: bytes
     content: bytes  # the digest of the weights (`shared/checkpoint/content.py`)
-    numerics: str  # what else its bits depend on (`shared/numerics.py`); of several ranks the first one's
+    numerics: (
+        str  # what else its bits depend on (`shared/numerics.py`); of several ranks the first one's
+    )
     row_invariant: bool
     profile: Profile
     needs: Needs

@@ -134,8 +134,8 @@ class Router(Generic[Link]):
 
     def choose(self, sequence: Sequence, begun_in: str | None = None) -> Link:
         """The decoder that the caller now adds the sequence to; one that holds it to its end, if there is any. There
-        must be one in service. begun_in: the numerics of what was logged of it before; one where they are equal takes it
-        unless it would have to wait there for others to end, and elsewhere it would not."""
+        must be one in service. begun_in: the numerics of what was logged of it before; one where they are equal takes
+        it unless it would have to wait there for others to end, and elsewhere it would not."""
         capacity = self._lines[0].link.core.capacity
         block_size = capacity.block_size
         extend_hashes(sequence, capacity)
@@ -192,9 +192,7 @@ class Router(Generic[Link]):
 def _preferred(
     lines: "list[_Line[Link]]", sequence: Sequence, begun_in: str
 ) -> "list[_Line[Link]]":
-    same = [
-        line for line in lines if line.link.numerics == begun_in and not line.link.draining
-    ]
+    same = [line for line in lines if line.link.numerics == begun_in and not line.link.draining]
     with_room = [line for line in same if line.has_room(sequence)]
     if with_room or not same:
         return with_room or lines

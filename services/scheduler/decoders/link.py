@@ -93,8 +93,8 @@ OnStep = Callable[[StepProgress, StepPlan | None, decoder_pb2.StepResult | None]
 class DecoderLink:
     """A stream to a decoder with its own `Scheduler`. It is never resumed: after a break a new link is made.
 
-    `on_step` gets what each step gave, after the next plan has left; `on_returned` the ids of requests whose media nobody
-    encodes any more as they are named.
+    `on_step` gets what each step gave, after the next plan has left; `on_returned` the ids of requests whose media
+    nobody encodes any more as they are named.
     """
 
     def __init__(

@@ -63,9 +63,7 @@ class Request:
     logged until all have ended: `ranking` keeps the outputs, a `BeamSearch` the beams.
     """
 
-    def __init__(
-        self, taken: TakenRequest, table: TokenBytes, encoder_numerics: str = ""
-    ) -> None:
+    def __init__(self, taken: TakenRequest, table: TokenBytes, encoder_numerics: str = "") -> None:
         """encoder_numerics: of the vision encoders that are to encode its media. Raises ValueError or IndexError for a
         spec that makes no sense, InvalidRequest for media of an unknown modality.
         """
@@ -99,9 +97,7 @@ class Request:
         for item in spec.media:
             modality_of(item)
         # As encoder and decoder know them: their digests name embeddings by these weights and numerics.
-        self.media = [
-            _named(item, self._content_bytes, encoder_numerics) for item in spec.media
-        ]
+        self.media = [_named(item, self._content_bytes, encoder_numerics) for item in spec.media]
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
         self._writers: dict[int, Choice] = {}
         self.over: dict[int, Ending] = {}  # choices whose log is complete but for its ending
@@ -293,7 +289,13 @@ class Request:
             min_tokens=sampling.min_tokens,
             stop_search=stop_search,
             media=tuple(
-                MediaSpan(named.digest, item.offset, item.length, item.rows, Wanted(item, self._encoder_numerics))
+                MediaSpan(
+                    named.digest,
+                    item.offset,
+                    item.length,
+                    item.rows,
+                    Wanted(item, self._encoder_numerics),
+                )
                 for item, named in zip(spec.media, self.media, strict=True)
             ),
             lora_id=spec.lora_id,

@@ -205,23 +205,26 @@ def asking_for(item: MediaItem, begun_in: str = "") -> TakenRequest:
 async def test_embeddings_are_asked_of_the_encoders_whose_numerics_are_in_their_name(
     bench: Bench,
 ) -> None:
-    async with started(bench, "one") as one, started(bench, "two") as two:
-        async with opened(bench, 60) as encoders:
-            items = [MediaItem(digest=bytes([i]) * 16, rows=4) for i in range(20)]
-            chosen = [encoders.numerics_for(asking_for(item)) for item in items]
-            assert set(chosen) == {"one", "two"}, "both have something to do"
-            for item, numerics in zip(items, chosen, strict=True):
-                assert encoders.numerics_for(asking_for(item)) == numerics
-                made = await encoders.encode(item, "1", b"w", numerics)
-                assert made.digest == embedding_name(b"w", item.digest, numerics)
-            assert (one.calls, two.calls) == (chosen.count("one"), chosen.count("two"))
-            # What has begun keeps to its own as long as there are any.
-            for begun_in in ("one", "two"):
-                found = {encoders.numerics_for(asking_for(i, f"d+{begun_in}")) for i in items}
-                assert found == {begun_in}
-            gone = {encoders.numerics_for(asking_for(i, "d+three")) for i in items}
-            assert gone == {"one", "two"}
-            assert encoders.numerics_for(TakenRequest(RequestSpec(), 0, 0, (), ())) == ""
+    async with (
+        started(bench, "one") as one,
+        started(bench, "two") as two,
+        opened(bench, 60) as encoders,
+    ):
+        items = [MediaItem(digest=bytes([i]) * 16, rows=4) for i in range(20)]
+        chosen = [encoders.numerics_for(asking_for(item)) for item in items]
+        assert set(chosen) == {"one", "two"}, "both have something to do"
+        for item, numerics in zip(items, chosen, strict=True):
+            assert encoders.numerics_for(asking_for(item)) == numerics
+            made = await encoders.encode(item, "1", b"w", numerics)
+            assert made.digest == embedding_name(b"w", item.digest, numerics)
+        assert (one.calls, two.calls) == (chosen.count("one"), chosen.count("two"))
+        # What has begun keeps to its own as long as there are any.
+        for begun_in in ("one", "two"):
+            found = {encoders.numerics_for(asking_for(i, f"d+{begun_in}")) for i in items}
+            assert found == {begun_in}
+        gone = {encoders.numerics_for(asking_for(i, "d+three")) for i in items}
+        assert gone == {"one", "two"}
+        assert encoders.numerics_for(TakenRequest(RequestSpec(), 0, 0, (), ())) == ""
 
 
 async def test_without_encoders_of_its_numerics_an_item_must_be_named_anew(bench: Bench) -> None:

@@ -44,7 +44,9 @@ async def bound(*decoders: ArithmeticDecoder) -> None:
 def begins_with(tokens: list[int], numerics: str) -> int:
     """How many tokens are those of an undisturbed run there."""
     right = answer_of(numerics, PROMPT, len(tokens))
-    return next((i for i, (a, b) in enumerate(zip(tokens, right, strict=True)) if a != b), len(tokens))
+    return next(
+        (i for i, (a, b) in enumerate(zip(tokens, right, strict=True)) if a != b), len(tokens)
+    )
 
 
 async def test_an_answer_goes_on_where_it_rounds_alike(bench: Bench) -> None:

@@ -396,7 +396,11 @@ async def test_what_has_begun_a_request_is_put_back_with_its_log(client: QueueCl
     assert await client.take("a", content="b2") == [fresh.request_id]
     assert await client.take("a", content="b2") == []
     (taken,) = await client.queue.take("a", [Places("a1", 1, 100)]) or []
-    assert (taken.spec.request_id, taken.numerics, taken.is_exact) == (begun.request_id, "n1", False)
+    assert (taken.spec.request_id, taken.numerics, taken.is_exact) == (
+        begun.request_id,
+        "n1",
+        False,
+    )
     for request_id, is_exact in ((begun.request_id, False), (fresh.request_id, True)):
         state = await client.queue.lookup(request_id, "")
         assert state is not None and state.is_exact == is_exact

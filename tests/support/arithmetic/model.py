@@ -87,7 +87,9 @@ class Model:
     vocabulary: int = 200
     stop_token: int = 0
     stop_every: int = 60
-    rounding: int = 0  # another number stands for other numerics: it chooses otherwise from the same state
+    rounding: int = (
+        0  # another number stands for other numerics: it chooses otherwise from the same state
+    )
 
     def next_token(self, state: int, choice: int = 0) -> int:
         """The token that follows."""

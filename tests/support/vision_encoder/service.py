@@ -42,9 +42,7 @@ class RunningEncoder:
     ) -> EncodeResponse:
         """One call; errors are raised as the service raised them."""
         retention = Duration(seconds=retain_s)
-        request = EncodeRequest(
-            media=item, retention=retention, content=content, numerics=numerics
-        )
+        request = EncodeRequest(media=item, retention=retention, content=content, numerics=numerics)
         with calling("vision_encoder"):
             response: EncodeResponse = await self.stub.Encode(request, timeout=60)
         return response
