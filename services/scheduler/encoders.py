@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
-from services.scheduler.numerics import of_encoder
+from shared import numerics as texts
 from shared.artifacts.embedding_name import embedding_name
 from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailable
 from shared.net import tasks
@@ -83,7 +83,7 @@ class Encoders:
         fit = self._fitting(media[0].digest, bytes.fromhex(taken.content))
         now = asyncio.get_running_loop().time()
         usual = [m for m in fit if self._avoided.get(m.numerics, 0.0) <= now] or fit
-        begun_in = of_encoder(taken.numerics)
+        begun_in = texts.of_encoder(taken.numerics)
         if not usual or any(m.numerics == begun_in for m in usual):
             return begun_in
         return usual[0].numerics

@@ -110,7 +110,7 @@ async def test_the_status_says_which_answers_went_on_with_other_instructions(
         redis.Redis.from_url(redis_url, decode_responses=True) as known,
     ):
         async with asyncio.timeout(120):
-            while known.hlen(f"{keys.prefix}:bound") < 2:  # type: ignore[operator]
+            while known.hlen(f"{keys.prefix}:bound") < 2:
                 await asyncio.sleep(0.05)
         async with plain_client(system.base_url.removesuffix("/v1"), timeout=120) as http:
             streams = [Stream() for _ in range(STREAMS)]

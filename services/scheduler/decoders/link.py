@@ -308,7 +308,7 @@ class DecoderLink:
     def _send_next(self) -> bool:
         begin = monotonic()
         plan = self.core.plan()
-        if not self.hello.row_invariant:
+        if self.core.state.recomputations > self._recomputations:
             self._note_recomputations()
         if plan is None:
             return False
@@ -372,11 +372,10 @@ class DecoderLink:
 
     def _note_recomputations(self) -> None:
         state = self.core.state
-        if state.recomputations > self._recomputations:
-            self._recomputations = state.recomputations
-            for sequence in (*state.running, *state.waiting):
-                if sequence.was_recomputed and sequence.payload is not None:
-                    sequence.payload.request.lost_exactness()
+        self._recomputations = state.recomputations
+        for sequence in (*state.running, *state.waiting):
+            if sequence.was_recomputed and sequence.payload is not None:
+                sequence.payload.request.computes_again()
 
     # Media
 

@@ -13,12 +13,12 @@ from services.scheduler.core.sequence import (
     MediaSpan,
     Sequence,
 )
-from services.scheduler.numerics import joined, of_decoder
 from services.scheduler.output import beams
 from services.scheduler.output.choice import Choice
 from services.scheduler.output.logprobs import Floats, Ids
 from services.scheduler.output.ranking import Ranking
 from services.scheduler.output.stop_strings import stop_finder
+from shared import numerics
 from shared.artifacts.embedding_name import embedding_name
 from shared.prompts.modality import modality_of
 from shared.queue import TakenRequest
@@ -88,6 +88,7 @@ class Request:
         self._runs_in = ""  # what the next ones are
         self._is_exact = taken.is_exact  # what is logged
         self._stays_exact = True  # if the next records are logged
+        self._computes_again_alike = True
         self._stops = StopStrings(sampling.stop) if sampling.stop else None
         self._search = None
         if sampling.use_beam_search:
@@ -141,17 +142,22 @@ class Request:
     @property
     def decoder_numerics(self) -> str | None:
         """Those of the decoder that its first record is from; None where there is none."""
-        return of_decoder(self._begun_in) if self._is_logged else None
+        return numerics.of_decoder(self._begun_in) if self._is_logged else None
 
     def place(self, hello: Hello) -> None:
         """A decoder is to run it. What has been logged goes on exactly where the arithmetic is the one that it was
         begun in and no row depends on its neighbours."""
-        self._runs_in = joined(hello.numerics, self._encoder_numerics if self.media else None)
-        equal = hello.row_invariant and self._runs_in == self._begun_in
+        encoder = self._encoder_numerics if self.media else None
+        self._runs_in = numerics.joined(hello.numerics, encoder)
+        varies = encoder is not None and numerics.vary(encoder)
+        self._computes_again_alike = hello.row_invariant and not varies
+        equal = self._computes_again_alike and self._runs_in == self._begun_in
         self._stays_exact = equal or not self._is_logged
 
-    def lost_exactness(self) -> None:
-        """What was computed of it is computed again where a row depends on its neighbours."""
+    def computes_again(self) -> None:
+        """What was computed of it behind its first token is lost, and computed again where it runs."""
+        if self._computes_again_alike:
+            return
         self._stays_exact = False
         for writer in self._writers.values():
             writer.token_prefix = b""  # the next event says so

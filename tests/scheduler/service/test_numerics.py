@@ -2,10 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from services.scheduler.output.request import Request
 from shared.block_hash import root_name
+from shared.queue import TakenRequest
+from shared.queue.log_event import Origin
+from shared.queue.token_log import encode_tokens
+from shared.text.text_fold import TokenBytes
+from tessera.decoder.v1.decoder_pb2 import Hello
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tests.support.arithmetic.model import BLOCK_SIZE, first_state, rounding
 from tests.support.arithmetic.service import ArithmeticDecoder
 from tests.support.scheduler_bench import Bench
@@ -172,3 +180,38 @@ async def test_a_full_decoder_is_not_waited_for(bench: Bench) -> None:
     await stack.aclose()
     await bench.answer(rid)
     assert rid in other.met and not await is_exact(bench, rid)
+
+
+@pytest.mark.parametrize(
+    ("begun_in", "encoder", "row_invariant", "exact"),
+    [
+        ("n1+e1", "e1", True, True),
+        ("n1+e1", "e1", False, False),
+        ("n2+e1", "e1", True, False),
+        ("n1+e1", "e2", True, False),
+        ("n1+e1~", "e1~", True, False),  # encoded again it would have other bits
+        ("n1+", "", True, False),
+        ("", "e1", True, False),
+    ],
+)
+def test_with_media_an_answer_depends_on_the_encoder_too(
+    begun_in: str, encoder: str, row_invariant: bool, exact: bool
+) -> None:
+    spec = RequestSpec(request_id="r", prompt=encode_tokens([1, 2]))
+    spec.sampling.n, spec.sampling.max_tokens = 1, 8
+    spec.media.add(digest=b"i" * 16, length=1, rows=1)
+    table, hello = TokenBytes([b"a"], [False]), Hello(numerics="n1", row_invariant=row_invariant)
+    taken = TakenRequest(spec, 0, 0, (encode_tokens([5]),), (None,), numerics=begun_in)
+    request = Request(taken, table, encoder)
+    request.place(hello)
+    assert request.taken.is_exact, "nothing has come since"
+    assert request.origin_of(encode_tokens([6])).is_exact == exact
+    assert request.taken.is_exact == exact
+    # Without a token it begins there.
+    fresh = Request(replace(taken, logs=(b"",), numerics=""), table, encoder)
+    fresh.place(hello)
+    assert (fresh.taken.numerics, fresh.decoder_numerics) == ("", None)
+    assert fresh.origin_of(encode_tokens([6])) == Origin("", f"n1+{encoder}")
+    fresh.computes_again()
+    varies = not row_invariant or not encoder or encoder.endswith("~")
+    assert fresh.origin_of(encode_tokens([6])).is_exact == (not varies)

@@ -20,6 +20,7 @@ from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from shared import numerics, processors
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.packed_linear import TYPES
+from shared.torch_device import torch_arithmetic
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +56,8 @@ class CpuDevice(Device):
     def numerics(self, *, by_torch: bool = False) -> str:
         """The kernels' instruction set and version of arithmetic; torch's own where it computes."""
         instructions = self.ops.instructions if isinstance(self.ops, CpuOps) else ""
-        return numerics.of_cpu(instructions, by_torch)
+        by_torch = by_torch or not instructions
+        return numerics.of_cpu(instructions, torch_arithmetic() if by_torch else "")
 
     def memory(self) -> Memory:
         """The host's, as far as our control group allows."""

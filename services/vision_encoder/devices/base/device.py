@@ -39,7 +39,8 @@ class Device(ABC):
     @abstractmethod
     def numerics(self, uses_ops: bool) -> str:
         """What bits depend on here beyond weights and element type (`shared/numerics.py`): encoders where it is equal
-        compute equal rows. uses_ops: as for `enter_thread`."""
+        compute equal rows, unless these vary with the batch, which the text says. uses_ops: as for
+        `enter_thread`."""
 
     def enter_thread(self, uses_ops: bool) -> None:
         """Prepares the thread that will run the encoder. uses_ops: `ops` do its work, not modules of torch."""

@@ -16,4 +16,6 @@ class CudaDevice(Accelerator):
 
     def numerics(self, uses_ops: bool) -> str:
         """The kind of GPU."""
-        return numerics.of_accelerator(self.name, torch.cuda.get_device_name())
+        kind = torch.cuda.get_device_name()
+        text = numerics.of_accelerator(self.name, kind)
+        return numerics.varying(text) if uses_ops else text

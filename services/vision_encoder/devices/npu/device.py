@@ -21,7 +21,8 @@ class NpuDevice(Accelerator):
 
     def numerics(self, uses_ops: bool) -> str:
         """The kind of NPU."""
-        return numerics.of_accelerator(self.name, npu_name())
+        text = numerics.of_accelerator(self.name, npu_name())
+        return numerics.varying(text) if uses_ops else text
 
     def _make_ops(self) -> TowerOps:
         self.where = torch.device("npu", 0)
