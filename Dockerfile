@@ -123,6 +123,8 @@ COPY services/__init__.py services/__init__.py
 COPY services/families services/families
 COPY services/vision_encoder services/vision_encoder
 COPY --from=kernels /build/shared/cpu_kernels/build shared/cpu_kernels/build
+# The services of a host agree on the fastest kernels.
+ENV TESSERA_CPU_TRIAL_DIR=/artifacts
 RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.vision_encoder"]
@@ -139,6 +141,8 @@ COPY services/comparison services/comparison
 COPY services/preprocess services/preprocess
 COPY services/vision_encoder services/vision_encoder
 COPY --from=kernels /build/shared/cpu_kernels/build shared/cpu_kernels/build
+# The services of a host agree on the fastest kernels.
+ENV TESSERA_CPU_TRIAL_DIR=/artifacts
 RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.decoder"]

@@ -315,11 +315,19 @@ def diagnostics_folder() -> Path | None:
 
 
 def cpu_instructions() -> str:
-    """Which instruction set the CPU kernels are to use, `TESSERA_CPU_INSTRUCTIONS`; empty is the machine's best.
+    """Which instruction set the CPU kernels are to use, `TESSERA_CPU_INSTRUCTIONS`; empty is what is fastest here.
 
     No field of the services' settings: tests, measurements and tools go by it as well.
     """
     return os.environ.get("TESSERA_CPU_INSTRUCTIONS", "")
+
+
+def cpu_trial_folder() -> Path | None:
+    """Where what a trial of the CPU kernels finds is kept for all processes of a host, `TESSERA_CPU_TRIAL_DIR`; None is
+    beside the compiled kernels.
+    """
+    folder = os.environ.get("TESSERA_CPU_TRIAL_DIR", "")
+    return Path(folder) if folder else None
 
 
 def state_home() -> Path:

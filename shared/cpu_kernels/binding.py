@@ -3,16 +3,15 @@
 import ctypes
 import functools
 import os
-import subprocess
 import threading
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 
 import structlog
 
-from shared.cpu_kernels import choice, compiling
+from shared.cpu_kernels import choice, compiling, trial
 from shared.cpu_kernels.instruction_sets import InstructionSet
 from shared.errors import InvalidRequest
-from shared.settings import cpu_instructions
+from shared.settings import cpu_instructions, cpu_trial_folder
 
 log = structlog.get_logger(__name__)
 
@@ -145,6 +144,7 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL, name: str, threads: int) -> None:
         self.name = name  # of the instruction set
+        self.why = ""  # it was chosen
         self.threads = threads
         library.tessera_sizes.restype = Sizes
         sizes = library.tessera_sizes()
@@ -200,38 +200,48 @@ class Kernels:
 
 @functools.lru_cache(maxsize=1)  # one pool of threads for each process
 def load_kernels(threads: int) -> Kernels | None:
-    """The kernels for this machine, compiled if need be; None, with a line in the log, if not.
+    """The best kernels for this machine, compiled and tried if need be; None, with a line in the log, if not.
 
     Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have.
     """
     asked = cpu_instructions()
+    if compiling.compiler() and (missing := choice.uncompiled(asked)):
+        log.info("compiling CPU kernels, once", instructions=missing)
     try:
-        known = choice.choose(asked)
+        chosen = choice.choose(asked, cpu_trial_folder())
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
-    if known is None:
-        log.info("no CPU kernels: torch does their work", asked=asked)
-        return None
-    try:
-        return open_kernels(known, threads)
-    except subprocess.CalledProcessError as error:
-        problem = str(error.stderr).strip().splitlines()[:1] or [str(error)]
-        log.warning("CPU kernels do not compile: torch does their work", error=problem[0])
-    except OSError as error:
-        log.warning("no CPU kernels: torch does their work", error=str(error))
+    for warning in chosen.warnings:
+        log.warning("CPU kernels", problem=warning)
+    for known in chosen.sets:
+        try:
+            kernels = open_kernels(known, threads)
+        except OSError as error:
+            if asked:
+                problem = f"CPU instructions {asked!r}: {error}"
+                raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", problem) from None
+            log.warning("CPU kernels", problem=f"{known.name} is passed over: {error}")
+            continue
+        kernels.why = chosen.why if known is chosen.sets[0] else "what is better cannot be opened"
+        return kernels
+    tell = log.info if asked == "none" else log.warning
+    tell("no CPU kernels: torch does their work", why=chosen.why)
     return None
 
 
 def open_kernels(known: InstructionSet, threads: int) -> Kernels:
     """Those of one instruction set, compiled if need be; the library's pool has `threads` from now on.
 
-    Raises OSError or CalledProcessError where they cannot be compiled or loaded.
+    Raises CalledProcessError where they cannot be compiled, OSError where they cannot be loaded or this process may not
+    use them.
     """
     path = compiling.find(known)
     if path is None:
-        log.info("compiling CPU kernels, once", instructions=known.name)
         path = compiling.compile_library(known)
-    return Kernels(ctypes.CDLL(str(path)), known.name, threads)
+    library = ctypes.CDLL(str(path))
+    if problem := trial.refusal(library.tessera_admit()):
+        raise PermissionError(problem)
+    return Kernels(library, known.name, threads)
 
 
 def _declare(function: "ctypes._NamedFuncPointer", *arguments: type) -> "ctypes._NamedFuncPointer":

@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from shared.cpu_kernels.instruction_sets import InstructionSet
@@ -21,6 +23,7 @@ FLAGS = (
     # A vector wider than a register goes through memory: many times slower (gcc's warning).
     "-Werror=vector-operation-performance", "-Wno-unknown-warning-option",
 )  # fmt: skip
+NO_COMPILER = "there is no C++ compiler (install g++ or clang++)"
 _LIBRARY_FLAGS = ("-fPIC", "-shared")
 
 
@@ -39,7 +42,7 @@ def compile_library(known: InstructionSet) -> Path:
     """Compiles it, in some seconds. Raises OSError or CalledProcessError where that fails."""
     chosen = compiler()
     if chosen is None:
-        raise FileNotFoundError("no C++ compiler: install g++ or clang++")
+        raise FileNotFoundError(NO_COMPILER)
     folder = next((folder for folder in folders() if is_writable(folder)), None)
     if folder is None:
         raise PermissionError(f"cannot write to {' or '.join(map(str, folders()))}")
@@ -53,6 +56,31 @@ def compile_library(known: InstructionSet) -> Path:
     for outdated in set(folder.glob(f"tessera-{known.name}-*.so")) - {target}:
         outdated.unlink(missing_ok=True)  # who has it loaded keeps it
     return target
+
+
+def compile_missing(sets: Iterable[InstructionSet]) -> dict[InstructionSet, Exception]:
+    """Compiles those that there are no libraries of, as many at once as there are processors. Returns why some could
+    not be compiled."""
+    missing = [known for known in sets if find(known) is None]
+    failed: dict[InstructionSet, Exception] = {}
+
+    def attempt(known: InstructionSet) -> None:
+        try:
+            compile_library(known)
+        except (OSError, subprocess.CalledProcessError) as error:
+            failed[known] = error
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(attempt, missing))
+    return failed
+
+
+def reason(error: Exception) -> str:
+    """Of `compile_library` in a line."""
+    if isinstance(error, subprocess.CalledProcessError):
+        said = [line for line in str(error.stderr).splitlines() if "error" in line]
+        return f"it does not compile: {(said or str(error.stderr).splitlines() or [str(error)])[0].strip()}"
+    return str(error)
 
 
 def file_name(known: InstructionSet) -> str:

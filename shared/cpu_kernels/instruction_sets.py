@@ -69,8 +69,8 @@ def processor() -> Processor:
     fields: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in _CPU_INFO.read_text().split("\n\n")[0].splitlines():
-            name, _, value = line.partition(":")
-            fields[name.strip()] = value.strip()
+            field, _, value = line.partition(":")
+            fields[field.strip()] = value.strip()
     flags = fields.get("flags") or fields.get("Features") or ""  # of x86, of Arm
     name = tuple(fields.get(each, "") for each in _NAMES)
     return Processor(fields.get("vendor_id", ""), name, frozenset(flags.split()))

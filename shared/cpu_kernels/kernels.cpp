@@ -60,6 +60,16 @@ Sizes tessera_sizes() { return {LANES, PANEL, PAGE, IN_STEPS<BFloat16> ? (int32_
 // An `Admission`; every process that computes has to ask, before its first call of a kernel.
 int tessera_admit() { return admit(); }
 
+// 0: this process may use the library; 1: the system does not permit it; 2: the processor adds up in
+// another order. Called before anything else.
+int tessera_admit() {
+#if defined(__AMX_TILE__)
+    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) != 0;
+#else
+    return 0;
+#endif
+}
+
 // Begins anew with this many threads, the caller's included.
 void tessera_start(int threads) {
     delete pool;
@@ -70,6 +80,13 @@ void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs,
                   void* panels) {
     TYPED(type, pack<T>(*pool, (const T::Element*)weight, outputs, inputs, epilogue,
                         (T::Element*)panels));
+}
+
+// y = x w^T in bfloat16, all of it contiguous, for one that has no `Linear` to pass: `trial_process.py`.
+void tessera_try_linear(const void* panels, int64_t inputs, int64_t outputs, const void* x, void* y,
+                        int64_t rows) {
+    const Linear layer = {(const int32_t*)panels, nullptr, inputs, outputs, PLAIN, SAME};
+    linear<BFloat16>(*pool, layer, (const BFloat16::Element*)x, inputs, y, outputs, rows);
 }
 
 // y: rows of the layer's outputs, or one `Largest` for each row; see `Result`.

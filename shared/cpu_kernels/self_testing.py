@@ -34,7 +34,7 @@ def _tools(known: InstructionSet) -> list[str] | str:
     """The compiler, and the emulator if one is needed; or why the instructions cannot be tried here."""
     if known in instruction_sets.named_by_processor():
         chosen = compiling.compiler()
-        return [chosen] if chosen else "there is no C++ compiler: install g++ or clang++"
+        return [chosen] if chosen else compiling.NO_COMPILER
     if known in instruction_sets.of_this_architecture():
         return "this processor lacks it"
     if known.machine not in _EMULATED:

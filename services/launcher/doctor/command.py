@@ -18,7 +18,7 @@ from services.launcher.settings import DoctorSettings
 from shared.checkpoint.hub import find_in_cache
 from shared.cpu_kernels import choice, compiling
 from shared.errors import ServingError
-from shared.settings import cpu_instructions, hub_name
+from shared.settings import cpu_instructions, cpu_trial_folder, hub_name
 
 _PACKAGES = (
     "torch",
@@ -98,13 +98,12 @@ def _protos() -> Finding:
 def _kernels() -> Finding:
     what, asked = "cpu kernels", cpu_instructions()
     try:
-        known = choice.choose(asked)
+        found = choice.status(asked, cpu_trial_folder())
     except ValueError as error:
         return Finding(what, str(error), "unset TESSERA_CPU_INSTRUCTIONS")
-    if known is not None and compiling.find(known) is None and compiling.compiler() is None:
-        found = f"{known.name}, to be compiled, but no C++ compiler"
+    if compiling.compiler() is None and choice.uncompiled(asked):
         return Finding(what, found, "apt-get install g++", needed=False)
-    return Finding(what, choice.status(asked))
+    return Finding(what, found)
 
 
 def _model(settings: DoctorSettings) -> Finding:

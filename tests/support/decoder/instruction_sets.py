@@ -7,8 +7,9 @@ from _pytest.mark import ParameterSet
 
 from shared.cpu_kernels import binding, choice
 from shared.cpu_kernels.instruction_sets import InstructionSet
+from shared.settings import cpu_trial_folder
 
-RUNNABLE = choice.runnable_instruction_sets()
+RUNNABLE = choice.runnable_instruction_sets(cpu_trial_folder())
 
 
 def open_kernels(known: InstructionSet, threads: int = 2) -> binding.Kernels:
