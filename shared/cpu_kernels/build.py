@@ -28,15 +28,18 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.self_test:
-        tried = INSTRUCTION_SETS if arguments.all else choice.runnable_instruction_sets()[:1]
-        wrong = [known.name for known in tried if not self_testing.self_test(known)]
+        tried = choice.runnable_instruction_sets()[:1]
+        if arguments.all:
+            portable = filter(None, map(instruction_sets.portable, INSTRUCTION_SETS))
+            tried = (*INSTRUCTION_SETS, *portable)
+        wrong = self_testing.wrong_sets(tried)
         sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
     if arguments.status:
         print(choice.status(keep_in=_given_folder()))
     elif compiling.compiler() is None:
         print(f"not compiled: {compiling.NO_COMPILER}")
     elif arguments.all:
-        _compile(instruction_sets.of_this_architecture())
+        _compile(instruction_sets.all_of_this_architecture())
     elif named := instruction_sets.named_by_processor():
         _compile(named)
         print(choice.status(keep_in=_given_folder()))
@@ -47,7 +50,7 @@ def main() -> None:
 def _compile(sets: Sequence[InstructionSet]) -> None:
     failed = compiling.compile_missing(sets)
     for known in sets:
-        print(compiling.find(known) or f"{known.name}: {compiling.reason(failed[known])}")
+        print(compiling.find(known) or f"{known.label}: {compiling.reason(failed[known])}")
     if len(failed) == len(sets):
         sys.exit(1)
 
