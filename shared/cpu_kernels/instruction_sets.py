@@ -32,7 +32,8 @@ class InstructionSet:
     def arithmetic(self) -> str:
         """What its bits depend on beside the version: those of two sets with equal ones are equal."""
         if self.portable:
-            return "portable"
+            # The kernels' bits are those of other machines too; that the choice of tokens is, was shown of x86 alone.
+            return f"portable-{self.machine}"
         # Reciprocals begin with an approximation that each maker has its own of (VRCP14PS).
         return f"{self.name}-{processor().vendor}" if "avx512f" in self.needs else self.name
 

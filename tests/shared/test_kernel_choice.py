@@ -68,7 +68,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where libraries lie and findings are kept, of a processor that names three sets."""
-    monkeypatch.setattr(instruction_sets, "named_by_processor", lambda: SETS)
+    monkeypatch.setattr(instruction_sets, "named_by_processor", lambda **_: SETS)
     monkeypatch.setattr(compiling, "folders", lambda: [tmp_path])
     return tmp_path
 
@@ -219,7 +219,7 @@ def test_processes_that_start_at_once_make_one_trial(
     script = f"""
 from pathlib import Path
 from shared.cpu_kernels import choice, compiling, instruction_sets
-instruction_sets.named_by_processor = lambda: tuple(
+instruction_sets.named_by_processor = lambda **_: tuple(
     known for known in instruction_sets.INSTRUCTION_SETS if known.name in {NAMES!r})
 compiling.folders = lambda: [Path({str(folder)!r})]
 print(choice.choose("").why)
