@@ -26,7 +26,7 @@ SAME, WIDE, LARGEST = 0, 1, 2
 class Sizes(Structure):
     """See `kernels.cpp`."""
 
-    _fields_ = (("lanes", c_int32), ("panel", c_int32), ("page", c_int32))
+    _fields_ = (("lanes", c_int32), ("panel", c_int32), ("page", c_int32), ("step", c_int32))
 
 
 class Linear(Structure):
@@ -138,8 +138,8 @@ class Kernels:
     """The functions of `kernels.cpp`, with a pool of `threads`; one object for each process.
 
     lanes: float32 in a vector; panel: columns of a packed weight that lie together; page: tokens of
-    the cache that lie together, a block being one page or several. The library says them: they follow
-    from its instruction set.
+    the cache that lie together, a block being one page or several; step: inputs of a packed bfloat16
+    weight are a multiple of it. The library says them: they follow from its instruction set.
     """
 
     def __init__(self, library: ctypes.CDLL, name: str, threads: int) -> None:
@@ -151,6 +151,7 @@ class Kernels:
         self.lanes: int = sizes.lanes
         self.panel: int = sizes.panel
         self.page: int = sizes.page
+        self.step: int = sizes.step
         self.pack = _declare(
             library.tessera_pack, c_int, c_void_p, c_int64, c_int64, c_int, c_void_p
         )

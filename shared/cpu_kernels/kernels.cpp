@@ -3,6 +3,7 @@
 //
 // `type` is 0 for float32 and 1 for bfloat16 everywhere.
 
+#include "admission.h"
 #include "attention.h"
 #include "layer.h"
 #include "linear.h"
@@ -49,12 +50,15 @@ void over_rows(int64_t count, int64_t bytes_each, Body body) {
 extern "C" {
 
 // What the layouts of weights and cache are made of in this instruction set; see `vectors.h`,
-// `linear.h`, `attention.h`.
+// `linear.h`, `attention.h`. step: inputs of a packed bfloat16 weight are a multiple of it.
 struct Sizes {
-    int32_t lanes, panel, page;
+    int32_t lanes, panel, page, step;
 };
 
-Sizes tessera_sizes() { return {LANES, PANEL, PAGE}; }
+Sizes tessera_sizes() { return {LANES, PANEL, PAGE, IN_STEPS<BFloat16> ? (int32_t)STEP : BFloat16::PER_UNIT}; }
+
+// An `Admission`; every process that computes has to ask, before its first call of a kernel.
+int tessera_admit() { return admit(); }
 
 // 0: this process may use the library; 1: the system does not permit it; 2: the processor adds up in
 // another order. Called before anything else.

@@ -11,6 +11,7 @@ namespace {
 template <class T>
 void check_all() {
     self_test::check_linear<T>();
+    self_test::check_steps<T>();
     self_test::check_sketch<T>();
     self_test::check_norms<T>();
     self_test::check_cache<T>();
@@ -25,6 +26,10 @@ int main() {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a crash is told from the last line
     std::printf("%d lanes, panels of %d columns, pages of %d tokens\n", tessera::LANES,
                 tessera::PANEL, tessera::PAGE);
+    if (const int refused = tessera_admit()) {
+        std::printf("not admitted: %d (`admission.h`)\n", refused);
+        return 1;
+    }
     tessera_start(2);
     check_all<tessera::Float32>();
     check_all<tessera::BFloat16>();
