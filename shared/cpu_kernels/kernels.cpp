@@ -60,16 +60,6 @@ Sizes tessera_sizes() { return {LANES, PANEL, PAGE, IN_STEPS<BFloat16> ? (int32_
 // An `Admission`; every process that computes has to ask, before its first call of a kernel.
 int tessera_admit() { return admit(); }
 
-// 0: this process may use the library; 1: the system does not permit it; 2: the processor adds up in
-// another order. Called before anything else.
-int tessera_admit() {
-#if defined(__AMX_TILE__)
-    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) != 0;
-#else
-    return 0;
-#endif
-}
-
 // Begins anew with this many threads, the caller's included.
 void tessera_start(int threads) {
     delete pool;
