@@ -6,14 +6,13 @@ does their work. Nothing but the standard library is needed here, so that images
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 # A script finds only what lies beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from shared.cpu_kernels import choice, compiling, instruction_sets, self_testing
-from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
+from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS
 
 
 def main() -> None:
@@ -31,34 +30,41 @@ def main() -> None:
         tried = INSTRUCTION_SETS if arguments.all else choice.runnable_instruction_sets()[:1]
         wrong = [known.name for known in tried if not self_testing.self_test(known)]
         sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
+    asked, folder = _settings()
     if arguments.status:
-        print(choice.status(keep_in=_given_folder()))
+        _say(asked, folder)
     elif compiling.compiler() is None:
         print(f"not compiled: {compiling.NO_COMPILER}")
     elif arguments.all:
-        _compile(instruction_sets.of_this_architecture())
+        sets = instruction_sets.of_this_architecture()
+        failed = compiling.compile_missing(sets)
+        for known in sets:
+            print(compiling.find(known) or f"{known.name}: {compiling.reason(failed[known])}")
+        sys.exit(1 if failed else 0)
     elif named := instruction_sets.named_by_processor():
-        _compile(named)
-        print(choice.status(keep_in=_given_folder()))
+        choice.choose("", folder)
+        made = [path for known in named if (path := compiling.find(known))]
+        print(*made, sep="\n")
+        _say(asked, folder)
+        sys.exit(0 if made else 1)
     else:
         print("none for this processor")
 
 
-def _compile(sets: Sequence[InstructionSet]) -> None:
-    failed = compiling.compile_missing(sets)
-    for known in sets:
-        print(compiling.find(known) or f"{known.name}: {compiling.reason(failed[known])}")
-    if len(failed) == len(sets):
-        sys.exit(1)
-
-
-def _given_folder() -> Path | None:
-    """Where services keep what the trial finds."""
+def _say(asked: str, folder: Path | None) -> None:
     try:
-        from shared.settings import cpu_trial_folder
+        print(choice.status(asked, folder))
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+def _settings() -> tuple[str, Path | None]:
+    """Which set services are told to take, and where they keep what the trial finds."""
+    try:
+        from shared.settings import cpu_instructions, cpu_trial_folder
     except ModuleNotFoundError:  # a Python without the libraries that settings need
-        return None
-    return cpu_trial_folder()
+        return "", None
+    return cpu_instructions(), cpu_trial_folder()
 
 
 if __name__ == "__main__":

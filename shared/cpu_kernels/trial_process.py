@@ -1,4 +1,4 @@
-"""Tries libraries of CPU kernels, as a process of its own: `admit` asks each whether it may be used, `measure` times it.
+"""Tries libraries of CPU kernels in a process of its own: `admit` asks each whether it may be used, `measure` times it.
 
 What it says goes to standard output as JSON. Each library is first called in a fork, since instructions that a system
 shows but does not give end the process, and a second of the processor's time ends one that never comes back. It is
@@ -20,7 +20,7 @@ from ctypes import c_int64, c_void_p
 from functools import partial
 from typing import Any
 
-_ADMIT_S, _MEASURE_S = 2, 20  # of processor time
+_ADMIT_S, _MEASURE_S = 1, 20  # of processor time
 _WALL_TIMES = 30  # as many seconds may pass for each of them on a busy machine
 # One layer of bfloat16: 2 MB of weights, many of them one after the other, so that no core's own cache has them.
 _INPUTS, _OUTPUTS, _LAYERS = 896, 1152, 32
