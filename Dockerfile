@@ -69,7 +69,8 @@ RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin tessera \
 ENV PYTHONPATH=/app:/app/protos \
     TESSERA_LISTEN=0.0.0.0:50051 \
     TESSERA_HEARTBEAT=/tmp/heartbeat \
-    TESSERA_ARTIFACT_DIR=/artifacts
+    TESSERA_ARTIFACT_DIR=/artifacts \
+    TESSERA_CPU_TRIAL_DIR=/artifacts
 WORKDIR /app
 EXPOSE 50051
 STOPSIGNAL SIGTERM
