@@ -13,6 +13,8 @@ from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
 from shared.errors import InvalidRequest
 from tests.support.decoder.instruction_sets import RUNNABLE
 
+if not RUNNABLE:
+    pytest.skip("there are no kernels for this processor", allow_module_level=True)
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {known: path for known in RUNNABLE if (path := compiling.find(known))}
 INTEL = [known.name for known in INSTRUCTION_SETS if known.machine == "x86_64"]
