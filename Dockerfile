@@ -69,8 +69,7 @@ RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin tessera \
 ENV PYTHONPATH=/app:/app/protos \
     TESSERA_LISTEN=0.0.0.0:50051 \
     TESSERA_HEARTBEAT=/tmp/heartbeat \
-    TESSERA_ARTIFACT_DIR=/artifacts \
-    TESSERA_CPU_TRIAL_DIR=/artifacts
+    TESSERA_ARTIFACT_DIR=/artifacts
 WORKDIR /app
 EXPOSE 50051
 STOPSIGNAL SIGTERM
@@ -124,6 +123,8 @@ COPY services/__init__.py services/__init__.py
 COPY services/families services/families
 COPY services/vision_encoder services/vision_encoder
 COPY --from=kernels /build/shared/cpu_kernels/build shared/cpu_kernels/build
+# The services of a host agree on the fastest kernels.
+ENV TESSERA_CPU_TRIAL_DIR=/artifacts
 RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.vision_encoder"]
@@ -140,6 +141,8 @@ COPY services/comparison services/comparison
 COPY services/preprocess services/preprocess
 COPY services/vision_encoder services/vision_encoder
 COPY --from=kernels /build/shared/cpu_kernels/build shared/cpu_kernels/build
+# The services of a host agree on the fastest kernels.
+ENV TESSERA_CPU_TRIAL_DIR=/artifacts
 RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.decoder"]

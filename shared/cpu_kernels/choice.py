@@ -37,7 +37,7 @@ def choose(asked: str, keep_in: Path | None = None, *, may_compile: bool = True)
     if asked == "none":
         return Choice((), "as asked")
     named = instruction_sets.named_by_processor()
-    file = FindingsFile(named, [*([keep_in] if keep_in else []), *compiling.folders()])
+    file = FindingsFile(named, [keep_in] if keep_in else compiling.folders())
     if asked:
         return _as_asked(asked, named, file, may_compile)
     if not named:

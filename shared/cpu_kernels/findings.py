@@ -23,8 +23,7 @@ from shared.cpu_kernels.trial import WEIGHTS, Times
 
 _FORM = 1
 _MOST_FILES = 16
-_PREFIX = "cpu-kernels-"  # the folder may hold other things, as the artifacts of a host
-_LOCK = "cpu-kernels.lock"
+_LOCK = "trial.lock"
 
 
 @dataclass
@@ -51,7 +50,7 @@ class FindingsFile:
             *map(compiling.file_name, sets),
         )
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-        self._name = f"{_PREFIX}{digest}.json"
+        self._name = f"trial-{digest}.json"
         self.folders = folders
 
     def read(self) -> Findings:
@@ -132,6 +131,6 @@ def _parse(text: str) -> Findings:
 
 
 def _forget_oldest(folder: Path) -> None:
-    files = sorted(folder.glob(f"{_PREFIX}*.json"), key=lambda file: file.stat().st_mtime_ns)
+    files = sorted(folder.glob("trial-*.json"), key=lambda file: file.stat().st_mtime_ns)
     for file in files[:-_MOST_FILES]:
         file.unlink(missing_ok=True)

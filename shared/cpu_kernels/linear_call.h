@@ -99,7 +99,7 @@ static inline void finish(const LinearCall& call, int64_t panel, int64_t row, fl
     if (layer.epilogue == SWIGLU) {
         // Gates in the left half of a panel, what they gate in the right one.
         const int64_t column = panel * LANES;
-        const floats gated = a / (exp(-a) + 1.0f) * b;
+        const floats gated = a * sigmoid(a) * b;
         const int count = (int)std::min<int64_t>(LANES, layer.outputs - column);
         auto* y = (typename T::Element*)call.y + row * call.y_stride + column;
         return write_some<T>(y, gated, count);

@@ -1,9 +1,10 @@
 // What is done to each row by itself: norms, rotation and writing the cache.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
-#include "attention.h"
+#include "pages.h"
 #include "vectors.h"
 
 namespace tessera {

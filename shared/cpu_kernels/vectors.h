@@ -116,29 +116,6 @@ private:
     floats sums_[COUNT] = {};
 };
 
-// e^x to about one unit in the last place: 2^n times a polynomial of the rest (Cephes'
-// coefficients). Below -87 it is zero, above 88 that of 88; not-a-number stays one.
-static inline floats exp(floats x) {
-    const floats least = broadcast(-87.0f), most = broadcast(88.0f);
-    const ints gone = x < least;
-    x = gone ? least : x;
-    x = x > most ? most : x;
-    const floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const floats shifted = x * 1.44269504088896341f + magic;
-    const ints n = (ints)shifted - (ints)magic;
-    const floats whole = shifted - magic;
-    floats r = x - whole * 0.693359375f;
-    r = r - whole * -2.12194440e-4f;
-    floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const floats scale = (floats)((n + 127) << 23);
-    return gone ? floats{} : p * scale;
-}
-
 // To bfloat16, to nearest even. Not-a-number stays one.
 static inline halves to_bfloat16(floats v) {
 #if defined(__AVX512BF16__) && !defined(TESSERA_PORTABLE)

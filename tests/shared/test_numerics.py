@@ -8,10 +8,11 @@ import torch
 from services.decoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderDevice
 from shared import numerics
-from shared.cpu_kernels import binding, build
+from shared.cpu_kernels import binding
 from shared.cpu_kernels.arithmetic import ARITHMETIC_VERSION
+from tests.support.decoder import instruction_sets
 
-RUNNABLE = [known.name for known in build.runnable_instruction_sets()]
+RUNNABLE = [known.name for known in instruction_sets.RUNNABLE]
 
 
 @pytest.fixture

@@ -146,11 +146,11 @@ void check_linear() {
 // Numbers whose products and sums come to every edge: of any size, near the least normal ones, denormal, cancelling.
 template <class T>
 Elements<T> drawn_bits(int64_t count) {
-    static std::mt19937 numbers;
     Elements<T> to;
     for (int64_t i = 0; i < count; i++) {
-        const int exponents[] = {0, 1, 60 + (int)(numbers() % 4), (int)(numbers() % 200), 126};
-        const uint32_t bits = exponents[numbers() % 5] << 7 | (numbers() & 127) | (numbers() & 1) << 15;
+        const uint32_t kind = numbers()() % 5, near = numbers()() % 4, any = numbers()() % 200;
+        const uint32_t exponents[] = {0, 1, 60 + near, any, 126};
+        const uint32_t bits = exponents[kind] << 7 | (numbers()() & 0x807f);
         to.push_back((typename T::Element)bits);
     }
     return to;

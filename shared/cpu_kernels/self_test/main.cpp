@@ -4,7 +4,8 @@
 // Sizes lie at the edges of vectors, register tiles, panels and pages. Of every kernel a row's bits
 // must be the same whatever rows are beside it.
 
-#include "check_attention.h"
+#include "check_attention_order.h"
+#include "digest.h"
 
 namespace {
 
@@ -17,6 +18,7 @@ void check_all() {
     self_test::check_cache<T>();
     self_test::check_rope<T>();
     self_test::check_attention<T>();
+    self_test::check_attention_order<T>();
     self_test::check_layer<T>();
 }
 
@@ -33,5 +35,9 @@ int main() {
     tessera_start(2);
     check_all<tessera::Float32>();
     check_all<tessera::BFloat16>();
+#if defined(TESSERA_PORTABLE)
+    std::printf("digests %016llx %016llx\n", (unsigned long long)self_test::digest_of_all<tessera::Float32>(),
+                (unsigned long long)self_test::digest_of_all<tessera::BFloat16>());
+#endif
     return self_test::Check::failed;
 }

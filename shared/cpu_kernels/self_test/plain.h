@@ -53,13 +53,21 @@ Matrix rounded(const Matrix& from) {
     return matrix<T>(elements<T>(from), from.columns);
 }
 
-// Numbers of the type about zero, the same in every run.
+inline std::mt19937& numbers() {
+    static std::mt19937 state;
+    return state;
+}
+
+// Numbers of the type about zero, the same in every run and on every machine: sums of twelve even draws, whose
+// deviation is one.
 template <class T>
 Matrix drawn(int64_t rows, int64_t columns, double deviation = 1) {
-    static std::mt19937 numbers;
-    std::normal_distribution<double> normal(0, deviation);
     Matrix to(rows, columns);
-    for (double& value : to.values) value = normal(numbers);
+    for (double& value : to.values) {
+        int64_t sum = 0;
+        for (int i = 0; i < 12; i++) sum += numbers()() >> 16;
+        value = ((double)sum / 65536 - 6) * deviation;
+    }
     return rounded<T>(to);
 }
 
