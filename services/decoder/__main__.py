@@ -17,6 +17,7 @@ def main() -> None:
     configure_logs("decoder", settings.log_level, settings.log_format)
     # Idle OpenMP threads that spin for long would take the cores of the other services.
     set_process_environment(GOMP_SPINCOUNT="10000", **ascend.ENVIRONMENT)
+    settings.share_with_libraries()
     settings = prepare_model(settings, Parts.WEIGHTS, **settings.computation)
     service_process.load_without_collecting()
     leader = Leader.start(settings) if settings.tensor_parallel_size > 1 else None

@@ -48,6 +48,7 @@ async def serve(
     all is loaded, before it serves. leader: has started the other ranks. Raises ServingError for what keeps it from
     starting.
     """
+    settings.share_with_libraries()
     decoder_id = new_instance_id()
     async with RpcServer(
         settings.listen,

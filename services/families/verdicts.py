@@ -21,7 +21,12 @@ from pathlib import Path
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.cpu_kernels import choice
-from shared.settings import cache_home, cpu_instructions, cpu_trial_folder
+from shared.settings import (
+    cache_home,
+    cpu_arithmetic_is_portable,
+    cpu_instructions,
+    cpu_trial_folder,
+)
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 _DIGEST_BYTES = 16
@@ -86,7 +91,7 @@ class Verdicts:
     def _parts(self) -> Iterator[bytes]:
         for option in self._options:
             yield option.encode()
-        yield f"{sys.version} {platform.machine()} {cpu_instructions()}".encode()
+        yield f"{sys.version} {platform.machine()} {cpu_instructions()} {cpu_arithmetic_is_portable()}".encode()
         yield repr(_kernels()).encode()
         yield repr(_installed()).encode()
         for folder in (_ROOT / "services", _ROOT / "shared", *_brought()):
@@ -108,7 +113,10 @@ def _contents(folder: Path, files: list[Path]) -> Iterator[bytes]:
 def _kernels() -> list[str]:
     """The set of CPU kernels that a comparison computes with here; none if torch does."""
     with suppress(ValueError):  # a set that there is not: the comparison says so
-        chosen = choice.choose(cpu_instructions(), cpu_trial_folder(), may_compile=False)
+        portable = cpu_arithmetic_is_portable()
+        chosen = choice.choose(
+            cpu_instructions(), cpu_trial_folder(), may_compile=False, portable=portable
+        )
         return [known.name for known in chosen.sets[:1]]
     return []
 

@@ -11,7 +11,7 @@ import structlog
 from shared.cpu_kernels import choice, compiling, trial
 from shared.cpu_kernels.instruction_sets import InstructionSet
 from shared.errors import InvalidRequest
-from shared.settings import cpu_instructions, cpu_trial_folder
+from shared.settings import cpu_arithmetic_is_portable, cpu_instructions, cpu_trial_folder
 
 log = structlog.get_logger(__name__)
 
@@ -142,8 +142,10 @@ class Kernels:
     weight are a multiple of it. The library says them: they follow from its instruction set.
     """
 
-    def __init__(self, library: ctypes.CDLL, name: str, threads: int) -> None:
-        self.name = name  # of the instruction set
+    def __init__(self, library: ctypes.CDLL, known: InstructionSet, threads: int) -> None:
+        self.name = known.name  # of the instruction set
+        self.portable = known.portable
+        self.arithmetic = known.arithmetic  # what its bits depend on
         self.why = ""  # it was chosen
         self.threads = threads
         library.tessera_sizes.restype = Sizes
@@ -202,13 +204,14 @@ class Kernels:
 def load_kernels(threads: int) -> Kernels | None:
     """The best kernels for this machine, compiled and tried if need be; None, with a line in the log, if not.
 
-    Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have.
+    Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have, and where there are none
+    for portable arithmetic (TESSERA_CPU_ARITHMETIC).
     """
-    asked = cpu_instructions()
-    if compiling.compiler() and (missing := choice.uncompiled(asked)):
+    asked, portable = cpu_instructions(), cpu_arithmetic_is_portable()
+    if compiling.compiler() and (missing := choice.uncompiled(asked, portable=portable)):
         log.info("compiling CPU kernels, once", instructions=missing)
     try:
-        chosen = choice.choose(asked, cpu_trial_folder())
+        chosen = choice.choose(asked, cpu_trial_folder(), portable=portable)
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
     for warning in chosen.warnings:
@@ -224,6 +227,12 @@ def load_kernels(threads: int) -> Kernels | None:
             continue
         kernels.why = chosen.why if known is chosen.sets[0] else "what is better cannot be opened"
         return kernels
+    if portable:
+        raise InvalidRequest(
+            "UNSUPPORTED_ARITHMETIC",
+            f"portable arithmetic needs the CPU kernels, and there are none ({chosen.why}); leave --cpu-arithmetic away"
+            " or install a C++ compiler",
+        )
     tell = log.info if asked == "none" else log.warning
     tell("no CPU kernels: torch does their work", why=chosen.why)
     return None
@@ -241,7 +250,7 @@ def open_kernels(known: InstructionSet, threads: int) -> Kernels:
     library = ctypes.CDLL(str(path))
     if problem := trial.refusal(library.tessera_admit()):
         raise PermissionError(problem)
-    return Kernels(library, known.name, threads)
+    return Kernels(library, known, threads)
 
 
 def _declare(function: "ctypes._NamedFuncPointer", *arguments: type) -> "ctypes._NamedFuncPointer":

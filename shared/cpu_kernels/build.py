@@ -27,44 +27,47 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.self_test:
-        tried = INSTRUCTION_SETS if arguments.all else choice.runnable_instruction_sets()[:1]
-        wrong = [known.name for known in tried if not self_testing.self_test(known)]
+        tried = choice.runnable_instruction_sets()[:1]
+        if arguments.all:
+            in_portable = filter(None, map(instruction_sets.portable, INSTRUCTION_SETS))
+            tried = (*INSTRUCTION_SETS, *in_portable)
+        wrong = self_testing.wrong_sets(tried)
         sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
-    asked, folder = _settings()
+    asked, folder, portable = _settings()
     if arguments.status:
-        _say(asked, folder)
+        _say(asked, folder, portable)
     elif compiling.compiler() is None:
         print(f"not compiled: {compiling.NO_COMPILER}")
     elif arguments.all:
-        sets = instruction_sets.of_this_architecture()
+        sets = instruction_sets.all_of_this_architecture()
         failed = compiling.compile_missing(sets)
         for known in sets:
-            print(compiling.find(known) or f"{known.name}: {compiling.reason(failed[known])}")
+            print(compiling.find(known) or f"{known.label}: {compiling.reason(failed[known])}")
         sys.exit(1 if failed else 0)
-    elif named := instruction_sets.named_by_processor():
-        choice.choose("", folder)
+    elif named := instruction_sets.named_by_processor(in_portable=portable):
+        choice.choose("", folder, portable=portable)
         made = [path for known in named if (path := compiling.find(known))]
         print(*made, sep="\n")
-        _say(asked, folder)
+        _say(asked, folder, portable)
         sys.exit(0 if made else 1)
     else:
         print("none for this processor")
 
 
-def _say(asked: str, folder: Path | None) -> None:
+def _say(asked: str, folder: Path | None, portable: bool) -> None:
     try:
-        print(choice.status(asked, folder))
+        print(choice.status(asked, folder, portable=portable))
     except ValueError as error:
         sys.exit(str(error))
 
 
-def _settings() -> tuple[str, Path | None]:
-    """Which set services are told to take, and where they keep what the trial finds."""
+def _settings() -> tuple[str, Path | None, bool]:
+    """Which set services are told to take, where they keep what the trial finds, and whether in portable arithmetic."""
     try:
-        from shared.settings import cpu_instructions, cpu_trial_folder
+        from shared.settings import cpu_arithmetic_is_portable, cpu_instructions, cpu_trial_folder
     except ModuleNotFoundError:  # a Python without the libraries that settings need
-        return "", None
-    return cpu_instructions(), cpu_trial_folder()
+        return "", None, False
+    return cpu_instructions(), cpu_trial_folder(), cpu_arithmetic_is_portable()
 
 
 if __name__ == "__main__":

@@ -26,23 +26,27 @@ class Choice:
     warnings: tuple[str, ...] = ()
 
 
-def choose(asked: str, keep_in: Path | None = None, *, may_compile: bool = True) -> Choice:
+def choose(
+    asked: str, keep_in: Path | None = None, *, may_compile: bool = True, portable: bool = False
+) -> Choice:
     """What runs where `TESSERA_CPU_INSTRUCTIONS` is `asked`: the set of that name, none for "none", the best for "".
 
     keep_in: a folder for what is found out (unless given, beside the libraries). may_compile: what is missing is
     compiled first, if there is a compiler; without it, nothing is tried before all are compiled. While something is
     found out, other processes of the host wait for it: less than a second, with compiling some ten. Raises ValueError
-    for a set that there is not or that cannot run here.
+    for a set that there is not or that cannot run here. portable: of the sets in portable arithmetic.
     """
     if asked == "none":
         return Choice((), "as asked")
-    named = instruction_sets.named_by_processor()
+    if portable:
+        asked = instruction_sets.portable_name(asked)
+    named = instruction_sets.named_by_processor(in_portable=portable)
     file = FindingsFile(named, [keep_in] if keep_in else compiling.folders())
     if asked:
         return _as_asked(asked, named, file, may_compile)
     if not named:
         return Choice((), "none for this processor")
-    missing = uncompiled("")
+    missing = uncompiled("", portable=portable)
     if compiling.compiler() is None and len(missing) == len(named):
         return Choice((), f"not compiled, and {compiling.NO_COMPILER}")
     if not may_compile and compiling.compiler() and set(missing) - file.read().uncompiled.keys():
@@ -52,9 +56,11 @@ def choose(asked: str, keep_in: Path | None = None, *, may_compile: bool = True)
     return _best(probe)
 
 
-def uncompiled(asked: str) -> list[str]:
+def uncompiled(asked: str, *, portable: bool = False) -> list[str]:
     """The sets that `choose` would compile."""
-    named = instruction_sets.named_by_processor()
+    if portable:
+        asked = instruction_sets.portable_name(asked)
+    named = instruction_sets.named_by_processor(in_portable=portable)
     wanted = [known for known in named if asked in ("", known.name)]
     return [known.name for known in wanted if compiling.find(known) is None]
 
@@ -64,13 +70,13 @@ def runnable_instruction_sets(keep_in: Path | None = None) -> tuple[InstructionS
     return choose("", keep_in).sets
 
 
-def status(asked: str = "", keep_in: Path | None = None) -> str:
+def status(asked: str = "", keep_in: Path | None = None, *, portable: bool = False) -> str:
     """What a process will use and why, in a line. Raises ValueError as `choose` does."""
-    chosen = choose(asked, keep_in, may_compile=False)
+    chosen = choose(asked, keep_in, may_compile=False, portable=portable)
     said = f"torch alone, {chosen.why}"
     if chosen.sets:
         best = chosen.sets[0]
-        said = f"{best.name}, {'' if compiling.find(best) else 'to be '}compiled, {chosen.why}"
+        said = f"{best.label}, {'' if compiling.find(best) else 'to be '}compiled, {chosen.why}"
     return "; ".join([said, *chosen.warnings])
 
 
@@ -117,7 +123,8 @@ def _possible(named: Sequence[InstructionSet], file: FindingsFile) -> list[str]:
     """What may be asked for here: a set that is not compiled yet counts."""
     probe = Probe(named, file, may_compile=False)
     probe.run(timed=False)
-    refused = probe.problems().keys() - set(uncompiled(""))
+    compilable = {known.name for known in named if compiling.find(known) is None}
+    refused = probe.problems().keys() - compilable
     return [*(known.name for known in named if known.name not in refused), "none"]
 
 

@@ -53,7 +53,7 @@ def compile_library(known: InstructionSet) -> Path:
         command = [chosen, *flags, "-o", str(made), str(SOURCES / "kernels.cpp")]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.replace(target)  # whole or not at all: others may be waiting for it
-    for outdated in set(folder.glob(f"tessera-{known.name}-*.so")) - {target}:
+    for outdated in set(folder.glob(f"tessera-{known.label}-*.so")) - {target}:
         outdated.unlink(missing_ok=True)  # who has it loaded keeps it
     return target
 
@@ -89,7 +89,7 @@ def file_name(known: InstructionSet) -> str:
     for source in sorted(SOURCES.glob("*.[ch]*")):
         if source.suffix in (".cpp", ".h"):
             content.update(source.read_bytes())
-    return f"tessera-{known.name}-{content.hexdigest()[:16]}.so"
+    return f"tessera-{known.label}-{content.hexdigest()[:16]}.so"
 
 
 def folders() -> list[Path]:

@@ -5,7 +5,7 @@ Nothing but the standard library is needed here.
 
 import contextlib
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,12 +14,45 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """`machine`: as `uname -m` says; `needs`: names in /proc/cpuinfo; `flags`: what the compiler is told."""
+    """`machine`: as `uname -m` says; `needs`: names in /proc/cpuinfo; `flags`: what the compiler is told; `portable`:
+    whether it computes in the arithmetic that all portable sets have."""
 
     name: str
     machine: str
     needs: frozenset[str]
     flags: tuple[str, ...]
+    portable: bool = False
+
+    @property
+    def label(self) -> str:
+        """Tells it from the same set in the other arithmetic."""
+        return f"portable_{self.name}" if self.portable else self.name
+
+    @property
+    def arithmetic(self) -> str:
+        """What its bits depend on beside the version: those of two sets with equal ones are equal."""
+        if self.portable:
+            return "portable"
+        # Reciprocals begin with an approximation that each maker has its own of (VRCP14PS).
+        return f"{self.name}-{processor().vendor}" if "avx512f" in self.needs else self.name
+
+
+# Beside a set's own flags: no rounding is left to the compiler, and no instruction whose result is.
+_PORTABLE_FLAGS = ("-DTESSERA_PORTABLE", "-ffp-contract=off")
+# In portable arithmetic it would be the set avx512: its products of bfloat16 add up in an order of their own.
+_NOT_PORTABLE = {"avx512_bf16": "avx512"}
+
+
+def portable(known: InstructionSet) -> InstructionSet | None:
+    """The set in portable arithmetic; None where another one stands for it."""
+    if known.name in _NOT_PORTABLE:
+        return None
+    return replace(known, flags=(*known.flags, *_PORTABLE_FLAGS), portable=True)
+
+
+def portable_name(name: str) -> str:
+    """The set that computes in portable arithmetic where that one is asked for."""
+    return _NOT_PORTABLE.get(name, name)
 
 
 def _x86(name: str, *extensions: str) -> InstructionSet:
@@ -82,12 +115,18 @@ def of_this_architecture() -> tuple[InstructionSet, ...]:
     return tuple(known for known in INSTRUCTION_SETS if known.machine == machine)
 
 
-def named_by_processor() -> tuple[InstructionSet, ...]:
+def all_of_this_architecture() -> tuple[InstructionSet, ...]:
+    """The same in both arithmetics: what images carry."""
+    sets = of_this_architecture()
+    return (*sets, *filter(None, map(portable, sets)))
+
+
+def named_by_processor(*, in_portable: bool = False) -> tuple[InstructionSet, ...]:
     """What the processor claims to have, the better first by name: whether the system lets programs use it, and
-    which is the fastest, `choice` finds out."""
+    which is the fastest, `choice` finds out. in_portable: in portable arithmetic."""
     here = processor()
     found = [known for known in of_this_architecture() if known.needs <= here.flags]
     if here.vendor == "AuthenticAMD":
         # Zen multiplies bfloat16 twice as fast as float32; Intel's vectors do it at half the speed.
         found.sort(key=lambda known: known.name != "avx512_bf16")
-    return tuple(found)
+    return tuple(filter(None, map(portable, found))) if in_portable else tuple(found)

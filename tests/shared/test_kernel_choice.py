@@ -68,7 +68,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where libraries lie and findings are kept, of a processor that names three sets."""
-    monkeypatch.setattr(instruction_sets, "named_by_processor", lambda: SETS)
+    monkeypatch.setattr(instruction_sets, "named_by_processor", lambda **_: SETS)
     monkeypatch.setattr(compiling, "folders", lambda: [tmp_path])
     return tmp_path
 
@@ -219,7 +219,7 @@ def test_processes_that_start_at_once_make_one_trial(
     script = f"""
 from pathlib import Path
 from shared.cpu_kernels import choice, compiling, instruction_sets
-instruction_sets.named_by_processor = lambda: tuple(
+instruction_sets.named_by_processor = lambda **_: tuple(
     known for known in instruction_sets.INSTRUCTION_SETS if known.name in {NAMES!r})
 compiling.folders = lambda: [Path({str(folder)!r})]
 print(choice.choose("").why)
@@ -287,7 +287,7 @@ def test_what_does_not_compile_is_passed_over_by_processes_that_do_not_compile_t
     """As with a compiler that is older than a set."""
     unknown = InstructionSet("amx", "x86_64", frozenset(), ("-mno-such-instructions",))
     sets = (unknown, AVX512, AVX2)
-    monkeypatch.setattr(instruction_sets, "named_by_processor", lambda: sets)
+    monkeypatch.setattr(instruction_sets, "named_by_processor", lambda **_: sets)
     for known, library in ((AVX512, libraries()), (AVX2, libraries(turns=400))):
         (folder / compiling.file_name(known)).write_bytes(library.read_bytes())
     assert choose("", may_compile=False).sets == sets

@@ -18,7 +18,12 @@ from services.launcher.settings import DoctorSettings
 from shared.checkpoint.hub import find_in_cache
 from shared.cpu_kernels import choice, compiling
 from shared.errors import ServingError
-from shared.settings import cpu_instructions, cpu_trial_folder, hub_name
+from shared.settings import (
+    cpu_arithmetic_is_portable,
+    cpu_instructions,
+    cpu_trial_folder,
+    hub_name,
+)
 
 _PACKAGES = (
     "torch",
@@ -98,10 +103,11 @@ def _protos() -> Finding:
 def _kernels() -> Finding:
     what, asked = "cpu kernels", cpu_instructions()
     try:
-        found = choice.status(asked, cpu_trial_folder())
+        portable = cpu_arithmetic_is_portable()
+        found = choice.status(asked, cpu_trial_folder(), portable=portable)
     except ValueError as error:
         return Finding(what, str(error), "unset TESSERA_CPU_INSTRUCTIONS")
-    if compiling.compiler() is None and choice.uncompiled(asked):
+    if compiling.compiler() is None and choice.uncompiled(asked, portable=portable):
         return Finding(what, found, "apt-get install g++", needed=False)
     return Finding(what, found)
 

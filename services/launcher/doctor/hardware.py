@@ -15,7 +15,7 @@ from shared import processors
 from shared.cpu_kernels import choice
 from shared.devices import resolve_device
 from shared.errors import InvalidRequest
-from shared.settings import cpu_instructions, cpu_trial_folder
+from shared.settings import cpu_arithmetic_is_portable, cpu_instructions, cpu_trial_folder
 
 # The instruction sets that decide how fast matrix products are here.
 _INTERESTING = (
@@ -37,7 +37,8 @@ def require_instructions() -> None:
     asked = cpu_instructions()
     try:
         if asked:
-            choice.choose(asked, cpu_trial_folder(), may_compile=False)
+            portable = cpu_arithmetic_is_portable()
+            choice.choose(asked, cpu_trial_folder(), may_compile=False, portable=portable)
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
 
@@ -56,10 +57,13 @@ def processor() -> str:
     """Model, and the instruction set that CPU kernels use here, for reports of measurements."""
     model = _cpu_info(Path("/proc/cpuinfo")).get("model name") or platform.machine()
     try:
-        chosen = choice.choose(cpu_instructions(), cpu_trial_folder(), may_compile=False)
+        portable = cpu_arithmetic_is_portable()
+        chosen = choice.choose(
+            cpu_instructions(), cpu_trial_folder(), may_compile=False, portable=portable
+        )
     except ValueError as error:
         return f"{model}, {error}"
-    return f"{model}, {chosen.sets[0].name if chosen.sets else 'torch alone'}"
+    return f"{model}, {chosen.sets[0].label if chosen.sets else 'torch alone'}"
 
 
 def _cpu() -> str:

@@ -24,7 +24,8 @@ void check_all() {
 
 }  // namespace
 
-int main() {
+// Given "digests", only what portable arithmetic gives.
+int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a crash is told from the last line
     std::printf("%d lanes, panels of %d columns, pages of %d tokens\n", tessera::LANES,
                 tessera::PANEL, tessera::PAGE);
@@ -33,8 +34,10 @@ int main() {
         return 1;
     }
     tessera_start(2);
-    check_all<tessera::Float32>();
-    check_all<tessera::BFloat16>();
+    if (argc < 2 || std::strcmp(argv[1], "digests")) {
+        check_all<tessera::Float32>();
+        check_all<tessera::BFloat16>();
+    }
 #if defined(TESSERA_PORTABLE)
     std::printf("digests %016llx %016llx\n", (unsigned long long)self_test::digest_of_all<tessera::Float32>(),
                 (unsigned long long)self_test::digest_of_all<tessera::BFloat16>());

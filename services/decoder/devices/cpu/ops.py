@@ -72,9 +72,9 @@ class CpuOps(BaseOps):
         return True
 
     @property
-    def instructions(self) -> str:
-        """The instruction set of the kernels."""
-        return self._kernels.name
+    def arithmetic(self) -> str:
+        """What the bits of the kernels depend on, beside the version of their arithmetic."""
+        return self._kernels.arithmetic
 
     # Linear layers
 

@@ -86,9 +86,9 @@ class KernelOps(TowerOps):
         self._type = TYPES[dtype]
 
     @property
-    def instructions(self) -> str:
-        """The instruction set of the kernels."""
-        return self._kernels.name
+    def arithmetic(self) -> str:
+        """What the bits of the kernels depend on, beside the version of their arithmetic."""
+        return self._kernels.arithmetic
 
     def pack(self, *layers: nn.Module, activation: str = "", gated: bool = False) -> Packed:
         """Packs the weights in panels; an activation that the kernels know is done with the product."""
