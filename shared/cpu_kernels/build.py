@@ -6,14 +6,13 @@ does their work. Nothing but the standard library is needed here, so that images
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 # A script finds only what lies beside it.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from shared.cpu_kernels import choice, compiling, instruction_sets, self_testing
-from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
+from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS
 
 
 def main() -> None:
@@ -30,38 +29,45 @@ def main() -> None:
     if arguments.self_test:
         tried = choice.runnable_instruction_sets()[:1]
         if arguments.all:
-            portable = filter(None, map(instruction_sets.portable, INSTRUCTION_SETS))
-            tried = (*INSTRUCTION_SETS, *portable)
+            in_portable = filter(None, map(instruction_sets.portable, INSTRUCTION_SETS))
+            tried = (*INSTRUCTION_SETS, *in_portable)
         wrong = self_testing.wrong_sets(tried)
         sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
+    asked, folder, portable = _settings()
     if arguments.status:
-        print(choice.status(keep_in=_given_folder()))
+        _say(asked, folder, portable)
     elif compiling.compiler() is None:
         print(f"not compiled: {compiling.NO_COMPILER}")
     elif arguments.all:
-        _compile(instruction_sets.all_of_this_architecture())
-    elif named := instruction_sets.named_by_processor():
-        _compile(named)
-        print(choice.status(keep_in=_given_folder()))
+        sets = instruction_sets.all_of_this_architecture()
+        failed = compiling.compile_missing(sets)
+        for known in sets:
+            print(compiling.find(known) or f"{known.label}: {compiling.reason(failed[known])}")
+        sys.exit(1 if failed else 0)
+    elif named := instruction_sets.named_by_processor(in_portable=portable):
+        choice.choose("", folder, portable=portable)
+        made = [path for known in named if (path := compiling.find(known))]
+        print(*made, sep="\n")
+        _say(asked, folder, portable)
+        sys.exit(0 if made else 1)
     else:
         print("none for this processor")
 
 
-def _compile(sets: Sequence[InstructionSet]) -> None:
-    failed = compiling.compile_missing(sets)
-    for known in sets:
-        print(compiling.find(known) or f"{known.label}: {compiling.reason(failed[known])}")
-    if len(failed) == len(sets):
-        sys.exit(1)
-
-
-def _given_folder() -> Path | None:
-    """Where services keep what the trial finds."""
+def _say(asked: str, folder: Path | None, portable: bool) -> None:
     try:
-        from shared.settings import cpu_trial_folder
+        print(choice.status(asked, folder, portable=portable))
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+def _settings() -> tuple[str, Path | None, bool]:
+    """Which set services are told to take, where they keep what the trial finds, and whether in portable arithmetic."""
+    try:
+        from shared.settings import cpu_arithmetic_is_portable, cpu_instructions, cpu_trial_folder
     except ModuleNotFoundError:  # a Python without the libraries that settings need
-        return None
-    return cpu_trial_folder()
+        return "", None, False
+    return cpu_instructions(), cpu_trial_folder(), cpu_arithmetic_is_portable()
 
 
 if __name__ == "__main__":

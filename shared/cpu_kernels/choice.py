@@ -46,10 +46,10 @@ def choose(
         return _as_asked(asked, named, file, may_compile)
     if not named:
         return Choice((), "none for this processor")
-    missing = [known.name for known in named if compiling.find(known) is None]
+    missing = uncompiled("", portable=portable)
     if compiling.compiler() is None and len(missing) == len(named):
         return Choice((), f"not compiled, and {compiling.NO_COMPILER}")
-    if missing and not may_compile and compiling.compiler():
+    if not may_compile and compiling.compiler() and set(missing) - file.read().uncompiled.keys():
         return Choice(named, "the first by name: the best is found out when all are compiled")
     probe = Probe(named, file, may_compile)
     probe.run(timed=True)
@@ -92,10 +92,9 @@ def _best(probe: Probe) -> Choice:
     else:
         names = trial.rank(times, names)
         first, *others = (trial.score(times[name]) for name in names)
-        ratios = [
-            f"{name} {each / first:.2f}" for name, each in zip(names[1:], others, strict=True)
-        ]
-        why = f"by trial (time of the others: {', '.join(ratios)} of its)"
+        ratios = (f"{each / first:.2f}" for each in others)
+        told = ", ".join(f"{name} {ratio}" for name, ratio in zip(names[1:], ratios, strict=True))
+        why = f"by trial ({told} times its time)"
     return Choice(tuple(usable[name] for name in names), why, warnings)
 
 

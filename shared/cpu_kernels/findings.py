@@ -28,11 +28,13 @@ _LOCK = "trial.lock"
 
 @dataclass
 class Findings:
-    """By name of the instruction set: `problems`, why it must not be used, empty if it may; `times` of those tried.
-    What was found of those in `passing` holds for this process, and is not kept."""
+    """By name of the instruction set: `problems`, why it must not be used, empty if it may; `times` of those tried;
+    `uncompiled`, why there is no library of it. What was found of those in `passing` holds for this process, and is not
+    kept."""
 
     problems: dict[str, str] = field(default_factory=dict)
     times: dict[str, Times] = field(default_factory=dict)
+    uncompiled: dict[str, str] = field(default_factory=dict)
     passing: set[str] = field(default_factory=set)
 
 
@@ -65,7 +67,9 @@ class FindingsFile:
         lock = None
         if folder is not None:
             with contextlib.suppress(OSError):
-                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                lock = os.open(
+                    folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+                )
         try:
             if lock is not None:
                 with contextlib.suppress(OSError):  # a file system without locks
@@ -85,7 +89,12 @@ class FindingsFile:
             for name, problem in findings.problems.items()
             if name not in findings.passing
         }
-        content = json.dumps({"problems": problems, "times": findings.times}, indent=1)
+        kept = {
+            "problems": problems,
+            "times": findings.times,
+            "uncompiled": findings.uncompiled,
+        }
+        content = json.dumps(kept, indent=1)
         try:
             descriptor, made = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
             try:
@@ -108,14 +117,17 @@ class FindingsFile:
 def _parse(text: str) -> Findings:
     """Raises one of the errors of a damaged file."""
     kept = json.loads(text)
-    problems = {str(name): str(problem) for name, problem in kept["problems"].items()}
+    problems, uncompiled = (
+        {str(name): str(problem) for name, problem in kept[each].items()}
+        for each in ("problems", "uncompiled")
+    )
     times: dict[str, Times] = {
         str(name): {rows: float(each[str(rows)]) for rows in WEIGHTS}
         for name, each in kept["times"].items()
     }
     if not all(0 < each < math.inf for found in times.values() for each in found.values()):
         raise ValueError("a time that none takes")
-    return Findings(problems, times)
+    return Findings(problems, times, uncompiled)
 
 
 def _forget_oldest(folder: Path) -> None:

@@ -26,7 +26,7 @@ class Probe:
         self._sets = sets
         self._file = file
         self._may_compile = may_compile and compiling.compiler() is not None
-        self._failed: dict[InstructionSet, str] = {}
+        self._libraries = self._find()
         self._findings = file.read()
         self.warnings: list[str] = []
 
@@ -38,34 +38,32 @@ class Probe:
         if self._is_settled(timed) and not (self._may_compile and self._missing()):
             return
         with self._file.lock():
-            if self._may_compile:
-                errors = compiling.compile_missing(self._sets)
-                self._failed = {known: compiling.reason(error) for known, error in errors.items()}
+            failed = self._compile() if self._may_compile else {}
             self._findings = self._file.read()  # as another process has left it
-            if self._is_settled(timed):
-                return
-            self._ask()
-            if timed and len(self.usable()) > 1:
+            is_settled = self._is_settled(timed)
+            if not is_settled:
+                self._ask()
+            if not is_settled and timed and len(self.usable()) > 1:
                 self._time()
-            if self._file.write(self._findings) is None:
-                where = " or ".join(map(str, self._file.folders))
-                self.warnings.append(
-                    f"each process tries the CPU kernels anew: cannot write to {where}"
-                )
+            if self._note_uncompiled(failed) or not is_settled:
+                self._keep()
 
     def usable(self) -> list[InstructionSet]:
         """Those with a library that may be used, in the order of `sets`."""
-        libraries, problems = self._libraries(), self._findings.problems
+        problems = self._findings.problems
         return [
-            known for known in self._sets if known.name in libraries and not problems[known.name]
+            known
+            for known in self._sets
+            if known.name in self._libraries and not problems[known.name]
         ]
 
     def problems(self) -> dict[str, str]:
         """Why the others cannot be used, by name."""
         found = {
-            known.name: self._failed.get(known, "it is not compiled") for known in self._missing()
+            name: self._findings.uncompiled.get(name, "it is not compiled")
+            for name in self._missing()
         }
-        for name in self._libraries():
+        for name in self._libraries:
             if problem := self._findings.problems[name]:
                 found[name] = problem
         return found
@@ -76,14 +74,14 @@ class Probe:
         return {name: self._findings.times[name] for name in names if name in self._findings.times}
 
     def _is_settled(self, timed: bool) -> bool:
-        if not self._findings.problems.keys() >= self._libraries().keys():
+        if not self._findings.problems.keys() >= self._libraries.keys():
             return False
         usable = self.usable()
         return not timed or len(usable) < 2 or len(self.times()) == len(usable)
 
     def _ask(self) -> None:
         problems = self._findings.problems
-        unasked = {name: path for name, path in self._libraries().items() if name not in problems}
+        unasked = {name: path for name, path in self._libraries.items() if name not in problems}
         try:
             attempts = trial.admit(unasked) if unasked else {}
         except OSError as error:
@@ -96,9 +94,8 @@ class Probe:
 
     def _time(self) -> None:
         names = [known.name for known in self.usable()]
-        libraries = self._libraries()
         try:
-            attempts = trial.measure({name: libraries[name] for name in names})
+            attempts = trial.measure({name: self._libraries[name] for name in names})
         except OSError as error:
             self.warnings.append(f"no trial of CPU kernels: {error}")
             return
@@ -113,8 +110,28 @@ class Probe:
             if not attempt.lasting:
                 self._findings.passing.add(name)
 
-    def _libraries(self) -> dict[str, Path]:
+    def _compile(self) -> dict[str, str]:
+        """Why some cannot be, by name."""
+        errors = compiling.compile_missing(self._sets)
+        self._libraries = self._find()
+        return {known.name: compiling.reason(error) for known, error in errors.items()}
+
+    def _note_uncompiled(self, failed: dict[str, str]) -> bool:
+        """Whether that is news: processes that do not compile go by it."""
+        known = self._findings.uncompiled
+        left = {name: why for name, why in (known | failed).items() if name not in self._libraries}
+        self._findings.uncompiled = left
+        return left != known
+
+    def _keep(self) -> None:
+        if self._file.write(self._findings) is None:
+            where = " or ".join(map(str, self._file.folders))
+            self.warnings.append(
+                f"each process tries the CPU kernels anew: cannot write to {where}"
+            )
+
+    def _find(self) -> dict[str, Path]:
         return {known.name: path for known in self._sets if (path := compiling.find(known))}
 
-    def _missing(self) -> list[InstructionSet]:
-        return [known for known in self._sets if compiling.find(known) is None]
+    def _missing(self) -> list[str]:
+        return [known.name for known in self._sets if known.name not in self._libraries]

@@ -15,7 +15,7 @@ import pytest
 from shared.cpu_kernels import binding, choice, compiling, instruction_sets, trial
 from shared.cpu_kernels.choice import choose
 from shared.cpu_kernels.findings import FindingsFile
-from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS, Processor
+from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, Processor
 from shared.errors import InvalidRequest
 
 AMX, AVX512, AVX512_BF16, AVX2 = INSTRUCTION_SETS[:4]
@@ -140,8 +140,8 @@ def test_the_fastest_library_is_chosen_whatever_its_name(
     slow, fast = libraries(turns=400), libraries(turns=40)
     install(folder, amx=slow, avx512=slow, avx2=fast)
     chosen = choose("")
-    assert [known.name for known in chosen.sets] == ["avx2", "amx", "avx512"]
-    assert chosen.why.startswith("by trial (time of the others: amx ")
+    assert chosen.sets[0] == AVX2
+    assert chosen.why.startswith("by trial (a")
 
 
 @needs_compiler
@@ -278,6 +278,24 @@ def test_one_process_that_cannot_be_started_leaves_what_needs_no_proof(
     assert chosen.why == "the first by name"
     assert chosen.warnings[0].startswith("amx is passed over: the process that tries them fails")
     assert not FindingsFile(SETS, [folder]).read().problems
+
+
+@needs_compiler
+def test_what_does_not_compile_is_passed_over_by_processes_that_do_not_compile_too(
+    folder: Path, libraries: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a compiler that is older than a set."""
+    unknown = InstructionSet("amx", "x86_64", frozenset(), ("-mno-such-instructions",))
+    sets = (unknown, AVX512, AVX2)
+    monkeypatch.setattr(instruction_sets, "named_by_processor", lambda **_: sets)
+    for known, library in ((AVX512, libraries()), (AVX2, libraries(turns=400))):
+        (folder / compiling.file_name(known)).write_bytes(library.read_bytes())
+    assert choose("", may_compile=False).sets == sets
+    chosen = choose("")
+    assert chosen.sets == (AVX512, AVX2)
+    [warning] = chosen.warnings
+    assert warning.startswith("amx is passed over: it does not compile: ")
+    assert choose("", may_compile=False) == chosen
 
 
 def test_what_is_not_compiled_is_not_tried_before_it_is(folder: Path) -> None:

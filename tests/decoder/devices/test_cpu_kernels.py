@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
@@ -17,6 +18,7 @@ from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.steps.attention_meta import Heads
 from services.decoder.weights.linear_weight import in_memory
+from services.vision_encoder.devices.cpu import device as vision_encoder
 from shared.cpu_kernels import binding, choice, compiling
 from shared.cpu_kernels.instruction_sets import InstructionSet
 from shared.errors import InvalidRequest
@@ -123,6 +125,11 @@ def test_a_set_can_be_forced(asked: Callable[[str], None], known: InstructionSet
     assert kernels is not None
     assert kernels.name == known.name
     assert choice.status(known.name) == f"{known.name}, compiled, as asked"
+    with capture_logs() as lines:
+        CpuDevice(torch.bfloat16)
+        vision_encoder.CpuDevice(torch.bfloat16)
+    told = [(line["instructions"], line["why"]) for line in lines if line["event"] == "CPU kernels"]
+    assert told == 2 * [(known.name, "as asked")]
 
 
 def test_none_leaves_the_work_to_torch(asked: Callable[[str], None]) -> None:
