@@ -27,6 +27,7 @@ _FIELDS = [
     "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
     "options", "images", "format", "think", "keep_alive", "system", "template", "context", "raw",
     "parallel_tool_calls", "include_reasoning", "reasoning_effort",
+    "stop_sequences", "thinking", "output_config",
 ]  # fmt: skip
 _MEDIA_BYTES = 4096
 _LENGTHS = ["max_new_tokens", "max_new_tokens", "max_tokens"]
@@ -54,6 +55,8 @@ def _right(draw: random.Random, route: str) -> dict[str, Any]:
         return _of_another_api(draw, route)
     if route.startswith("/api/"):
         return _of_ollama(draw, route)
+    if route.startswith("/v1/messages"):
+        return _of_anthropic(draw, route)
     if route.endswith("/detokenize"):
         return {"model": MODEL, "tokens": [draw.randrange(300) for _ in range(8)]}
     if route.endswith("/tokenize") and draw.random() < 0.5:
@@ -113,6 +116,45 @@ def _of_ollama(draw: random.Random, route: str) -> dict[str, Any]:
         return {**few, "prompt": "What is this?", **(pictures if draw.random() < 0.4 else {})}
     turn = {"role": "user", "content": "What is this?"}
     return {**few, "messages": [turn | (pictures if draw.random() < 0.4 else {})]}
+
+
+def _of_anthropic(draw: random.Random, route: str) -> dict[str, Any]:
+    text = {"type": "text", "text": "What is this?"}
+    picture = base64.b64encode(picture_file(draw)).decode()
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": picture},
+    }
+    of_url = {"type": "image", "source": {"type": "url", "url": values.url(draw)}}
+    call = {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "x"}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "c",
+        "content": draw.choice(["sunny", [text, image]]),
+    }
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": draw.choice(["Hi", [text], [text, image, of_url]])}
+    ]
+    if draw.random() < 0.4:
+        messages.append({"role": "assistant", "content": [thought, text, call]})
+        messages.append({"role": "user", "content": [result, text]})
+    if draw.random() < 0.2:
+        messages.append({"role": "assistant", "content": "It is"})
+    body: dict[str, Any] = {"model": MODEL, "messages": messages}
+    if draw.random() < 0.3:
+        body["system"] = draw.choice(["Be brief.", [text]])
+    if draw.random() < 0.3:
+        body["tools"] = [{"name": "weather", "input_schema": {"type": "object"}}]
+        body["tool_choice"] = {"type": draw.choice(["none", "auto", "any"])}
+    if route.endswith("/count_tokens"):
+        return body
+    return {
+        **body,
+        "max_tokens": draw.randint(1, 4),
+        "stream": draw.random() < 0.4,
+        "stop_sequences": ["x"],
+    }
 
 
 def _messages(draw: random.Random) -> list[dict[str, Any]]:

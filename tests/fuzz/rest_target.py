@@ -15,6 +15,7 @@ _ROUTES = [
     ("POST", "/v2/models/fuzzed/generate"), ("POST", "/v2/models/fuzzed/generate_stream"),
     ("POST", "/v2/models/fuzzed/infer"), ("POST", "/v2/models/fuzzed/stopInfer"),
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"),
+    ("POST", "/v1/messages"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
 ]  # fmt: skip
 _OTHERS = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/health/ready"), ("GET", "/v1/models"), ("GET", "/v1/models/a/b"),
@@ -30,6 +31,7 @@ _HEADERS = [
     "Idempotency-Key", "Last-Event-ID", "X-Tessera-Resume", "X-Tessera-Event-Ids", "X-Tessera-Priority",
     "X-Tessera-Request-Timeout", "X-Tessera-Queue-Timeout", "X-Tessera-First-Token-Timeout", "X-Request-Id",
     "Inference-Header-Content-Length",
+    "anthropic-version", "x-api-key",
     "Authorization", "traceparent", "Content-Encoding", "Accept", "Cookie", "Expect", "X-Forwarded-For", "TE",
 ]  # fmt: skip
 _HEADER_VALUES = [
