@@ -8,7 +8,7 @@ from services.gateway.errors import NoRoute
 # What there is in the place of routes that other servers have. docs/api.md has the same paths.
 _INSTEAD: Mapping[str, Sequence[str]] = {
     "send the conversation to /v1/chat/completions": (
-        "/v1/responses", "/v1/complete", "/v1/edits", "/v1/realtime", "/invocations",
+        "/v1/complete", "/v1/edits", "/v1/realtime", "/invocations",
     ),
     "nothing is kept between requests: send the whole conversation to /v1/chat/completions": (
         "/v1/conversations", "/v1/assistants", "/v1/threads",

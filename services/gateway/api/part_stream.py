@@ -1,8 +1,8 @@
 """Streams of server-sent events about the parts of an answer, which begin, grow and end.
 
 Each token has its own events. Those of several tokens that come together are the same, but for neighbouring texts of
-one part, which come as one. So what follows an event depends on the log alone, also between the events of one token, and
-any gateway can go on from there.
+one part, which come as one. So what follows an event depends on the log alone, also between the events of one token,
+and any gateway can go on from there.
 """
 
 import json

@@ -19,7 +19,15 @@ from services.gateway.gateway import Gateway
 from services.gateway.timings import Timings
 from shared.errors import InvalidRequest
 from tests.support.gateway.forms import Acceptor
-from tests.support.gateway.marked_model import marked_tokenizer, write_marked_model
+from tests.support.gateway.marked_model import (
+    ANSWER,
+    FIRST,
+    SECOND,
+    THOUGHT,
+    WEATHER,
+    marked_tokenizer,
+    write_marked_model,
+)
 from tests.support.gateway.stage import MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, NamedEvent, named_events
@@ -33,11 +41,6 @@ TOOLS: Any = [
     {"name": "weather", "description": "天气", "input_schema": SCHEMA},
     {"name": "stop", "type": "custom", "input_schema": {"type": "object"}, "cache_control": None},
 ]
-WEATHER = '{"city": "Łódź", "days": [1, {"a": "</b>"}]}'
-FIRST = f'<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
-SECOND = '<tool_call>\n{"name": "stop"}\n</tool_call>'
-THOUGHT = "The user wants 天气."
-ANSWER = f"<think>\n{THOUGHT}\n</think>\n\nOne moment. \n{FIRST}\n{SECOND}"
 
 
 @pytest.fixture(scope="module")

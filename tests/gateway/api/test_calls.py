@@ -16,7 +16,15 @@ from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, G
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tessera.scheduler.v1.queue_pb2 import MessageFormat
 from tests.support.gateway.forms import Acceptor
-from tests.support.gateway.marked_model import marked_tokenizer, write_marked_model
+from tests.support.gateway.marked_model import (
+    ANSWER,
+    FIRST,
+    SECOND,
+    THOUGHT,
+    WEATHER,
+    marked_tokenizer,
+    write_marked_model,
+)
 from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, events, merged, with_ids
@@ -27,11 +35,6 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
     {"type": "function", "function": {"name": "stop"}},
 ]
-WEATHER = '{"city": "Łódź", "days": [1, {"a": "</b>"}]}'
-FIRST = f'<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
-SECOND = '<tool_call>\n{"name": "stop"}\n</tool_call>'
-THOUGHT = "The user wants 天气."
-ANSWER = f"<think>\n{THOUGHT}\n</think>\n\nOne moment. \n{FIRST}\n{SECOND}"
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,13 @@ from tokenizers import AddedToken, Tokenizer
 from tests.support.gateway.stage import write_model
 from tests.support.tokenizers import byte_level_tokenizer
 
+# Two calls behind a thought and some text, as such a model writes them.
+WEATHER = '{"city": "Łódź", "days": [1, {"a": "</b>"}]}'
+FIRST = f'<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
+SECOND = '<tool_call>\n{"name": "stop"}\n</tool_call>'
+THOUGHT = "The user wants 天气."
+ANSWER = f"<think>\n{THOUGHT}\n</think>\n\nOne moment. \n{FIRST}\n{SECOND}"
+
 # As in Qwen3's, that special tokens and markers are tokens of their own; one marker is special, as others have them.
 _MARKERS = (("<think>", False), ("</think>", False), ("<tool_call>", True), ("</tool_call>", False))
 _TEMPLATE = (

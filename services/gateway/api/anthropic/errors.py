@@ -1,14 +1,13 @@
 """Errors as Anthropic has them, {"type": "error", "error": {"type", "message"}}, about fields under its names."""
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from services.gateway.api.renamed_fields import renamed
 from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
 
-_ROOT = re.compile(r"[^.\[]*")
 # Our names of fields, in errors of what all APIs share, and Anthropic's.
 _NAMES: Mapping[str, str] = {
     "stop": "stop_sequences",
@@ -31,20 +30,10 @@ def error_content(error: ServingError) -> Mapping[str, Any]:
     """The body of a response, or what an event says."""
     default = "api_error" if error.http_status >= 499 else "invalid_request_error"
     kind = _TYPES.get(error.http_status, default)
-    return {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    return {"type": "error", "error": {"type": kind, "message": renamed(error, _NAMES).message}}
 
 
 def error_reply(error: ServingError) -> ErrorReply:
     """A whole response."""
     status = _OVERLOADED if error.http_status == 503 else error.http_status
     return ErrorReply(status, json.dumps(error_content(error), ensure_ascii=False).encode())
-
-
-def _message(error: ServingError) -> str:
-    """What went wrong, with the field as its client knows it."""
-    field = error.metadata.get("field", "")
-    found = _ROOT.match(field)
-    root = found[0] if found is not None else ""
-    if root in _NAMES and error.message.startswith(root):
-        return _NAMES[root] + error.message.removeprefix(root)
-    return error.message

@@ -22,7 +22,7 @@ from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 _NONE = msgspec.Raw()
 _REQUIRED = "required"
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 class ToolFields(UnsupportedFields, kw_only=True):
@@ -110,8 +110,8 @@ def read_template_fields(body: ToolFields, conversation: Conversation) -> None:
     conversation.documents_json = _written("documents", documents)
     effort = body.reasoning_effort
     if effort is not None:
-        if effort not in _EFFORTS:
-            raise wrong("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}")
+        if effort not in EFFORTS:
+            raise wrong("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
         told: dict[str, Any] = {"reasoning_effort": effort}
         if effort == "none":
             told["enable_thinking"] = False
