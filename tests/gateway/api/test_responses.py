@@ -253,7 +253,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (_item(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text"),
     (_item(role="user", content=[{"type": "input_image", "file_id": "x"}]), "input[0].content[0].file_id"),
     (_item(role="user", content=[{"type": "input_image", "image_url": "x"}]), "input[0].content[0].image_url"),
-    (_item(type="item_reference", id="x"), "input[0].type"),
+    (_item(type="item_reference", id="x"), "input[0].id"),
     (_item(type="function_call", name="x"), "input[0].call_id"),
     (_item(type="function_call", call_id="x"), "input[0].name"),
     (_item(type="function_call_output", output="x"), "input[0].call_id"),

@@ -36,6 +36,8 @@ class ResponseWriter(PartStream):
         self.ping = COMMENT_BESIDE_IDS if with_ids else COMMENT
         self.after_ping = b"" if with_ids else AFTER_COMMENT
         self._head = answer.head
+        # The whole of it, once that is known.
+        self.response: Mapping[str, Any] | None = None
 
     def first_events(self) -> Sequence[Event]:
         """That the response is made, and begins."""
@@ -72,7 +74,7 @@ class ResponseWriter(PartStream):
         output = [item(self._head, part, part.text, is_begun=False) for part in self.parts.parts]
         usage = usage_object(self.answer, self.tokens, self.reasoning_tokens)
         status = status_of(ending)
-        response = response_object(self._head, status, output, usage)
+        response = self.response = response_object(self._head, status, output, usage)
         name = "response.completed" if status == COMPLETED else "response.incomplete"
         return (Event(name, {"response": response}),)
 

@@ -80,6 +80,23 @@ class StreamOptions(_Body):
     include_obfuscation: bool | None = None
 
 
+class KeptFields(msgspec.Struct, kw_only=True):
+    """What of a body has to be known before the rest: what it goes on with, and what is kept of it."""
+
+    previous_response_id: str | None = None
+    user: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    input: msgspec.Raw = _NONE
+
+
+class KeptOutput(msgspec.Struct, kw_only=True):
+    """What of a kept response the next one goes on with."""
+
+    status: str
+    output: list[Item]
+
+
 class ResponseBody(_Body):
     """POST /v1/responses."""
 
