@@ -70,9 +70,11 @@ def no_route(path: str, routes: Collection[str]) -> NoRoute:
             "NO_SUCH_ROUTE",
             f"there is nothing at {shown}: it is at {doubled}; the base URL of clients ends with {_ROOT} once",
         )
-    listed = ", ".join(sorted(_STARS.sub("{id}", route) for route in routes))
+    # A model's only version has the routes of the model.
+    named = (route for route in routes if "/versions/" not in route)
+    listed = ", ".join(sorted(_STARS.sub("{id}", route) for route in named))
     return NoRoute(
-        "NO_SUCH_ROUTE", f"there is nothing at {shown}: this server has {listed} (docs/api.md)"
+        "NO_SUCH_ROUTE", f"there is nothing at {shown} (docs/api.md): this server has {listed}"
     )
 
 
