@@ -10,7 +10,7 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
     "send the conversation to /v1/chat/completions": (
         "/v1/complete", "/v1/edits", "/v1/realtime", "/invocations",
     ),
-    "nothing is kept between requests: send the whole conversation to /v1/chat/completions": (
+    "a conversation goes on by `previous_response_id` of /v1/responses": (
         "/v1/conversations", "/v1/assistants", "/v1/threads",
     ),
     "send the prompt to /v1/completions, or a conversation to /v1/chat/completions": (

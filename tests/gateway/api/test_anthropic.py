@@ -374,11 +374,17 @@ def merged(events: list[NamedEvent]) -> list[dict[str, Any]]:
     return found
 
 
-CUT: list[tuple[int, dict[str, Any]]] = [
-    (1, {"tools": TOOLS}),
+CUT = [
+    pytest.param(1, {"tools": TOOLS}, marks=pytest.mark.full),
     (5, {"tools": TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
-    (3, {"tools": TOOLS, "stop_sequences": ["days", "moment.!"]}),
-    (2, {"tools": TOOLS, "max_tokens": 60, "thinking": {"type": "disabled"}}),
+    pytest.param(
+        3, {"tools": TOOLS, "stop_sequences": ["days", "moment.!"]}, marks=pytest.mark.full
+    ),
+    pytest.param(
+        2,
+        {"tools": TOOLS, "max_tokens": 60, "thinking": {"type": "disabled"}},
+        marks=pytest.mark.full,
+    ),
     (1, {"stop_sequences": ["weather"]}),
 ]
 

@@ -134,6 +134,20 @@ async def test_a_conversation_goes_on_at_another_gateway(
     ]  # fmt: skip
     for response in (first, second, third, fourth):
         assert (await elsewhere.responses.retrieve(response.id)).to_dict() == response.to_dict()
+    await elsewhere.responses.delete(second.id)
+    with pytest.raises(openai.BadRequestError, match=f"goes on with .*{second.id[-8:]}"):
+        await elsewhere.responses.create(**ASKED, previous_response_id=third.id)
+
+
+async def test_the_same_request_again_is_the_same_response(
+    stage: Stage, elsewhere: AsyncOpenAI
+) -> None:
+    stage.says("Hi.")
+    asked: Any = {**ASKED, "extra_headers": {"Idempotency-Key": "one"}}
+    made = await stage.openai.responses.create(**asked)
+    again = await elsewhere.responses.create(**asked)
+    assert again.to_dict() == made.to_dict() and len(stage.scheduler.played) == 1
+    assert (await elsewhere.responses.retrieve(made.id)).to_dict() == made.to_dict()
 
 
 async def test_items_are_named_by_their_ids(stage: Stage, elsewhere: AsyncOpenAI) -> None:

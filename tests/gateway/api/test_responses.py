@@ -328,9 +328,9 @@ def merged(events: list[NamedEvent]) -> list[dict[str, Any]]:
     return found
 
 
-CUT: list[tuple[int, dict[str, Any]]] = [
-    (1, {"tools": TOOLS}),
-    (5, {"tools": TOOLS, "parallel_tool_calls": False}),
+CUT = [
+    pytest.param(1, {"tools": TOOLS}, marks=pytest.mark.full),
+    pytest.param(5, {"tools": TOOLS, "parallel_tool_calls": False}, marks=pytest.mark.full),
     (3, {"tools": TOOLS, "stop": ["days", "moment.!"], "max_output_tokens": 60}),
     (2, {"stop": "weather"}),
 ]
