@@ -87,6 +87,16 @@ def slow(stage: Stage, count: int = 400) -> asyncio.Event:
     return go
 
 
+def dawdle(stage: Stage) -> None:
+    """Lets answers be long, and slow."""
+    slow(stage)
+
+    async def step(rid: str, index: int) -> None:
+        await asyncio.sleep(0.02)
+
+    stage.scheduler.step = step
+
+
 async def until(client: AsyncOpenAI, name: str, status: str) -> Any:
     async with asyncio.timeout(30):
         while (found := await client.responses.retrieve(name)).status != status:
@@ -249,12 +259,7 @@ async def test_a_background_response_goes_on_from_any_event(
 
 
 async def test_a_response_is_cancelled_and_forgotten(stage: Stage, elsewhere: AsyncOpenAI) -> None:
-    slow(stage)
-
-    async def step(rid: str, index: int) -> None:
-        await asyncio.sleep(0.02)
-
-    stage.scheduler.step = step
+    dawdle(stage)
     made = await stage.openai.responses.create(**ASKED, background=True)
     await until(elsewhere, made.id, "in_progress")
     assert (await elsewhere.responses.cancel(made.id)).status == "cancelled"
@@ -340,15 +345,24 @@ async def test_the_oldest_make_room(
             assert (await stage.openai.responses.retrieve(response.id)).output_text == "Hi."
         with pytest.raises(openai.NotFoundError):
             await stage.openai.responses.retrieve(made[0].id)
-        with pytest.raises(openai.BadRequestError) as caught:
-            await stage.openai.responses.create(
-                model=MODEL, input="x", metadata={"a": "b"}, instructions="y " * 9000
-            )
-        assert caught.value.param in ("store", "input")
         async with connect(redis_url) as redis:
             keys = await redis.keys(f"{Keys(MODEL).prefix}:response:*")
             total = int(await redis.get(f"{Keys(MODEL).prefix}:responses:total") or 0)
         assert 0 < total <= 12_000 and len(keys) < 8
+
+
+async def test_a_response_that_cannot_be_kept_is_not_made(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    async with open_stage(redis_url, model_folder, tokenizer, response_store_bytes=4000) as stage:
+        dawdle(stage)
+        metadata = {f"name {number}": "x" * 500 for number in range(9)}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await stage.openai.responses.create(**ASKED, metadata=metadata, background=True)
+        assert (caught.value.param, caught.value.code) == ("store", "response_too_large")
+        async with asyncio.timeout(30):
+            while await stage.scheduler.queue.depth() != (0, 0):
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("timings", [Timings(sweep_s=0.2)])

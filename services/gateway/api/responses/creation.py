@@ -1,6 +1,5 @@
 """POST /v1/responses: from a body to its reply, with what is kept of it."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,6 @@ from services.gateway.http.exchange import Exchange
 from services.gateway.http.streams import write_stream
 from services.gateway.reading.data_urls import DecodedBody, decode_with_media
 from services.gateway.reading.valid_request import ValidRequest
-from shared.errors import ServingError
 
 
 class Creation:
@@ -110,10 +108,9 @@ class Creation:
         head = answer.head
         try:
             await self._kept.keep(answer, self._input, self._previous)
-        except ServingError:
+        except BaseException:
             if self._is_background:  # it would go on without anybody
-                with contextlib.suppress(ServingError):
-                    await self._kept.drop(head.request_id, head.tenant)
+                self._kept.drop(head.request_id, head.tenant)
             raise
         finally:
             self._input = b""

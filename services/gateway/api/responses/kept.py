@@ -127,9 +127,9 @@ class KeptResponses:
         if len(asked) + len(begun) <= _LARGE:
             self._held[head.request_id] = new
 
-    async def drop(self, request_id: str, tenant: str) -> None:
-        """Ends a request of which nothing is kept."""
-        await self._resumption.cancel(request_id, tenant)
+    def drop(self, request_id: str, tenant: str) -> None:
+        """Ends a request of which nothing is kept, whoever leaves."""
+        self._work.begin(self._cancel(request_id, tenant))
 
     def release(self, request_id: str) -> None:
         """Its answer here is closed."""
@@ -174,10 +174,13 @@ class KeptResponses:
     async def forget(self, kept: KeptResponse) -> None:
         """Ends its request and removes it."""
         if not kept.response:
-            with contextlib.suppress(NotFound):
-                await self._resumption.cancel(kept.request_id, kept.tenant)
+            await self._cancel(kept.request_id, kept.tenant)
         self.release(kept.request_id)
         await self._store.forget(kept.request_id)
+
+    async def _cancel(self, request_id: str, tenant: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._resumption.cancel(request_id, tenant)
 
     async def _folded(self, request_id: str, tenant: str) -> bytes:
         """The response at the end of its request, for which it waits; kept from then on."""
