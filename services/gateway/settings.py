@@ -111,7 +111,7 @@ class GatewayOptions(ChatTemplateSettings, ModelLengthSettings):
     )
     response_store_bytes: int = Field(
         256 << 20,
-        ge=1024,
+        ge=1,
         description="Bytes of all kept responses; above them those that were used longest ago are forgotten.",
     )
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from shared.errors import InvalidRequest
-from shared.queue.base import pairs
 from shared.queue.keys import Keys
 from shared.queue.recovery import RecoveryVerbs
 
@@ -87,10 +86,11 @@ class ResponseStore(RecoveryVerbs):
 
     async def unfinished(self, older_than_ms: int, most: int) -> list[str]:
         """Requests of at most so many responses that have not been finished for so long, the oldest first."""
-        commands = [("TIME",), ("ZRANGE", self._keys.open_responses, 0, most - 1, "WITHSCORES")]
-        (seconds, _), found = await self._ask([*commands])
+        ((seconds, _),) = await self._ask([("TIME",)])
         latest = int(seconds) * 1000 - older_than_ms
-        return [str(rid, "ascii") for rid, since in pairs(found) if float(since) <= latest]
+        key = self._keys.open_responses
+        (found,) = await self._ask([("ZRANGEBYSCORE", key, "-inf", latest, "LIMIT", 0, most)])
+        return [str(rid, "ascii") for rid in found]
 
     async def _keep(self, request_id: str, must_be_there: bool, *fields: str | bytes) -> bool:
         answer = await self._scripts.call(

@@ -367,14 +367,14 @@ async def test_a_response_that_cannot_be_kept_is_not_made(
 
 @pytest.mark.parametrize("timings", [Timings(sweep_s=0.2)])
 async def test_a_response_whose_gateway_died_is_finished_by_another(
-    stage: Stage, elsewhere: AsyncOpenAI
+    stage: Stage,
 ) -> None:
     """Whoever asks, and whether anybody does."""
     go = slow(stage, 10)
     async with beside(stage) as (process, client):
         reply = await client.post(PATH, json=ASKED | {"background": True}, headers=OURS)
         name = reply.json()["id"]
-        await until(elsewhere, name, "in_progress")
+        await until(stage.openai, name, "in_progress")
         process.kill()
         await process.wait()
     go.set()
@@ -385,7 +385,7 @@ async def test_a_response_whose_gateway_died_is_finished_by_another(
             await asyncio.sleep(0.05)
         assert not await redis.zcard(keys.open_responses)
         await redis.delete(keys.request(name.removeprefix("resp_")))  # forgotten by the queue
-    done = await elsewhere.responses.retrieve(name)
+    done = await stage.openai.responses.retrieve(name)
     assert (done.status, done.output_text) == ("completed", WORD * 10)
 
 

@@ -33,7 +33,7 @@ async def test_what_was_used_longest_ago_makes_room(client: QueueClient) -> None
     kept = await store.find("c")
     assert kept is not None and (kept.response, kept.tenant) == (b"r" * 300, "tenant")
     assert await store.find("a") == new("a", 250)
-    assert await store.unfinished(0, 10) == ["a"]
+    assert await store.unfinished(-5000, 10) == ["a"]
 
 
 async def test_what_is_too_large_is_refused_and_changes_nothing(client: QueueClient) -> None:
@@ -66,7 +66,7 @@ async def test_they_expire_and_are_counted_no_more(client: QueueClient) -> None:
     size = await client.redis.hgetall(f"{KEYS.prefix}:responses:sizes")
     assert [*size] == [b"b"]
     assert await client.redis.get(f"{KEYS.prefix}:responses:total") == size[b"b"]
-    assert await store.unfinished(0, 10) == ["b"]
+    assert await store.unfinished(-5000, 10) == ["b"]
 
 
 async def test_each_is_kept_once(client: QueueClient) -> None:
@@ -76,4 +76,4 @@ async def test_each_is_kept_once(client: QueueClient) -> None:
     await store.keep(new("a", 99))
     kept = await store.find("a")
     assert kept is not None and (kept.input, kept.response) == (b"i" * 10, b"first")
-    assert await store.unfinished(0, 10) == []
+    assert await store.unfinished(-5000, 10) == []
