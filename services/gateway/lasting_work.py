@@ -17,7 +17,7 @@ class LastingWork:
     """Leaving the block ends what is left of it."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._background: list[Background] = []
 
     async def __aenter__(self) -> Self:
@@ -27,7 +27,7 @@ class LastingWork:
         await supervise.end(*self._background)
         await tasks.end(*self._tasks)
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
         """Runs it once. What it raises is logged."""
         task = tasks.begin(work)
         self._tasks.add(task)
@@ -37,7 +37,7 @@ class LastingWork:
         """Runs it for as long as the gateway, again where it fails. `name` names it in logs."""
         self._background.append(Background(name, body))
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
+    def _done(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return

@@ -104,7 +104,8 @@ class Generating:
                     await write(exchange, answers, stream, options.event_ids)
                 finally:
                     for answer in answers:
-                        answer.close()
+                        if not answer.outlives_exchange:
+                            answer.close()
         finally:
             self._answer_limits.give_back(held)
 

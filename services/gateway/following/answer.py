@@ -104,6 +104,8 @@ class Answer:
         self._leave = leave
         self._error: ServingError | None = None
         self._closed = False
+        # Whether somebody else reads it, and closes it, when the exchange that it was made for has ended.
+        self.outlives_exchange = False
 
     @property
     def completion_tokens(self) -> int:

@@ -144,6 +144,8 @@ async def test_a_conversation_goes_on_at_another_gateway(
     ]  # fmt: skip
     for response in (first, second, third, fourth):
         assert (await elsewhere.responses.retrieve(response.id)).to_dict() == response.to_dict()
+    counted = await elsewhere.responses.input_tokens.count(**ASKED, previous_response_id=third.id)
+    assert fourth.usage is not None and counted.input_tokens == fourth.usage.input_tokens
     await elsewhere.responses.delete(second.id)
     with pytest.raises(openai.BadRequestError, match=f"goes on with .*{second.id[-8:]}"):
         await elsewhere.responses.create(**ASKED, previous_response_id=third.id)
@@ -218,6 +220,11 @@ async def test_a_response_in_the_background(stage: Stage, elsewhere: AsyncOpenAI
     assert done.output_text == WORD * 20 and done.usage.output_tokens == 20
     after = await stage.openai.responses.create(**ASKED, previous_response_id=made.id)
     assert after.status == "completed"
+    page = (await stage.http.get("/metrics")).text
+    [tokens] = [
+        line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total")
+    ]
+    assert float(tokens.split()[-1]) == 40, "each is counted once, at the gateway that made it"
 
 
 async def test_a_background_response_goes_on_from_any_event(

@@ -90,10 +90,13 @@ class Creation:
             await self._keep(answer)
         try:
             if stream:
+                if self._is_background:
+                    self._kept.follow_to_its_end(request_id, answer.head.tenant)
                 writer = ResponseWriter(answer, with_ids)
                 await write_stream(exchange, answers, [writer])
                 self._finish(request_id, writer.response)
             elif self._is_background:
+                self._kept.take_over(answer)
                 await exchange.respond(200, compact(response_object(answer.head, QUEUED)).encode())
             else:
                 [outcome] = await answer.whole()
@@ -114,8 +117,6 @@ class Creation:
             raise
         finally:
             self._input = b""
-        if self._is_background:
-            self._kept.follow_to_its_end(head.request_id, head.tenant)
 
     def _finish(self, request_id: str, response: object) -> None:
         if self._is_kept and isinstance(response, dict):

@@ -10,9 +10,10 @@ from services.gateway.api.responses.creation import Creation
 from services.gateway.api.responses.errors import error_reply
 from services.gateway.api.responses.events import ResponseWriter
 from services.gateway.api.responses.handlers import Responses
+from services.gateway.api.responses.input_tokens import CountInput
 from services.gateway.api.responses.kept import KeptResponses
 from services.gateway.api.responses.response import ID_PREFIX
-from services.gateway.api.responses.schema import ResponseBody
+from services.gateway.api.responses.schema import InputTokens, ResponseBody
 from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
@@ -26,12 +27,19 @@ class ResponsesEndpoint:
     roots = ("/v1/responses",)
     key_headers = (BEARER,)
 
-    def __init__(self, generating: Generating, kept: KeptResponses, responses: Responses) -> None:
+    def __init__(
+        self,
+        generating: Generating,
+        kept: KeptResponses,
+        responses: Responses,
+        counting: CountInput,
+    ) -> None:
         self._generating = generating
         self._kept = kept
         path = "/v1/responses"
         self.routes: Sequence[Route] = (
             Route("POST", path, self._create, ResponseBody, generates=True),
+            Route("POST", f"{path}/input_tokens", counting.count, ResponseBody, InputTokens),
             Route("GET", f"{path}/*", responses.get),
             Route("DELETE", f"{path}/*", responses.delete),
             Route("POST", f"{path}/*/cancel", responses.cancel),
@@ -55,7 +63,8 @@ def _endpoint(parts: Parts) -> ResponsesEndpoint:
         parts.timings.sweep_s,
         parts.body_limits.most_bytes,
     )
-    return ResponsesEndpoint(parts.generating, kept, Responses(kept, parts.resumption))
+    counting = CountInput(parts.generating, kept, parts.pool, parts.body_limits)
+    return ResponsesEndpoint(parts.generating, kept, Responses(kept, parts.resumption), counting)
 
 
 RESPONSES = Api(_endpoint, {ReplyKind.REPLY_KIND_RESPONSE: ReplyForm(ResponseWriter, ID_PREFIX)})

@@ -140,9 +140,14 @@ class KeptResponses:
         content = "".join(written(response)).encode()
         self._work.begin(self._finish(request_id, content))
 
+    def take_over(self, answer: Answer) -> None:
+        """Reads it to its end in the place of its exchange, and keeps the response."""
+        answer.outlives_exchange = True
+        self._work.begin(self._finish_with(answer))
+
     def follow_to_its_end(self, request_id: str, tenant: str) -> None:
-        """Whoever leaves, its request goes on, and its response is kept at its end."""
-        self._work.begin(self._follow(request_id, tenant))
+        """Beside its exchange: whoever leaves, the request goes on, and its response is kept at its end."""
+        self._work.begin(self._folded(request_id, tenant))
 
     async def now(self, kept: KeptResponse) -> bytes:
         """The response as it is now, as JSON."""
@@ -185,22 +190,21 @@ class KeptResponses:
     async def _folded(self, request_id: str, tenant: str) -> bytes:
         """The response at the end of its request, for which it waits; kept from then on."""
         answer = await self._resumption.follow(request_id, tenant, "", "response_id")
+        return await self._finish_with(answer)
+
+    async def _finish_with(self, answer: Answer) -> bytes:
+        request_id = answer.head.request_id
         try:
             content = "".join(written(await _end(answer))).encode()
         finally:
             answer.close()
-        await self._finish(request_id, content)
+            self.release(request_id)
+        await self._store.finish(request_id, content)
         return content
 
     async def _finish(self, request_id: str, content: bytes) -> None:
         self.release(request_id)
         await self._store.finish(request_id, content)
-
-    async def _follow(self, request_id: str, tenant: str) -> None:
-        try:
-            await self._folded(request_id, tenant)
-        finally:
-            self.release(request_id)
 
     async def _finish_ended(self) -> None:
         """Those whose gateway has died, or whose client has left: as long as the logs are there."""

@@ -141,3 +141,10 @@ class ResponseBody(_Body):
     priority: Whole | None = None
     timeout: float | None = None
     cache_salt: str | None = None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """POST /v1/responses/input_tokens."""
+
+    object: str = "response.input_tokens"
+    input_tokens: int
