@@ -438,3 +438,78 @@ async def test_a_client_that_leaves_cancels(stage: Stage) -> None:
     async with asyncio.timeout(30):
         while await stage.scheduler.queue.depth() != (0, 0) or len(stage.gateway.follower):
             await asyncio.sleep(0.01)
+
+
+async def test_a_body_as_coding_agents_send_it(stage: Stage) -> None:
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = {
+        "model": MODEL,
+        "max_tokens": 400,
+        "stream": True,
+        "system": [
+            {"type": "text", "text": "You are a coding agent."},
+            {"type": "text", "text": "Be brief.", **cached},
+        ],
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "<hint>here</hint>"},
+                    {"type": "text", "text": "List.", **cached},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {
+                        "type": "tool_use",
+                        "id": "toolu_1",
+                        "name": "Bash",
+                        "input": {"command": "ls"},
+                    }
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "tool_use_id": "toolu_1",
+                        "type": "tool_result",
+                        "content": "a.py",
+                        "is_error": False,
+                        **cached,
+                    }
+                ],
+            },
+        ],
+        "tools": [
+            {
+                "name": "Bash",
+                "description": "Runs",
+                "input_schema": {
+                    "$schema": "http://json-schema.org/draft-07/schema#",
+                    "type": "object",
+                    "additionalProperties": False,
+                },
+                **cached,
+            }
+        ],
+        "metadata": {"user_id": "user_" + "0" * 64},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+    }
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "interleaved-thinking-2025-05-14",
+    }
+    reply = await stage.http.post(f"{PATH}?beta=true", json=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    events = named_events(reply.text)
+    begun = [
+        event.content["content_block"]["type"]
+        for event in events
+        if event.name == "content_block_start"
+    ]
+    assert begun == ["thinking", "text", "tool_use", "tool_use"]
+    seen = stage.preprocess.seen[-1].conversation
+    assert [m.role for m in seen.messages] == ["system", "user", "assistant", "tool"]

@@ -354,3 +354,64 @@ async def test_the_rest_after_every_event_at_another_gateway(
             assert merged(named_events(found.text)) == merged(whole[index + 1 :]), event
         everything = await client.get(f"/v1/requests/resp_{rid}/stream")
         assert merged(named_events(everything.text)) == merged(whole)
+
+
+async def test_a_body_as_coding_agents_send_it(stage: Stage) -> None:
+    body = {
+        "model": MODEL,
+        "instructions": "You are a coding agent.",
+        "input": [
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "Sandboxed."}],
+            },
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "List the files."}],
+            },
+            {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+            {
+                "type": "function_call",
+                "name": "shell",
+                "arguments": '{"command":["ls"]}',
+                "call_id": "call_1",
+            },
+            {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "name": "shell",
+                "description": "Runs",
+                "strict": False,
+                "parameters": {"type": "object"},
+            },
+            {
+                "type": "custom",
+                "name": "apply_patch",
+                "description": "Edits",
+                "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.*/"},
+            },
+            {"type": "web_search", "external_web_access": False},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199",
+        "text": {"verbosity": "medium"},
+    }
+    reply = await stage.http.post(PATH, json=body)
+    assert reply.status_code == 200, reply.text
+    last = named_events(reply.text)[-1]
+    assert last.name == "response.completed"
+    assert [item["type"] for item in last.content["response"]["output"]] == [
+        "reasoning", "message", "function_call",
+    ]  # fmt: skip
+    seen = stage.preprocess.seen[-1].conversation
+    assert [tool["function"]["name"] for tool in json.loads(seen.tools_json)] == ["shell"]
+    assert [m.role for m in seen.messages] == ["system", "system", "user", "assistant", "tool"]
