@@ -26,6 +26,7 @@
     t:{m}:own:<sid>               set     rids it owns
     t:{m}:instances:<service>     zset    instance id -> deadline (ms)
     t:{m}:addresses:<service>     hash    instance id -> gRPC address
+    t:{m}:numerics:<service>      hash    instance id -> what the bits of its results depend on, where it says so
     t:{m}:contents                hash    did -> when it was loaded (ms) and the content of its checkpoint (hex)
     t:{m}:wanted                  hash    rid -> the content that it began with, of those that wait
     t:{m}:missing                 hash    content that requests wait for and no decoder has -> since when (ms)
@@ -39,7 +40,9 @@
                                           queue_timeout_ms, first_token_timeout_ms, tenant, prio, rank, cost, charged,
                                           n, open, stride, prompt_tokens, media_cost, attempts, idem, joined,
                                           lost_decoders (while they computed something of it), e0 .. e(n-1),
-                                          content (the weights that its logs are computed with, from the first record)
+                                          content (the weights that its logs are computed with, from the first record),
+                                          numerics (those that its first record was computed in), inexact (1: its logs
+                                          need not be those of an undisturbed run)
     t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/queue/token_log.py)
     t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint

@@ -61,6 +61,9 @@ class Loaded:
     device: Device
     fingerprint: bytes
     content: bytes  # the digest of the weights (`shared/checkpoint/content.py`)
+    numerics: (
+        str  # what else its bits depend on (`shared/numerics.py`); of several ranks the first one's
+    )
     row_invariant: bool
     profile: Profile
     needs: Needs
@@ -200,7 +203,8 @@ def load_rank(
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
         ranks = share.size if share.size > 1 else None
         part = ServedPart(model.code, off, model.largest_difference, ranks)
-        return Loaded(worker, device, name, content, equal, measured, model.needs, part)
+        numerics = device.numerics(by_torch=model.code != DecoderModel.code)
+        return Loaded(worker, device, name, content, numerics, equal, measured, model.needs, part)
 
 
 def _load_model(

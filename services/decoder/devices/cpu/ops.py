@@ -71,6 +71,11 @@ class CpuOps(BaseOps):
         """Always."""
         return True
 
+    @property
+    def instructions(self) -> str:
+        """The instruction set of the kernels."""
+        return self._kernels.name
+
     # Linear layers
 
     def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.tools import Tools
+from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.generation import check_form
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.structured.constraint import Constraint
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
 from shared.output_format.grammar import Form, behind_reasoning, calls_form

@@ -8,8 +8,10 @@ from torch import Tensor
 from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.devices.base.ops import TowerOps
 from services.vision_encoder.devices.cpu.ops import KernelOps
+from shared import numerics
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
+from shared.torch_device import torch_arithmetic
 
 
 class CpuDevice(Device):
@@ -23,6 +25,14 @@ class CpuDevice(Device):
         if kernels is None:
             return super()._make_ops()
         return KernelOps(self.where, self.dtype, kernels)
+
+    def numerics(self, uses_ops: bool) -> str:
+        """The kernels' instruction set and version of arithmetic, or torch's where it computes."""
+        if uses_ops and isinstance(self.ops, KernelOps):
+            return numerics.of_cpu(self.ops.instructions, "")
+        text = numerics.of_cpu("", torch_arithmetic())
+        # Modules of torch get one item at a time; several at once are equal to each alone in float32 alone.
+        return numerics.varying(text) if uses_ops and self.dtype != torch.float32 else text
 
     def enter_thread(self, uses_ops: bool) -> None:
         """Two thread pools would compete for the cores: where the kernels compute, torch has one thread."""

@@ -86,6 +86,11 @@ class KernelOps(TowerOps):
         self._kernels = kernels
         self._type = TYPES[dtype]
 
+    @property
+    def instructions(self) -> str:
+        """The instruction set of the kernels."""
+        return self._kernels.name
+
     def pack(self, *layers: nn.Module, activation: str = "", gated: bool = False) -> Packed:
         """Packs the weights in panels; an activation that the kernels know is done with the product."""
         weight, bias = take(layers)
