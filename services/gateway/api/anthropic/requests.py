@@ -19,9 +19,9 @@ from services.gateway.model.output_forms import OutputForms
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.divided import divided
 from services.gateway.reading.calls.tools import Tools, offered
+from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.generation import check_model, conversation_prompt, read_generation
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.structured.constraint import Constraint
 from services.gateway.reading.structured.spellings import checked
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest

@@ -11,9 +11,9 @@ from services.gateway.decoding.bounds import at_most, text, whole, wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.divided import divided
 from services.gateway.reading.calls.tools import EFFORTS
+from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.generation import conversation_prompt, read_generation
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.structured.constraint import Constraint
 from services.gateway.reading.structured.spellings import any_object, checked
 from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
