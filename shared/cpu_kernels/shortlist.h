@@ -29,12 +29,14 @@
 #include <vector>
 
 #include "linear.h"
+#include "tiles.h"
 
 namespace tessera {
 
 constexpr int64_t MOST_INPUTS = 1 << 16;  // sums of bytes stay within 32 bits
 constexpr int SHORTLIST_ROWS = 4;         // of one call; with more rows multiplying dominates
 constexpr int ZERO_BYTE = 128;            // what a zero is stored as
+constexpr int SKETCH_TILES_FROM = 2;      // rows, where there are tiles
 constexpr int SKETCH_TILE = TILE_ROWS / 3;  // rows of one register tile: four sums for each
 
 // Constants of a panel's columns: v's factor, and what multiplies |x| and |x - t p| in the bound.
@@ -136,24 +138,39 @@ struct SketchCall {
     float* lower;  // [tiles, rows]: the best of the tile's
 };
 
-// Rows [row, row + R) of one panel.
-template <int R>
-static inline void bound(const SketchCall& call, int64_t panel, int64_t row, floats* best) {
+// Writes a row's bounds of one panel. sums: of h and of l, left and right.
+static inline void note_bounds(const SketchCall& call, int64_t panel, int64_t row, const ints (&sums)[2][2],
+                               floats* best) {
     const Shortlist& list = *call.list;
-    const int64_t units = list.inputs / 4;
-    const int32_t* w = list.sketch + panel * units * PANEL;
-    const int32_t *high[R], *low[R];
-    ints sums[R][2][2];  // h and l; left and right
-    for (int r = 0; r < R; r++) {
-        const WholeRow& x = call.rows[row + r];
-        high[r] = x.high.data();
-        low[r] = x.low.data();
-        for (int side = 0; side < 2; side++) {
-            sums[r][0][side] = start(x.high_sum);
-            sums[r][1][side] = start(x.low_sum);
-        }
+    const Columns& columns = list.columns[panel];
+    const float tiny = (float)list.inputs * std::ldexp(1.0f, -125);
+    const WholeRow& x = call.rows[row];
+    floats upper = broadcast(-INFINITY);
+    for (int side = 0; side < 2; side++) {
+        const floats scale = load<floats>(columns.scale + side * LANES);
+        const floats apart = load<floats>(columns.apart + side * LANES);
+        const floats norm = load<floats>(columns.norm + side * LANES);
+        const floats v = (__builtin_convertvector(sums[0][side], floats) * 128.0f +
+                          __builtin_convertvector(sums[1][side], floats)) *
+                         (scale * x.step);
+        const floats slack = apart * x.norm + norm * x.apart + (norm + (x.norm + 3.0f)) * tiny;
+        upper = max(v + slack, upper);
+        best[row] = max(v - slack, best[row]);
     }
-    for (int64_t u = 0; u < units; u++, w += PANEL) {
+    call.upper[panel * call.count + row] = largest(upper);
+}
+
+// Adds the products of units [first, last) of a panel with R rows.
+template <int R>
+static inline void add_bytes(const SketchCall& call, int64_t panel, int64_t row, int64_t first, int64_t last,
+                             ints (&sums)[R][2][2]) {
+    const int32_t* w = call.list->sketch + (panel * call.list->inputs / 4 + first) * PANEL;
+    const int32_t *high[R], *low[R];
+    for (int r = 0; r < R; r++) {
+        high[r] = call.rows[row + r].high.data();
+        low[r] = call.rows[row + r].low.data();
+    }
+    for (int64_t u = first; u < last; u++, w += PANEL) {
         const ints a = load<ints>(w), b = load<ints>(w + LANES);
         for (int word = 0; word < PANEL; word += 16) __builtin_prefetch(w + AHEAD_WORDS + word);
 #pragma GCC unroll 4
@@ -164,25 +181,80 @@ static inline void bound(const SketchCall& call, int64_t panel, int64_t row, flo
             sums[r][1][1] = dot_bytes(sums[r][1][1], b, low[r][u]);
         }
     }
-    const Columns& columns = list.columns[panel];
-    const float tiny = (float)list.inputs * std::ldexp(1.0f, -125);
-    for (int r = 0; r < R; r++) {
-        const WholeRow& x = call.rows[row + r];
-        floats upper = broadcast(-INFINITY);
-        for (int side = 0; side < 2; side++) {
-            const floats scale = load<floats>(columns.scale + side * LANES);
-            const floats apart = load<floats>(columns.apart + side * LANES);
-            const floats norm = load<floats>(columns.norm + side * LANES);
-            const floats v = (__builtin_convertvector(sums[r][0][side], floats) * 128.0f +
-                              __builtin_convertvector(sums[r][1][side], floats)) *
-                             (scale * x.step);
-            const floats slack = apart * x.norm + norm * x.apart + (norm + (x.norm + 3.0f)) * tiny;
-            upper = max(v + slack, upper);
-            best[row + r] = max(v - slack, best[row + r]);
-        }
-        call.upper[panel * call.count + row + r] = largest(upper);
-    }
 }
+
+// Rows [row, row + R) of one panel.
+template <int R>
+static inline void bound(const SketchCall& call, int64_t panel, int64_t row, floats* best) {
+    ints sums[R][2][2];  // h and l; left and right
+    for (int r = 0; r < R; r++)
+        for (int side = 0; side < 2; side++) {
+            sums[r][0][side] = start(call.rows[row + r].high_sum);
+            sums[r][1][side] = start(call.rows[row + r].low_sum);
+        }
+    add_bytes<R>(call, panel, row, 0, call.list->inputs / 4, sums);
+    for (int r = 0; r < R; r++) note_bounds(call, panel, row + r, sums[r], best);
+}
+
+#if defined(__AMX_BF16__)
+
+// All rows of some panels by tiles: rows of h and of l are the rows of one tile, 64 inputs a step. Tiles 0 and 1 are
+// sums, 2 is rows, 3 and 4 are columns. What is left of a row goes by vectors.
+class SketchTiles {
+public:
+    explicit SketchTiles(const SketchCall& call) : call_(call), steps_(call.list->inputs / 4 / TILE_SIDE) {
+        const int rows = 2 * (int)call.count;
+        TileShapes shapes;
+        for (int tile : {0, 1, 2}) shapes.set(tile, rows);
+        for (int tile : {3, 4}) shapes.set(tile, TILE_SIDE);
+        shape_tiles(shapes);
+        digits_.resize(steps_ * rows * TILE_SIDE);
+        for (int64_t step = 0; step < steps_; step++)
+            for (int64_t r = 0; r < rows; r++) {
+                const WholeRow& x = call.rows[r % call.count];
+                std::copy_n((r < call.count ? x.high : x.low).data() + step * TILE_SIDE, TILE_SIDE,
+                            digits_.data() + (step * rows + r) * TILE_SIDE);
+            }
+    }
+    ~SketchTiles() { release_tiles(); }
+    SketchTiles(const SketchTiles&) = delete;
+
+    void bound(int64_t panel, floats* best) const {
+        const int64_t units = call_.list->inputs / 4, rows = 2 * call_.count;
+        const int32_t* w = call_.list->sketch + panel * units * PANEL;
+        const int32_t* digits = digits_.data();
+        alignas(64) int32_t sums[2 * SHORTLIST_ROWS][PANEL];
+        zero_tile<0>();
+        zero_tile<1>();
+        for (int64_t step = 0; step < steps_; step++, w += TILE_SIDE * PANEL, digits += rows * TILE_SIDE) {
+            for (int64_t word = 0; word < TILE_SIDE * PANEL; word += 16)
+                __builtin_prefetch(w + AHEAD_WORDS + word, 0, 2);
+            load_tile<2>(digits, TILE_STRIDE);
+            load_tile<3>(w, 2 * TILE_STRIDE);
+            multiply_byte_tiles<0, 2, 3>();
+            load_tile<4>(w + LANES, 2 * TILE_STRIDE);
+            multiply_byte_tiles<1, 2, 4>();
+        }
+        store_tile<0>(sums, 2 * TILE_STRIDE);
+        store_tile<1>(sums[0] + LANES, 2 * TILE_STRIDE);
+        for (int64_t r = 0; r < call_.count; r++) {
+            ints of[1][2][2];
+            for (int side = 0; side < 2; side++) {
+                of[0][0][side] = load<ints>(sums[r] + side * LANES) + start(call_.rows[r].high_sum);
+                of[0][1][side] = load<ints>(sums[call_.count + r] + side * LANES) + start(call_.rows[r].low_sum);
+            }
+            add_bytes<1>(call_, panel, r, steps_ * TILE_SIDE, units, of);
+            note_bounds(call_, panel, r, of[0], best);
+        }
+    }
+
+private:
+    const SketchCall& call_;
+    int64_t steps_;
+    std::vector<int32_t> digits_;  // [steps][h and l of each row, TILE_SIDE units]
+};
+
+#endif
 
 template <int R>
 static inline void bound_some(const SketchCall& call, int64_t panel, int64_t row, int rows,
@@ -199,6 +271,12 @@ static void sketch_tile(void* context, int tile) {
     const int64_t last = std::min(call.panels, first + call.panels_each);
     floats best[SHORTLIST_ROWS];
     for (auto& lower : best) lower = broadcast(-INFINITY);
+#if defined(__AMX_BF16__)
+    if (call.count >= SKETCH_TILES_FROM) {
+        const SketchTiles tiles(call);
+        for (int64_t panel = first; panel < last; panel++) tiles.bound(panel, best);
+    } else
+#endif
     for (int64_t panel = first; panel < last; panel++)
         for (int64_t row = 0; row < call.count; row += SKETCH_TILE) {
             const int rows = (int)std::min<int64_t>(SKETCH_TILE, call.count - row);

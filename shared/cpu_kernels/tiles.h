@@ -61,6 +61,13 @@ static inline void multiply_tiles() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
 }
 
+// The same in whole numbers: ROWS are rows of 64 signed bytes, COLUMNS for each four of them 16 columns' unsigned bytes,
+// SUMS of 32 bits. Whole numbers are exact: vectors give the same whatever the order (TDPBSUD).
+template <int SUMS, int ROWS, int COLUMNS>
+static inline void multiply_byte_tiles() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+}
+
 // Asks the system for the registers of tiles, for all threads of this process, those that run already too. False
 // where it refuses: a kernel before Linux 5.16, a seccomp filter, or an alternate signal stack that is too small.
 static inline bool tiles_are_permitted() {
