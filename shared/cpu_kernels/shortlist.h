@@ -11,8 +11,8 @@
 //
 // with Euclidean norms. Three roundings come on top, each bounded by a multiple of |x| |w|:
 //
-// 1. `multiply` adds up K products, at most three roundings for each pair of them, so its sum is off
-//    by at most n u / (1 - n u) times the sum of |x_k w_k| with n = 1.5 K + 1 (Higham, 2002, 3.1). u is
+// 1. `multiply` adds up K products, at most three roundings for each pair of them (in steps, `pairs.h`, fewer), so its
+//    sum is off by at most n u / (1 - n u) times the sum of |x_k w_k| with n = 1.5 K + 1 (Higham, 2002, 3.1). u is
 //    2^-23 at most, whatever the instruction's way to round: less than 2 K 2^-23 |x| |w| for K < 2^16.
 // 2. 128 (h . q) + (l . q), where p = 128 h + l, takes three roundings, times s t two more; each term is
 //    at most (|t p| + 128 t sqrt K) |s q|, and t is at most |x| / 4096: below K 2^-22 |x| |w| for K >= 8.
