@@ -12,10 +12,10 @@ _VARIES = "~"  # at the end of those of an encoder
 _JOINT = "+"  # between those of a decoder and those of the encoders whose embeddings it takes
 
 
-def of_cpu(instructions: str, torchs: str) -> str:
-    """Of a CPU. instructions: of the kernels that compute, "" where they do not; torchs: which torch computes, "" where
-    none of the work is its own (`shared.torch_device.torch_arithmetic`)."""
-    kernels = f"{instructions}-{ARITHMETIC_VERSION}" if instructions else ""
+def of_cpu(arithmetic: str, torchs: str) -> str:
+    """Of a CPU. arithmetic: of the kernels that compute (`InstructionSet.arithmetic`), "" where they do not; torchs:
+    which torch computes, "" where none of the work is its own (`shared.torch_device.torch_arithmetic`)."""
+    kernels = f"{arithmetic}-{ARITHMETIC_VERSION}" if arithmetic else ""
     return "/".join(_word(part) for part in (kernels, torchs) if part)
 
 

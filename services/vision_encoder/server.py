@@ -48,6 +48,7 @@ async def serve(
     """Runs until `stop` is set. `settle` is called when all is loaded, before it serves. Raises ServingError when the
     service cannot start.
     """
+    settings.share_with_libraries()
     watch = Stopwatch()
     async with open_producer(settings) as producer:
         device, model, content = await asyncio.to_thread(_load, settings)

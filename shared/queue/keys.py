@@ -48,6 +48,10 @@
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint
     t:{m}:tok                     channel one LogBatch for each append call
     t:{m}:ctl                     channel "q" (work arrived), "c<rid>" (cancelled while running)
+    t:{m}:response:<rid>          hash    tenant, previous (a rid); JSON: input, begun, response (once it has ended)
+    t:{m}:responses:expiry        zset    rid -> when it is forgotten (ms)
+    t:{m}:responses:sizes|total           bytes of each, and of all
+    t:{m}:responses:open          zset    rid -> since when (ms) it has no response yet
     t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/queue/media_store.py)
     t:{media}:expiry|sizes|total          what the media store holds in all
 
@@ -88,10 +92,15 @@ class Keys:
         self.live = f"{self.prefix}:live"
         self.meta = f"{self.prefix}:meta"
         self.weights = f"{self.prefix}:weights"
+        self.open_responses = f"{self.prefix}:responses:open"
 
     def request(self, request_id: str) -> str:
         """The hash of one request."""
         return f"{self.prefix}:r:{request_id}"
+
+    def response(self, request_id: str) -> str:
+        """The hash of what is kept of one response."""
+        return f"{self.prefix}:response:{request_id}"
 
     def log(self, request_id: str, choice: int) -> str:
         """The token log of one choice; choice -1 is the log of the prompt's log-probabilities."""

@@ -17,14 +17,15 @@ import httpx
 import pytest
 import redis
 
-from shared.cpu_kernels import binding, build
+from shared.cpu_kernels import binding
 from shared.queue.keys import Keys
 from shared.settings import python_path
 from tests.support.checkpoints import make_checkpoint
+from tests.support.decoder import instruction_sets
 from tests.support.network.http import plain_client
 from tests.support.processes.services_in_process import services_in_process
 
-RUNNABLE = [known.name for known in build.runnable_instruction_sets()]
+RUNNABLE = [known.name for known in instruction_sets.RUNNABLE]
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.full,

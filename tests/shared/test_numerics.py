@@ -8,10 +8,11 @@ import torch
 from services.decoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.devices.cpu.device import CpuDevice as EncoderDevice
 from shared import numerics
-from shared.cpu_kernels import binding, build
+from shared.cpu_kernels import binding
 from shared.cpu_kernels.arithmetic import ARITHMETIC_VERSION
+from tests.support.decoder import instruction_sets
 
-RUNNABLE = [known.name for known in build.runnable_instruction_sets()]
+RUNNABLE = [known.name for known in instruction_sets.RUNNABLE]
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def test_kernels_are_named_by_their_instructions_and_the_version_of_their_arithm
 ) -> None:
     asked(name)
     decoder, encoder = CpuDevice(torch.bfloat16), EncoderDevice(torch.bfloat16)
-    expected = f"{name}-{ARITHMETIC_VERSION}"
+    known = next(each for each in instruction_sets.RUNNABLE if each.name == name)
+    expected = f"{known.arithmetic.lower()}-{ARITHMETIC_VERSION}"
     assert decoder.numerics() == encoder.numerics(uses_ops=True) == expected
     assert CpuDevice(torch.float32, threads=2).numerics() == expected
     # Layers by modules of torch have its arithmetic as well.

@@ -146,6 +146,7 @@ def load_rank(
     """What `place` has of the model; waits for the other ranks, where there are any. The functions take the arguments
     of the classes. Raises ServingError as `load` does."""
     settings, share = place.settings, Share(place.rank, place.size)
+    settings.share_with_libraries()
     checkpoint = Checkpoint(settings.model, settings.family)
     tokenizer = GrammarTokenizer.begin(Checkpoint(settings.model, settings.family))
     threads = place.threads(checkpoint.is_small)

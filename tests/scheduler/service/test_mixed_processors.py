@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from shared.cpu_kernels import binding, build
+from shared.cpu_kernels import binding
 from shared.queue.token_log import decode_tokens
 from tests.support.checkpoints import make_checkpoint
+from tests.support.decoder import instruction_sets
 from tests.support.scheduler_bench import Bench
 
 PROMPT = list(range(5, 40))
 COUNT = 150
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3, "ignore_eos": True}
-RUNNABLE = [known.name for known in build.runnable_instruction_sets()]
+RUNNABLE = [known.name for known in instruction_sets.RUNNABLE]
 
 
 @pytest.fixture(scope="module")

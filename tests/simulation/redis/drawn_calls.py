@@ -68,6 +68,8 @@ class Draw:
             self._restore,
             self._restore,
             self._media,
+            self._response,
+            self._response,
         ]
 
     def next(self) -> Call:
@@ -259,3 +261,13 @@ class Draw:
         if self._rng.random() < 0.3:
             return "media_renew", ["5000", digest]
         return "media_reserve", [digest, size, "5000", "100"]
+
+    def _response(self) -> Call:
+        rng, rid = self._rng, self._rng.choice(self._rids)
+        if rng.random() < 0.2:
+            return "response_forget", [rid]
+        fields = ["tenant", "x", "previous", "", "input", "i" * rng.randint(1, 60)]
+        must = "0"
+        if rng.random() < 0.5:
+            must, fields = "1", rng.choice([[], ["response", "r" * rng.randint(1, 90)]])
+        return "response_keep", [rid, "600000", "150", must, *fields]

@@ -50,14 +50,21 @@ class CpuDevice(Device):
             torch.set_num_threads(threads)
             return TorchCpuOps(torch.device("cpu"), dtype, self.block_size)
         torch.set_num_threads(1)  # two pools would take the cores from each other
-        log.info("CPU kernels", instructions=kernels.name, threads=threads, processors=str(found))
+        log.info(
+            "CPU kernels",
+            instructions=kernels.name,
+            arithmetic="portable" if kernels.portable else "fastest",
+            why=kernels.why,
+            threads=threads,
+            processors=str(found),
+        )
         return CpuOps(dtype, kernels, self.block_size)
 
     def numerics(self, *, by_torch: bool = False) -> str:
-        """The kernels' instruction set and version of arithmetic; torch's own where it computes."""
-        instructions = self.ops.instructions if isinstance(self.ops, CpuOps) else ""
-        by_torch = by_torch or not instructions
-        return numerics.of_cpu(instructions, torch_arithmetic() if by_torch else "")
+        """The kernels' arithmetic and its version; torch's own where it computes."""
+        arithmetic = self.ops.arithmetic if isinstance(self.ops, CpuOps) else ""
+        by_torch = by_torch or not arithmetic
+        return numerics.of_cpu(arithmetic, torch_arithmetic() if by_torch else "")
 
     def memory(self) -> Memory:
         """The host's, as far as our control group allows."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -12,6 +13,8 @@ from shared import numerics
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
 from shared.torch_device import torch_arithmetic
+
+log = structlog.get_logger(__name__)
 
 
 class CpuDevice(Device):
@@ -24,12 +27,19 @@ class CpuDevice(Device):
         kernels = load_kernels(self.threads) if self.dtype in TYPES else None
         if kernels is None:
             return super()._make_ops()
+        log.info(
+            "CPU kernels",
+            instructions=kernels.name,
+            arithmetic="portable" if kernels.portable else "fastest",
+            why=kernels.why,
+            threads=self.threads,
+        )
         return KernelOps(self.where, self.dtype, kernels)
 
     def numerics(self, uses_ops: bool) -> str:
-        """The kernels' instruction set and version of arithmetic, or torch's where it computes."""
+        """The kernels' arithmetic and its version, or torch's where it computes."""
         if uses_ops and isinstance(self.ops, KernelOps):
-            return numerics.of_cpu(self.ops.instructions, "")
+            return numerics.of_cpu(self.ops.arithmetic, "")
         text = numerics.of_cpu("", torch_arithmetic())
         # Modules of torch get one item at a time; several at once are equal to each alone in float32 alone.
         return numerics.varying(text) if uses_ops and self.dtype != torch.float32 else text
